@@ -36,7 +36,7 @@ var update = flag.Bool("update", false, "write the golden documents again")
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// random gives the same bytes every time.
+// random returns a reader of bytes that depend only on the seed.
 func random(seed byte) io.Reader { return rand.NewChaCha8([32]byte{seed}) }
 
 func golden(t *testing.T, name string, got []byte) []byte {
@@ -99,7 +99,7 @@ func pool(ca authority.CA) *x509.CertPool {
 	return p
 }
 
-// issued is one certificate of each kind.
+// issued returns one certificate of each kind, by the name of its kind.
 func issued(t testing.TB, ca authority.CA) map[string]*x509.Certificate {
 	cert := must[*x509.Certificate](t)
 	return map[string]*x509.Certificate{
@@ -645,7 +645,7 @@ func TestSecretsRedact(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// random(1) gave both keys the same seed.
+	// Both keys were made with random(1), so they have the same seed.
 	seed := must[[]byte](t)(io.ReadAll(io.LimitReader(random(1), 32)))
 	for _, leak := range []string{nonce.Reveal(), nonce.Reveal()[60:90], fmt.Sprintf("%x", seed[:8]),
 		strings.Trim(fmt.Sprint(seed[:8]), "[]"), strings.Trim(fmt.Sprintf("%#v", seed[:8]), "[]byte{}")} {

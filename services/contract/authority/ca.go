@@ -32,7 +32,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how long before now certificates and nonces become valid, because clocks of new VMs differ.
+	// Skew is how long before their issue certificates and nonces become valid, because the clock of a new VM may be
+	// slow.
 	Skew = 5 * time.Minute
 )
 
@@ -56,8 +57,8 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	}, rand, now)
 }
 
-// CreateWorkloadCA makes the CA of a cluster's workloads, which issues from the time start on. It is like a CA of
-// [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
+// CreateWorkloadCA makes the CA that issues the certificates of a cluster's workloads, from the time start on. It is
+// like a CA of [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
 func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, error) {
 	if err := ident.ValidateClusterName(cluster); err != nil {
 		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
@@ -69,7 +70,7 @@ func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, erro
 	}, rand, start)
 }
 
-// CheckWorkload refuses a CA that is not the one of a cluster's workloads.
+// CheckWorkload returns an error unless the CA is a workload CA of the cluster.
 func (ca CA) CheckWorkload(cluster string) error {
 	if have, want := ca.cert.Subject.CommonName, workloadCAName(cluster); have != want {
 		return fmt.Errorf("the CA is %q, not %q", have, want)
@@ -79,7 +80,7 @@ func (ca CA) CheckWorkload(cluster string) error {
 
 func workloadCAName(cluster string) string { return cluster + " workloads" }
 
-// Starts returns the time from which on the CA issues.
+// Starts returns the time from which the CA may issue.
 func (ca CA) Starts() time.Time { return ca.cert.NotBefore.Add(Skew) }
 
 // createCA completes a template and signs it with a new key. The CA issues from the time start on.
@@ -176,7 +177,7 @@ func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error 
 	return nil
 }
 
-// newCA checks that certificate and key belong together and may issue.
+// newCA returns a CA if the certificate and the key belong together and may issue certificates.
 func newCA(cert *x509.Certificate, key crypto.Signer) (CA, error) {
 	if err := checkCA(cert); err != nil {
 		return CA{}, err
@@ -216,7 +217,7 @@ func (ca CA) Certificate() *x509.Certificate { return ca.cert }
 // IsZero reports whether there is no CA.
 func (ca CA) IsZero() bool { return ca.cert == nil }
 
-// CheckCluster refuses a CA that was made for another cluster. An imported CA may name none, and passes.
+// CheckCluster refuses a CA that was made for another cluster. An imported CA that names no cluster passes.
 func (ca CA) CheckCluster(cluster string) error {
 	for _, u := range ca.cert.URIs {
 		if u.Scheme == scheme && u.Host != cluster {
@@ -267,8 +268,8 @@ func parseCABlocks(blocks []*pem.Block) (CA, error) {
 	return newCA(cert, key)
 }
 
-// NextKeys are the keys that a rotation makes: the new CA and the new nonce key. The nonce key is zero if a former
-// version began the rotation.
+// NextKeys are the keys that a rotation makes: the new CA and the new nonce key. The nonce key is zero if an older
+// version of Nstance began the rotation.
 type NextKeys struct {
 	CA    CA
 	Nonce NonceKey
@@ -383,7 +384,7 @@ func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 // Serial is the certificate's serial number in hexadecimal, 32 characters for those that a [CA] issued.
 func Serial(cert *x509.Certificate) string { return fmt.Sprintf("%032x", cert.SerialNumber) }
 
-// keyID is RFC 7093, section 2, method 1.
+// keyID returns a key identifier by RFC 7093, section 2, method 1.
 func keyID(key ed25519.PublicKey) []byte {
 	sum := sha256.Sum256(key)
 	return sum[:20]

@@ -28,20 +28,20 @@ const (
 	// signatureMark begins the last line of a signed document. It is a comment in JSONC, and text outside the blocks of
 	// PEM.
 	signatureMark = "// nstance-signature "
-	// maxSignatureLine is the maximum size of that line in bytes.
+	// maxSignatureLine is the maximum size in bytes of the line with the signatures.
 	maxSignatureLine = 8 << 10
 	// maxSigners is the maximum number of CAs that sign one document.
 	maxSigners = 4
 	// documentContext begins the signed bytes. The signed bytes of certificates begin with an ASN.1 sequence instead,
-	// so no signature counts for both.
+	// so a document's signature is never valid for a certificate, or the other way round.
 	documentContext = "nstance signed document 1\x00"
 )
 
 // Document is an object of the bucket that is signed by the cluster's CA. A signed document is its content and one more
 // line with the signatures, so a person can read it where it is stored.
 type Document struct {
-	// Cluster and Key are the cluster and the key of the object. They are signed and not stored, so that a copy in
-	// another place does not open.
+	// Cluster and Key are the cluster and the object's key in the bucket. They are signed but not stored, so a copy of
+	// the document under another key or in another cluster is refused.
 	Cluster, Key string
 	// Version rises with each write of the object.
 	Version uint64

@@ -104,8 +104,8 @@ func TestOpenDocumentRefuses(t *testing.T) {
 	}
 }
 
-// An imported CA may have a key of another kind. The same document gives the same bytes, so that a write with an
-// unknown result can be repeated.
+// An imported CA may have another kind of key. Its signature of the same document is always the same, so a write with
+// an unknown result can be repeated.
 func TestDocumentKeyKinds(t *testing.T) {
 	for name, key := range map[string]crypto.Signer{
 		"ECDSA": must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), cryptorand.Reader)),

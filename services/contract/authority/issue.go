@@ -294,7 +294,7 @@ func nonEmpty(values []string) []string {
 	return slices.DeleteFunc(slices.Clone(values), func(s string) bool { return s == "" })
 }
 
-// checkText bounds a part of a subject in characters (RFC 5280, appendix A.1).
+// checkText limits the length, in characters, of one part of a certificate's subject (RFC 5280, appendix A.1).
 func checkText(name, value string, limit int) error {
 	if !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl) {
 		return fmt.Errorf("%s %q holds control characters or is not UTF-8", name, value)

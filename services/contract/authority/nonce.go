@@ -36,7 +36,7 @@ const (
 	nonceHeader = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9."
 )
 
-// Errors of ParseNonce. All but ErrNonceEarly are final for the nonce.
+// Errors of ParseNonce. A nonce refused with any of them but ErrNonceEarly never becomes valid.
 var (
 	ErrNonceMalformed = errors.New("not a registration nonce")
 	ErrNonceSignature = errors.New("not signed by this cluster's nonce key")
@@ -66,11 +66,11 @@ func (n Nonce) GoString() string { return n.String() }
 // LogValue redacts.
 func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 
-// MarshalText redacts, in JSON too. There is no way back.
+// MarshalText returns the redacted form, in JSON too. The nonce cannot be read back from it.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
-// NonceKey signs nonces: an Ed25519 key of the cluster. It does not show itself. While the cluster's keys are rotated,
-// it also names the other key, old or new, whose nonces are accepted.
+// NonceKey signs nonces: an Ed25519 key of the cluster. It prints as redacted. While the cluster's keys are rotated, it
+// also names the other key, old or new, whose nonces are accepted.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
 	other   ed25519.PublicKey // nil if there is none
@@ -136,12 +136,12 @@ func parseNonceBlock(block *pem.Block) (NonceKey, error) {
 	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// Accepting returns the key, with other as the only other key of which nonces are accepted. If other is zero, nonces of
-// no other key are.
+// Accepting returns a copy of the key that also accepts nonces of other, and of no further key. If other is zero, it
+// accepts only its own nonces.
 func (k NonceKey) Accepting(other NonceKey) NonceKey { return NonceKey{k.private, other.Public()} }
 
-// Accepted returns the keys that [ParseNonce] checks with: this one, and the other one if there is one. It is empty if
-// there is no key.
+// Accepted returns the public keys with which [ParseNonce] verifies nonces: this key's, and the other accepted key, if
+// there is one. It is empty for a zero NonceKey.
 func (k NonceKey) Accepted() []ed25519.PublicKey {
 	switch {
 	case k.IsZero():
@@ -171,7 +171,7 @@ func (k NonceKey) GoString() string { return k.String() }
 // LogValue redacts.
 func (k NonceKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText redacts, in JSON too. There is no way back.
+// MarshalText returns the redacted form, in JSON too. The key cannot be read back from it.
 func (k NonceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // NonceSpec asks for a nonce.
@@ -179,9 +179,10 @@ type NonceSpec struct {
 	Role    Role // RoleAgent or RoleOperator
 	Cluster string
 	Tenant  string
-	// ID of the instance. For an operator, the ID that it will have; zero: a new one is made.
+	// ID is the ID of the instance or of the operator. If it is zero, an operator gets a new ID.
 	ID ident.ID
-	// Of the instance. Empty for operators, which any shard registers.
+	// Shard, Group and ConfigHash are those of the instance. They are empty for operators, which can register with any
+	// shard.
 	Shard, Group, ConfigHash string
 	OnDemand                 bool
 	TTL                      time.Duration // 0: AgentNonceTTL or OperatorNonceTTL
@@ -196,7 +197,7 @@ type NonceClaims struct {
 	OnDemand                 bool
 	// JTI names the nonce: random for agents, the operator's ID for operators.
 	JTI string
-	// To the second, UTC. The nonce is valid before ExpiresAt.
+	// The times are whole seconds in UTC. The nonce is valid before ExpiresAt.
 	IssuedAt, NotBefore, ExpiresAt time.Time
 }
 
@@ -220,7 +221,8 @@ func (w *wireClaims) UnmarshalJSON(data []byte) error {
 	return dec.Decode((*plain)(w))
 }
 
-// MintNonce makes and signs a nonce. It reaches [Skew] back, and ends TTL after now. 16 bytes of rand are read at most.
+// MintNonce makes and signs a nonce. The nonce is valid from [Skew] before now until the specification's TTL after now.
+// At most 16 bytes are read from rand.
 func MintNonce(key NonceKey, spec NonceSpec, rand io.Reader, now time.Time) (Nonce, NonceClaims, error) {
 	claims, err := spec.claims(rand, now)
 	if err != nil {

@@ -252,7 +252,7 @@ func FuzzParseNonceKey(f *testing.F) {
 
 func equal(a, b ed25519.PublicKey) bool { return a.Equal(b) }
 
-// FuzzParseNextKeys checks that what is parsed is written as the same keys.
+// FuzzParseNextKeys checks that parsed keys, written again, are the same keys.
 func FuzzParseNextKeys(f *testing.F) {
 	next := authority.NextKeys{CA: newCA(f)}
 	f.Add(must[[]byte](f)(next.MarshalSecret()))

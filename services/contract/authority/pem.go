@@ -19,7 +19,8 @@ const (
 	maxBlocks        = 16
 )
 
-// parsePEM reads PEM blocks and nothing else: no text between them, no headers, none that the decoder would skip.
+// parsePEM reads PEM blocks and nothing else: no text between them, no headers, and no malformed block that pem.Decode
+// would skip.
 func parsePEM(data []byte) ([]*pem.Block, error) {
 	if len(data) > maxPEM {
 		return nil, fmt.Errorf("%d bytes of PEM, at most %d are allowed", len(data), maxPEM)
@@ -47,7 +48,7 @@ func parsePEM(data []byte) ([]*pem.Block, error) {
 	return blocks, nil
 }
 
-// squeeze removes all white space: the length of lines is free.
+// squeeze removes all white space, because the lines of a PEM block may have any length.
 func squeeze(text []byte) []byte {
 	return bytes.Join(bytes.Fields(text), nil)
 }
@@ -77,7 +78,7 @@ func parseKey(block *pem.Block) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// onePEM reads one PEM block of a kind without headers, and nothing else.
+// onePEM reads one PEM block of the given kind, without headers. Anything else in text is an error.
 func onePEM(text []byte, kind string) (*pem.Block, error) {
 	text = bytes.TrimSpace(text)
 	block, rest := pem.Decode(text)

@@ -11,7 +11,8 @@ import (
 // other: instances trust both.
 type WorkloadCAs []CA
 
-// At returns the CA that issues at a time: the last one that has started, or otherwise if none has.
+// At returns the CA that issues at a time: the last one that has started, or the CA passed as otherwise if none has
+// started.
 func (w WorkloadCAs) At(now time.Time, otherwise CA) CA {
 	for _, ca := range w {
 		if !now.Before(ca.Starts()) {
@@ -44,8 +45,8 @@ func (w WorkloadCAs) MarshalSecret() ([]byte, error) {
 	return bytes.Join(out, nil), nil
 }
 
-// ParseWorkloadCAs reads what [WorkloadCAs.MarshalSecret] wrote, and refuses CAs that are not those of the cluster's
-// workloads with errForeign.
+// ParseWorkloadCAs reads what [WorkloadCAs.MarshalSecret] wrote, and returns errForeign if a CA is not a workload CA of
+// the cluster.
 func ParseWorkloadCAs(secret []byte, cluster string, errForeign error) (w WorkloadCAs, err error) {
 	fail := func(err error) (WorkloadCAs, error) { return nil, fmt.Errorf("parse workload CA: %w", err) }
 	blocks, err := parsePEM(secret)

@@ -38,13 +38,13 @@ type Binary struct {
 	SHA256 string // of the file, 64 hex digits
 }
 
-// Common holds the fields of both scripts.
+// Common holds the fields that the scripts of the server and of the agent share.
 type Common struct {
 	// Binaries maps architectures ("amd64" or "arm64") to downloads. A script downloads the program only if the image
 	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
-	// Environment is added to the environment of the unit. With [ScalingGroupVariable], a server's machine also reports
-	// the server's health.
+	// Environment is added to the environment of the unit. If [ScalingGroupVariable] is set in it, a server's machine
+	// also reports the server's health.
 	Environment map[string]string
 	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
 	CommandsBefore []string
@@ -63,7 +63,7 @@ type Server struct {
 	LeaderInterface string
 	// LeaderNetwork is the configuration of LeaderInterface in systemd-networkd.
 	LeaderNetwork LeaderNetwork
-	// ExtraArgs are added to the command line.
+	// ExtraArgs are added to the command line of nstance-server.
 	ExtraArgs []string
 }
 

@@ -323,7 +323,7 @@ func TestDownloadInstallsTheUnitsOfTheImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := "etc/systemd/system/" + filepath.Base(image)
-		// The test runs the script with other paths.
+		// The script ran with its absolute paths moved below m.root.
 		got := strings.ReplaceAll(m.read(t, name), m.root, "")
 		if diff := cmp.Diff(comments.ReplaceAllString(string(want), ""), got); diff != "" {
 			t.Errorf("%s (-image +download):\n%s", name, diff)

@@ -52,8 +52,8 @@ func (l LeaderNetwork) validate(errs *problems) {
 	}
 }
 
-// commands returns the part of the script that writes the configuration. systemd-networkd reads it as its own user. It
-// applies to an interface that is attached later.
+// commands returns the part of the script that writes the configuration. systemd-networkd must be able to read the file
+// as the user that it runs as. The configuration also applies to an interface that is attached later.
 //
 // All replies go to the subnet's router, which also reaches the VMs of the same subnet.
 // https://www.freedesktop.org/software/systemd/man/252/systemd.network.html

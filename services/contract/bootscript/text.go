@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/images/packer"
 )
 
-// machines maps architectures to the names that `uname -m` prints for them, as a pattern of sh.
+// machines maps architectures to the names that `uname -m` prints for them, as patterns for a case statement of sh.
 var machines = map[string]string{"amd64": "x86_64 | amd64", "arm64": "aarch64 | arm64"}
 
 // program is a program that a script installs and starts.
@@ -17,7 +17,7 @@ type program struct {
 	name string
 	// units maps the names of the program's units to their texts.
 	units map[string]string
-	// prepare are commands that a machine without the program needs before its units.
+	// prepare holds the commands that run after a download of the program and before its units are installed.
 	prepare string
 }
 
@@ -39,7 +39,7 @@ func start(unit string) string {
 		"\n"
 }
 
-// head returns the part of the script before the files.
+// head returns the beginning of the script, before the commands that write files.
 func head(c Common, p program) string {
 	var b strings.Builder
 	b.WriteString("#!/bin/sh\n# Boot script of " + p.name + ", made by Terraform.\nset -eu\n")

@@ -33,8 +33,8 @@ type Block struct {
 	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
 	// server.leader_network. Nil: the cloud has no such fields.
 	LeaderNetwork any
-	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: there is one way only, and no kind is
-	// given.
+	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: the cloud has only one kind, and a
+	// configuration must not name it.
 	LeaderNetworkKinds []string
 	// LoadBalancer is the zero value of the struct that package all embeds for the cloud's own fields of a load
 	// balancer. Nil: the cloud has no load balancers. A struct without fields: its load balancers have no fields of
@@ -45,8 +45,8 @@ type Block struct {
 	CheckZone func(region, zone string) []Problem
 	// CheckOptions checks server.provider.options. The paths of its problems begin at the options.
 	CheckOptions func(options map[string]string) []Problem
-	// CheckArgs checks args of defaults, a template or a group before rendering: a text may hold a template, which says
-	// nothing about its value. The paths of its problems begin at the args.
+	// CheckArgs checks args of defaults, a template or a group before rendering: the value of a text with a template is
+	// not known yet. The paths of its problems begin at the args.
 	CheckArgs func(args map[string]any) []Problem
 
 	// ObjectStores are the kinds of bucket that the cloud has.
@@ -91,7 +91,7 @@ type ObjectStore struct {
 	RegionVariable string
 }
 
-// SecretsStore describes a service that keeps secrets, and encryption keys as one of its secrets.
+// SecretsStore describes a service that keeps secrets. Encryption keys can be among its secrets.
 type SecretsStore struct {
 	// Name is the value of cluster.secrets.provider and of the provider of an encryption key.
 	Name string

@@ -35,7 +35,7 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
 // EnsureCA makes a CA, and created is true. Of two concurrent callers, both return the same CA. A cluster with any of
 // these but without `ca.key` is an error, [ErrCALost]. EnsureCA writes `ca.crt` again if it is missing, and signs the
-// documents of a former version. An object that cannot be read is an error.
+// documents that an older version of Nstance left unsigned. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err
@@ -87,7 +87,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 		return authority.CA{}, false, err
 	}
 	if evidence != "" {
-		// Another program may have created it since.
+		// Another program may have created the CA since.
 		ca, err := s.LoadCA(ctx)
 		if errors.Is(err, secretstore.ErrNotFound) {
 			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",

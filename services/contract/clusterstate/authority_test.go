@@ -73,7 +73,7 @@ func TestEnsureWorkloadCA(t *testing.T) {
 		if err != nil || created || !bytes.Equal(again.EncodeCertificates(), ca.EncodeCertificates()) {
 			t.Errorf("%s, again: %v (%v), created %t", name, again, err, created)
 		}
-		// The cluster's CA in its place is refused.
+		// The cluster's CA is refused as a workload CA.
 		secret, err := cluster.MarshalSecret()
 		if err != nil {
 			t.Fatal(err)
@@ -131,7 +131,7 @@ func TestNoSecondCA(t *testing.T) {
 			}
 		})
 	}
-	// Instances in a bucket of their own count, too.
+	// Instance records in a separate bucket for the shard also show that the cluster is in use.
 	clusterBucket, shardBucket := mem.New(), mem.New()
 	s := open(t, clusterBucket, 1, func(o *clusterstate.Options) { o.Shard = shardBucket })
 	if _, err := s.PutInstance(t.Context(), reserved(t, 1), ""); err != nil {
@@ -142,8 +142,8 @@ func TestNoSecondCA(t *testing.T) {
 	}
 }
 
-// TestUnreadableObjectIsNotAbsent checks that EnsureCA makes no CA if any of the reads before it fails: an object that
-// cannot be read may exist.
+// TestUnreadableObjectIsNotAbsent checks that EnsureCA makes no CA if any of its reads fails: an object that cannot be
+// read may exist.
 func TestUnreadableObjectIsNotAbsent(t *testing.T) {
 	denied := errors.New("denied")
 	questions := 0
@@ -206,7 +206,7 @@ func TestWrongEncryptionKey(t *testing.T) {
 	}
 }
 
-// A secrets service does not separate clusters; the CA itself names its cluster.
+// Clusters may share a secrets service, so the CA itself names its cluster.
 func TestForeignCA(t *testing.T) {
 	bucket := mem.New()
 	store := secrets(t, bucket, cluster, key(t, 1), random(1))

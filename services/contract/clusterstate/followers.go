@@ -21,11 +21,11 @@ import (
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
-	// old is the CA that the next step removes, nil if the next step is another one.
+	// old is the CA that the next step removes, nil if the next step removes none.
 	old *x509.Certificate
 	// followed holds the version of each record that needs no further attention, by its key in the bucket.
 	followed map[string]objstore.Token
-	// led is when a shard's leader was first seen to have the rotation's trust, by shard.
+	// led maps a shard to the time at which its leader was first seen to trust both CAs of the rotation.
 	led map[string]time.Time
 }
 
@@ -56,7 +56,7 @@ type OperatorName struct {
 	Tenant string   `json:"tenant"`
 }
 
-// Done reports whether all have followed, so that the rotation can take its next step.
+// Done reports whether all leaders, instances and operators have followed, so that the rotation can take its next step.
 func (f Following) Done() bool {
 	for _, shard := range f.Shards {
 		if !shard.Leader || len(shard.Behind) > 0 {
@@ -95,7 +95,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 			out.Shards = append(out.Shards, followed)
 		}
 	}
-	// Operators come last: a leader that has not followed may have renewed their certificates before.
+	// Operators are checked after the leaders: until a leader follows, it may renew an operator's certificate in the
+	// old way.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
@@ -128,7 +129,8 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	return until, nil
 }
 
-// checkShard checks the leader before the instances, because a leader that has not followed issues certificates.
+// checkShard checks the leader before the instances: until the leader has followed, it issues certificates in the old
+// way.
 func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollowing, ok bool, err error) {
 	s := f.state
 	options := s.options
@@ -183,15 +185,17 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	case rec.Certificate != nil:
 		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
 	case rec.State == record.Reserved:
-		// A reservation of an earlier term may have a VM. The present leader finds out soon.
+		// An earlier leader may have created a VM for its reservation. The present leader will soon find such a VM.
 		return rec.ReservedTerm < term, false
 	}
-	// The boot script of an instance that has not registered holds the bundle as its leader knew it.
+	// The boot script of an instance that has not registered holds the bundle that its leader knew at the creation of
+	// the VM.
 	led, ok := f.led[rec.Shard]
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust, and its holder has used the new key.
+// has reports whether a certificate was issued with the rotation's trust value, and its holder has used the
+// certificate's key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

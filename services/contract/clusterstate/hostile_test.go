@@ -128,7 +128,7 @@ func TestHostileOperatorRecord(t *testing.T) {
 			}
 		}
 	}
-	// Only a process that has seen the tombstone knows that it was rolled back.
+	// Only a process that has read the tombstone can notice that the live record replaced it.
 	overwrite(t, bucket, key, live)
 	if rec, _, err := s.GetOperator(t.Context(), "prod", rec.ID); err == nil {
 		t.Errorf("the record of a removed operator was rolled back to %+v", rec)

@@ -88,7 +88,7 @@ func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
 	return found, nil
 }
 
-// ListAllInstances lists the records of every shard in either bucket, sorted as they are found.
+// ListAllInstances lists the records of every shard in either bucket, in the order of the two lists.
 func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 	var all []InstanceKey
 	seen := map[ident.ID]bool{} // the buckets may be the same
@@ -145,8 +145,9 @@ func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, ob
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }
 
-// LoadUnseen is like LoadInstances for the records whose version in the list is new to seen. Both functions are called
-// from this goroutine. If nothing is new, LoadUnseen costs one request for each thousand records.
+// LoadUnseen is like LoadInstances, but reads only records for which seen returns false for the listed version. It
+// calls both functions from the caller's goroutine. If no record is unseen, it costs one request for each thousand
+// records.
 func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 	take func(record.Instance, objstore.Token)) error {
 	if err := s.checkShard(); err != nil {

@@ -65,8 +65,8 @@ func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (re
 	return rec, object.Token, nil
 }
 
-// UnverifiedOperator is [State.GetOperator] for a program without the CA's key. The bucket's writer chooses what it
-// returns.
+// UnverifiedOperator is [State.GetOperator] for a program without the CA's key. A writer of the bucket can forge the
+// result.
 func (s *State) UnverifiedOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token,
 	error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))
@@ -113,7 +113,8 @@ func (s *State) ListOperators(ctx context.Context, tenant string) ([]record.Oper
 	return all, nil
 }
 
-// DeleteOperator removes a tombstone whose retention is over; none is no error. Nothing but a tombstone may be removed.
+// DeleteOperator removes a tombstone whose retention is over. It is no error if there is none. Nothing but a tombstone
+// may be removed.
 func (s *State) DeleteOperator(ctx context.Context, tenant string, id ident.ID) error {
 	if err := s.options.Cluster.Delete(ctx, keys.ClusterOperator(tenant, id.Storage())); err != nil {
 		return fmt.Errorf("delete operator %s: %w", id, err)

@@ -40,11 +40,12 @@ type Rotation struct {
 	Current *x509.Certificate
 	// Other is the new CA until it issues, then the old one. It is nil for RotationNone.
 	Other *x509.Certificate
-	// Trust is authority.Trust of Current and the bundle. Leaders and certificates with this value know both CAs.
+	// Trust is authority.Trust of Current and the bundle. A leader that reports this value, and the holder of a
+	// certificate issued with it, trust both CAs.
 	Trust string
 }
 
-// rotation is a Rotation with what is needed to go on.
+// rotation is a Rotation with the trust and the keys that are needed to continue it.
 type rotation struct {
 	Rotation
 	trust trust
@@ -63,7 +64,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	if err != nil && !errors.Is(err, secretstore.ErrNotFound) {
 		return fail(err)
 	}
-	// The next CA is read first: between the two reads it may become the CA, but no other way round.
+	// Read the next CA before the current one: between the reads, the next CA may become the current one, but never the
+	// reverse.
 	ca, err := s.LoadCA(ctx)
 	if err != nil {
 		return fail(err)
@@ -249,8 +251,8 @@ func (s *State) shards(ctx context.Context) ([]string, error) {
 }
 
 // RotateCA continues a rotation of the CA from its present step. Without a rotation under way, it begins one. Before
-// each step that needs it, RotateCA calls wait, which reports whether all have followed. If wait returns false,
-// RotateCA returns the step that the rotation has reached: call it again to continue.
+// each step that needs it, RotateCA calls wait, which reports whether all leaders, instances and operators have
+// followed. If wait returns false, RotateCA returns the step that the rotation has reached: call it again to continue.
 func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
 	error) {
 	r, err := s.AnnounceCA(ctx)

@@ -58,7 +58,7 @@ func (c *crashing) Delete(ctx context.Context, key string) error {
 	return c.step(ctx, func() error { return c.Store.Delete(ctx, key) })
 }
 
-// rotate runs all steps of a rotation, and check after each.
+// rotate runs all steps of a rotation, and calls check after each.
 func rotate(ctx context.Context, s *clusterstate.State, check func(clusterstate.Rotation)) error {
 	for _, step := range []func(context.Context) (clusterstate.Rotation, error){s.AnnounceCA, s.IssueFromNewCA,
 		s.RemoveOldCA} {
@@ -147,8 +147,8 @@ func TestInterruptedRotation(t *testing.T) {
 	}
 }
 
-// TestNonceKeyRotation checks that in each step of a rotation, leaders of the step and of the one before accept each
-// other's nonces. When the rotation has ended, nonces of the old key are refused.
+// TestNonceKeyRotation checks that in each step of a rotation, leaders that know of the step and leaders that know only
+// of the step before accept each other's nonces. When the rotation has ended, nonces of the old key are refused.
 func TestNonceKeyRotation(t *testing.T) {
 	_, s, _ := newCluster(t)
 	first, _, err := s.EnsureNonceKey(t.Context())
@@ -316,8 +316,8 @@ func TestFollowers(t *testing.T) {
 	check("the leader has followed, and finds a reservation of another term", true, 3, 3, 1)
 }
 
-// TestFollowersWaitForFiles checks that the old CA stays while files of instances have certificates of it, which they
-// got before the workload CA started.
+// TestFollowersWaitForFiles checks that the old CA is not removed while files of instances hold certificates that it
+// issued before the workload CA started.
 func TestFollowersWaitForFiles(t *testing.T) {
 	for name, test := range map[string]struct {
 		age  time.Duration // of the cluster when its workload CA was made

@@ -23,7 +23,8 @@ func (s *State) ReadConfig(ctx context.Context, shard string) ([]byte, objstore.
 	return object.Body, object.Token, nil
 }
 
-// ConfigModified tells when a shard's configuration was written, by the store's clock. It lists: not for loops.
+// ConfigModified returns the time at which a shard's configuration was written, by the store's clock. It sends a list
+// request, so do not call it in a loop.
 func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, error) {
 	entries, err := s.options.Shard.List(ctx, keys.Config(shard))
 	if err != nil {
@@ -52,7 +53,8 @@ func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, toke
 	return newToken, nil
 }
 
-// DeleteConfig removes a shard's configuration; none is no error. Only for a shard that has been emptied.
+// DeleteConfig removes a shard's configuration. It is no error if there is none. Call it only for a shard without
+// instances.
 func (s *State) DeleteConfig(ctx context.Context, shard string) error {
 	if err := s.options.Shard.Delete(ctx, keys.Config(shard)); err != nil {
 		return fmt.Errorf("delete configuration of shard %s: %w", shard, err)
@@ -112,8 +114,8 @@ func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
 	return applied, nil
 }
 
-// UnverifiedApplied is [State.ReadApplied] without a check of the signature. The bucket's writer chooses what it
-// returns.
+// UnverifiedApplied is [State.ReadApplied] without a check of the signature. A writer of the bucket can forge the
+// result.
 func (s *State) UnverifiedApplied(ctx context.Context) (record.Applied, error) {
 	applied, _, err := s.unverifiedApplied(ctx)
 	return applied, err
@@ -135,15 +137,15 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 	return applied, object.Token, nil
 }
 
-// WriteApplied records that the leader of a term accepted a configuration, which it had read under the token source,
-// and the CA that this State read last. If a leader of a higher term has accepted one, WriteApplied returns
-// objstore.ErrConflict and replaces nothing.
+// WriteApplied records the configuration that the leader of a term accepted, the token under which the leader had read
+// it (source), and the CA that this State read last. If a leader of a higher term has accepted one, WriteApplied
+// returns objstore.ErrConflict and replaces nothing.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)
 	}
 	for {
-		// The term and the revision of a forged document at worst make the new ones higher.
+		// The read does not check the signature: a forged term or revision can only make the new values higher.
 		have, token, err := s.unverifiedApplied(ctx)
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return err
@@ -152,7 +154,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term,
 				objstore.ErrConflict)
 		}
-		// The mark makes the revision rise even after an earlier version was written back.
+		// The mark is the highest revision that this process has seen. With it, the revision rises even after an older
+		// version of the document was restored.
 		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
 		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
 			Source: string(source), Trust: s.Trust(), Body: body}

@@ -28,7 +28,8 @@ import (
 // parallel is how many objects are read at a time: at 20 ms each, a shard of 5,000 instances is read in 0.8 s.
 const parallel = 128
 
-// Options of [New]. Stores have their prefix applied already. What a program does not use, it may leave out.
+// Options configure [New]. The stores must already apply the cluster's prefix. A field that a program does not use may
+// be zero.
 type Options struct {
 	// Cluster holds the cluster's documents, Shard those of the shard; they may be the same.
 	Cluster, Shard objstore.Store
@@ -44,8 +45,8 @@ type Options struct {
 	Rand io.Reader
 	// Sleep waits between attempts of a write with an unknown result; nil waits on the real clock.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all that were started
-	// have ended. Without it, one at a time.
+	// ForEach calls fn for 0..n-1, at most limit at a time, and returns the first error after all started calls have
+	// returned. Nil: the calls run one at a time.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 }
 
@@ -86,7 +87,7 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 	return nil
 }
 
-// ErrForeign means that a document under one of our keys belongs to another cluster, shard, tenant or ID. Causes are a
+// ErrForeign means that a document belongs to another cluster, shard, tenant or ID than its key says. Causes are a
 // wrong prefix and a copied object.
 var ErrForeign = errors.New("it belongs elsewhere")
 
@@ -99,8 +100,8 @@ func belongs(what, says, want string) error {
 }
 
 // put writes on condition of the token last seen, "" for none, and settles the result. If the store already holds the
-// same bytes, put succeeds: an earlier call with an unknown result has succeeded. The bytes of a record name their
-// writer; for the configuration it does not matter which writer wrote them.
+// same bytes, put succeeds, because an earlier call with an unknown result wrote them. A record's bytes name their
+// writer. For a configuration it does not matter who wrote the same bytes.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()
@@ -120,7 +121,7 @@ func (s *State) put(ctx context.Context, store objstore.Store, key string, body 
 // objstore.ErrConflict.
 type Superseded[R any] struct {
 	ID ident.ID
-	// Record is the present version, under Token. Both are zero if there is none (any more).
+	// Record is the present version, and Token is its token. Both are zero if the record does not exist.
 	Record R
 	Token  objstore.Token
 }
@@ -146,7 +147,8 @@ func (e *Superseded[R]) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *Superseded[R]) Unwrap() error { return objstore.ErrConflict }
 
-// putRecord is put for the record of id. A failed condition is a [*Superseded] with the record that get returns.
+// putRecord writes the record of id with put. If put's condition fails, the error is a [*Superseded] with the record
+// that get returns.
 func putRecord[R any](ctx context.Context, s *State, store objstore.Store, key string, id ident.ID, body []byte,
 	token objstore.Token, get func() (R, objstore.Token, error)) (objstore.Token, error) {
 	newToken, err := s.put(ctx, store, key, body, token)
@@ -211,7 +213,7 @@ func few(errs []error) error {
 	return errors.Join(kept...)
 }
 
-// checkShard refuses what needs a shard where none is set.
+// checkShard returns an error if the State has no shard.
 func (s *State) checkShard() error {
 	if err := ident.ValidateName(s.options.ShardID); err != nil {
 		return fmt.Errorf("shard: %w", err)

@@ -134,7 +134,7 @@ func TestInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The loser gets the current document.
+	// A write with another token than the current one fails and returns the current record.
 	for name, stale := range map[string]objstore.Token{"an old version": token, "none": ""} {
 		_, err = s.PutInstance(t.Context(), created(t, rec, 3, "w1"), stale)
 		var superseded *clusterstate.SupersededError
@@ -246,7 +246,7 @@ func TestForeignInstance(t *testing.T) {
 	}); !errors.Is(err, clusterstate.ErrForeign) {
 		t.Error("load:", err)
 	}
-	// A record copied to another tenant's key.
+	// Copy a record to another tenant's key.
 	body, err := rec.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// The pieces start concurrently, from the last to the first.
+	// backwards makes all calls concurrently, and starts the last one first.
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit
@@ -326,7 +326,7 @@ func TestLoadInstances(t *testing.T) {
 	if err != nil || len(all) != 100 {
 		t.Errorf("%d in all shards, %v", len(all), err)
 	}
-	// Records that cannot be read are no absent ones.
+	// Records that cannot be read are an error. They do not count as absent.
 	for n := range 8 {
 		if _, err := bucket.Put(t.Context(), keys.Instance(shard, "prod", newID(t, "knd", 1000+n).Storage()),
 			[]byte("{}"), objstore.Always()); err != nil {
@@ -405,7 +405,7 @@ func TestOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The nonce is consumed: the second key gets the record of the first.
+	// The nonce is consumed: a registration with the second key gets the record of the first.
 	second := operator(t, 1, "prod")
 	second.PublicKey = bytes.Repeat([]byte{9}, 32)
 	_, err = s.PutOperator(t.Context(), second, "")

@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// trust is what the signed documents of the cluster are verified with. Its root is the CA in `ca.key`, which is sealed
-// or kept in a secrets service, so that the bucket's writer can neither read nor make it.
+// trust holds what verifies the signed documents of the cluster. Its root is the CA in `ca.key`. That key is sealed or
+// kept in a secrets service, so a writer of the bucket can neither read nor forge it.
 type trust struct {
 	// ca signs new documents. It is zero in a cluster without a CA.
 	ca authority.CA
@@ -28,8 +28,8 @@ type trust struct {
 	token     objstore.Token
 }
 
-// signed reports whether every operator record is signed, so that an unsigned one is a forgery. The operator records of
-// a former version are signed before `ca.crt` is.
+// signed reports whether every operator record is signed, so that an unsigned one is a forgery. After an upgrade from a
+// version without signatures, the operator records are signed before `ca.crt` is.
 func (t trust) signed() bool { return t.version > 0 || t.wasSigned || t.mustSign() }
 
 // mustSign reports whether every document of the cluster was signed from the beginning.
@@ -75,8 +75,8 @@ func (s *State) readBundle(ctx context.Context, ca authority.CA) (trust, error) 
 	return t, nil
 }
 
-// openBundle verifies `ca.crt` with the certificate of ca. The former format has no signature. It is accepted if the
-// bundle holds exactly the certificate of ca, which makes the plaintext redundant.
+// openBundle verifies `ca.crt` with the certificate of ca. A bundle that an older version of Nstance wrote has no
+// signature. It is accepted if it holds exactly the certificate of ca, because then it adds no trust.
 func (s *State) openBundle(ca authority.CA, data []byte) ([]*x509.Certificate, uint64, error) {
 	own := []*x509.Certificate{ca.Certificate()}
 	doc, err := authority.OpenDocument(own, s.options.ClusterID, keys.ClusterCA(), data)
@@ -101,8 +101,8 @@ func (s *State) openBundle(ca authority.CA, data []byte) ([]*x509.Certificate, u
 	return certs, doc.Version, nil
 }
 
-// trusted returns the trust that this process read last, or reads it. fresh means that it was read now. The trust of a
-// cluster in the former format is always read: another process may sign its documents at any time.
+// trusted returns the trust that this process read last, or reads it. fresh means that it was read now. In a cluster
+// with unsigned documents it is always read, because another process may sign them at any time.
 func (s *State) trusted(ctx context.Context) (t trust, fresh bool, err error) {
 	if known := s.known.Load(); known != nil && known.signed() {
 		return *known, false, nil
@@ -114,7 +114,7 @@ func (s *State) trusted(ctx context.Context) (t trust, fresh bool, err error) {
 // acceptsUnsigned reports whether a document without a signature is accepted under a key.
 func (t trust) acceptsUnsigned(key string) bool {
 	if parsed, err := keys.Parse(key); err == nil && parsed.Kind == keys.KindApplied {
-		// A shard of a former version has an unsigned document until its leader writes it again.
+		// A shard that an older version of Nstance served has an unsigned document until its leader writes it again.
 		return !t.mustSign()
 	}
 	return !t.signed()
@@ -127,7 +127,8 @@ func (s *State) OpenDocument(ctx context.Context, key string, data []byte) ([]by
 }
 
 // openDocument verifies a document of the cluster. The CA may have changed since the trust was read, so openDocument
-// reads it again before it refuses a document. before is the document's mark from before it was read.
+// reads it again before it refuses a document. before is the document's highest version that this process had seen when
+// it began to read data.
 func (s *State) openDocument(ctx context.Context, key string, data []byte, before uint64) (authority.Document,
 	error) {
 	t, fresh, err := s.trusted(ctx)
@@ -210,7 +211,7 @@ func (s *State) CABundleToken(ctx context.Context) (objstore.Token, error) {
 	return object.Token, nil
 }
 
-// UnverifiedCABundle reads `ca.crt` without the CA's key. The bucket's writer chooses what it returns.
+// UnverifiedCABundle reads `ca.crt` without the CA's key. A writer of the bucket can forge the result.
 func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {
@@ -269,7 +270,7 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 			return fmt.Errorf("write %s: %s is missing: %w", keys.ClusterCA(), ca, ErrForeign)
 		}
 	}
-	// The time makes the version rise even after ca.crt was lost.
+	// The version is at least the time in milliseconds, so that it rises even after ca.crt was lost.
 	version := max(have.version+1, uint64(s.options.Now().UnixMilli()))
 	body, err := authority.SignDocument(authority.Document{Cluster: s.options.ClusterID, Key: keys.ClusterCA(),
 		Version: version, Content: authority.EncodeBundle(certs...)}, signers...)

@@ -84,7 +84,7 @@ func TestFormerClusterIsSigned(t *testing.T) {
 			t.Errorf("%s: an unsigned record: %v", name, err)
 		}
 	}
-	// A process that has seen the signed bundle does not go back, even if everything else does.
+	// A process that has read the signed bundle refuses the unsigned one, even if the other documents are unsigned too.
 	overwrite(t, bucket, keys.ClusterCA(), unsignedBundle)
 	if _, _, err := s.EnsureCA(t.Context()); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("the bundle's former format: %v", err)
@@ -198,7 +198,7 @@ func TestHostileAppliedConfiguration(t *testing.T) {
 	if _, err := s.ReadApplied(t.Context()); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("rolled back: %v", err)
 	}
-	// A leader writes over any of them.
+	// WriteApplied replaces each of these documents, also one that is refused.
 	if err := s.WriteApplied(t.Context(), []byte("{}"), "c", 3); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // operators of the cluster upgrade all shards, and all boot scripts that hold a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the age of the cluster's CA up to which no instance can rely on certificates of it.
+// newCluster is the age of the cluster's CA up to which instances do not depend on certificates that it signed.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Of
@@ -76,7 +76,8 @@ func (s *State) putWorkloadCAs(ctx context.Context, cas authority.WorkloadCAs, c
 // ErrWorkloadCANew is returned for a rotation of a workload CA that has not started to issue.
 var ErrWorkloadCANew = errors.New("the workload CA has not started to issue yet")
 
-// WorkloadCAEnd returns when no certificate of the first of two workload CAs is left. It is zero if there is one CA.
+// WorkloadCAEnd returns the time when the last certificate of the older of two workload CAs has expired. It is zero if
+// there is one CA.
 func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 	if len(cas) < 2 {
 		return time.Time{}
@@ -87,7 +88,7 @@ func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 // RotateWorkloadCA takes the step of a rotation of the workload CA that is possible now, and returns the CAs. Without a
 // rotation under way it makes a new CA, which starts after the notice. From its start on it issues, and the old CA is
 // trusted until no certificate of it is left, see [WorkloadCAEnd]. After that, RotateWorkloadCA removes the old CA.
-// Both CAs are in one secret, so each step is one write: an interrupted step has happened or not.
+// Both CAs are in one secret, so each step is one write: an interrupted step has either happened or changed nothing.
 func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
 	fail := func(err error) (authority.WorkloadCAs, error) {
 		return nil, fmt.Errorf("rotate the workload CA: %w", err)

@@ -1,6 +1,6 @@
-// Package endpoints owns how people write down under which addresses the operator port of a shard is reached.
+// Package endpoints parses a list of the addresses at which operators reach each shard.
 //
-// Invariant: what is accepted can be dialled: a host and a port.
+// Invariant: an accepted address has a host and a port, so it can be dialled.
 package endpoints
 
 import (
@@ -21,14 +21,14 @@ import (
 var hostPattern = regexp.MustCompile(
 	`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
 
-// Shard is the addresses of one shard, in the order in which they were given and each once. There is at least one.
+// Shard holds the addresses of one shard, at least one, in the given order and without duplicates.
 type Shard struct {
 	Name  string
 	Addrs []string
 }
 
-// Parse reads `shard=host:port,…`, shards in the order in which they come first. A shard that is there several times
-// has several addresses. An empty text names none.
+// Parse reads `shard=host:port,…`. It returns each shard once, in the order of their first mention, with all its
+// addresses. An empty text gives no shards.
 func Parse(text string) ([]Shard, error) {
 	var out []Shard
 	for part := range parts(text) {
@@ -53,7 +53,7 @@ func Parse(text string) ([]Shard, error) {
 	return out, nil
 }
 
-// ParseAddrs reads the addresses of one shard, `host:port,…`. There is at least one.
+// ParseAddrs reads the addresses of one shard, `host:port,…`. A text without an address is an error.
 func ParseAddrs(text string) ([]string, error) {
 	var out []string
 	for part := range parts(text) {
@@ -81,7 +81,7 @@ func parts(text string) iter.Seq[string] {
 	}
 }
 
-// check accepts what can be dialled: a host and a port from 1 to 65535.
+// check accepts an address that can be dialled: a host and a port from 1 to 65535.
 func check(addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

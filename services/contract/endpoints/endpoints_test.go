@@ -58,7 +58,7 @@ func TestParseAddrs(t *testing.T) {
 	}
 }
 
-// What is accepted can be dialled, and reads the same again.
+// Every accepted address can be dialled, and parsing the result again gives the same addresses.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"a=h:1", "a=h:1, b=[::1]:2,a=h.x:3", ",,", "a==h:1", "a=h:1,a=h:1", "A=h:1", "a=h:0",
 		"a=https://h:1", "a=[fe80::1%eth0]:1"} {
@@ -109,7 +109,7 @@ func FuzzParseAddrs(f *testing.F) {
 	})
 }
 
-// dialable wants addresses that differ, each of a host and a port.
+// dialable fails the test unless the addresses differ and each has a host and a port.
 func dialable(t *testing.T, addrs []string) {
 	t.Helper()
 	seen := map[string]bool{}

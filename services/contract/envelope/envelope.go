@@ -46,8 +46,8 @@ var (
 	ErrAuthentication = errors.New("does not belong to this name and cluster, or was altered")
 )
 
-// Seal encrypts a version of the secret name of a cluster. rand is crypto/rand.Reader except in tests. Seal reads 12
-// bytes from it.
+// Seal encrypts one version of the cluster's secret called name. rand is crypto/rand.Reader except in tests. Seal reads
+// 12 bytes from it.
 func Seal(key Key, cluster, name string, version uint64, plaintext []byte, rand io.Reader) ([]byte, error) {
 	if key.IsZero() {
 		return nil, errors.New("seal secret: no encryption key")

@@ -219,7 +219,7 @@ func TestKeyRedacts(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	k := key(f, 1)
-	// Every worker process must use the same blob, because it is the only one that may open.
+	// Every fuzz worker must use the same blob, because it is the only blob that may open.
 	blob, err := envelope.Seal(k, "cluster", "name", 7, []byte("text"), bytes.NewReader(make([]byte, 12)))
 	if err != nil {
 		f.Fatal(err)

@@ -1,6 +1,6 @@
-// Package googlecloud makes the HTTP client for Google's APIs: credentials, endpoints, the project, and repetitions.
+// Package googlecloud makes the HTTP client for Google's APIs: credentials, endpoints, the project, and retries.
 //
-// Invariant: no request is sent to an API before a caller sends one. Nothing is repeated except by [Repeat].
+// Invariant: the package itself sends no request to an API, and only [Repeat] repeats one.
 package googlecloud
 
 import (
@@ -111,7 +111,7 @@ func (r recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	return r.base.RoundTrip(req)
 }
 
-// Repeat makes an idempotent call up to three times, while it fails with an answer or an error that may pass.
+// Repeat makes an idempotent call up to three times, while it fails with a temporary error.
 func Repeat[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = 100*time.Millisecond, 2*time.Second

@@ -56,7 +56,7 @@ func Groups(shard string) string { return "groups/" + shard + ".jsonc" }
 // FilePrefix is the prefix of the objects that templates may deliver to instances (file kind "storage").
 func FilePrefix() string { return "files/" }
 
-// File is the key of such an object. The name may hold slashes.
+// File is the key of an object that templates may deliver to instances. The name may hold slashes.
 func File(name string) string { return FilePrefix() + name }
 
 // ShardsPrefix is the prefix of what the servers of all shards write, other than groups.
@@ -84,8 +84,8 @@ func Instance(shard, tenant, storageID string) string {
 // CertLogPrefix is the prefix of a shard's log of issued certificates.
 func CertLogPrefix(shard string) string { return shardPrefix(shard) + "certlog/" }
 
-// CertLog is the key of one entry of that log. The time is written in UTC with nanoseconds at fixed width, so that one
-// tenant's entries sort by time. Years outside 0–9999 cannot be parsed back.
+// CertLog is the key of one entry in a shard's log of issued certificates. The time is written in UTC with nanoseconds
+// at fixed width, so that one tenant's entries sort by time. Years outside 0–9999 cannot be parsed back.
 func CertLog(shard, tenant string, at time.Time, instanceStorageID string) string {
 	return CertLogPrefix(shard) + tenant + "." + formatTime(at) + "." + instanceStorageID + ".json"
 }
@@ -93,7 +93,7 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // JournalPrefix is the prefix of all parts of a shard's journal.
 func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
 
-// JournalDayPrefix is the prefix of the parts of a journal with first events of one day, in UTC.
+// JournalDayPrefix is the prefix of the parts of a journal that begin on one day, in UTC.
 func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }
@@ -104,11 +104,12 @@ func Journal(shard string, day time.Time, term, first uint64) string {
 	return fmt.Sprintf("%s%d-%d.jsonl", JournalDayPrefix(shard, day), term, first)
 }
 
-// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. They
-// are deleted right after. An object that a crash left there has no meaning.
+// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. The
+// server deletes them after the proof. One that a crash left behind can be ignored.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
-// ClusterProbeShard is used in the place of a shard's name by programs that prove a cluster's bucket.
+// ClusterProbeShard is used in the place of a shard's name by programs that test the conditional puts of a cluster's
+// bucket.
 const ClusterProbeShard = "cluster"
 
 // Probe is the key of one object under [ProbePrefix]. The nonce (1 to 64 of [a-z0-9-]) differs between servers.

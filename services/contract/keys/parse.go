@@ -138,7 +138,7 @@ func ValidateSecretName(name string) error {
 	return nil
 }
 
-// A file's name is a relative path, and must survive as a key and as a path.
+// A file's name must be valid both in a key of the bucket and as a relative path.
 func validateFileName(name string) error {
 	if !utf8.ValidString(name) || len(name) > 512 {
 		return errors.New("name is not UTF-8, or is longer than 512 bytes")

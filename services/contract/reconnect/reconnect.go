@@ -1,5 +1,5 @@
-// Package reconnect says how fast agents come back to a leader. Agents and the planner share it: the planner must not
-// take an agent for silent that is only waiting for its next try.
+// Package reconnect defines how fast agents reconnect to a leader. Agents and the planner share it: the planner must
+// not count an agent as silent that only waits for its next try.
 package reconnect
 
 import "time"
@@ -22,8 +22,8 @@ func LongestPause(reportInterval time.Duration) time.Duration {
 	return min(max(reportInterval, minLongest), MaxPause)
 }
 
-// ReturnTime returns how long after the first agent every other agent has had time to connect to a new leader and to
-// send a report. An agent that was started meanwhile does not know its interval, so this counts the longest pause of
+// ReturnTime returns the time, from the first agent's return to a new leader, in which every other agent can connect
+// and send a report. An agent that has just started does not know its interval, so it may wait for the longest pause of
 // any agent.
 func ReturnTime(reportInterval time.Duration) time.Duration {
 	return MaxPause + AttemptTimeout + reportInterval

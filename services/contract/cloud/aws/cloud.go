@@ -60,7 +60,7 @@ type TargetGroups struct {
 	TargetGroupARNs []string `json:"target_group_arns,omitempty" rule:"required"`
 }
 
-// MissingForHealth implements [cloud.HealthSource]: target groups tell the health of their targets.
+// MissingForHealth implements [cloud.HealthSource]: a target group needs no other field to report its targets' health.
 func (TargetGroups) MissingForHealth() string { return "" }
 
 func checkOptions(options map[string]string) []cloud.Problem {

@@ -162,7 +162,8 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// TestPlaces checks the fields of a shard that need no API.
+// TestPlaces checks the zone, the options, the leader's address and the instance group of a shard. The checks need no
+// API.
 func TestPlaces(t *testing.T) {
 	for _, test := range []struct {
 		problems []cloud.Problem

@@ -92,8 +92,8 @@ type generator struct {
 	table   map[string]map[string]string
 }
 
-// typeName names a type as the table does, and adds the objects in it to the table. An object without a name of its own
-// is named after its place.
+// typeName returns the table's name of a type, and adds the objects in the type to the table. An object without a name
+// gets the name of its place.
 func (g generator) typeName(place string, s schema) string {
 	switch {
 	case s.Ref != "":

@@ -94,7 +94,8 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 	}
 }
 
-// checkInterfaces allows nothing that only one VM could have. The first interface gets its subnet from the group.
+// checkInterfaces refuses an address that only one VM could have, and a network for the first interface. The first
+// interface gets its subnet from the group.
 func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	for i, nic := range objectsOf(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {
@@ -110,7 +111,7 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	}
 }
 
-// checkDisks allows no disk that only one VM could have.
+// checkDisks refuses a disk that only one VM could have.
 func (d *argsDecoder) checkDisks(args map[string]any) {
 	for i, disk := range objectsOf(args["disks"]) {
 		if mode, _ := disk["mode"].(string); disk["source"] != nil && mode != "READ_ONLY" {

@@ -112,8 +112,8 @@ func parseHosts(text string) (map[string]*url.URL, error) {
 	return hosts, nil
 }
 
-// insecure are the parameters of a URI that switch off the check of the host's identity. The second column lists the
-// values that do not.
+// insecure lists the parameters of a URI that can switch off the check of the host's identity. Each maps to the values
+// that leave the check on.
 var insecure = map[string][]string{
 	"no_verify":          {"", "0"},
 	"known_hosts_verify": {"", "normal"},

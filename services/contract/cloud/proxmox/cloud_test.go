@@ -109,7 +109,8 @@ func FuzzParseOptions(f *testing.F) {
 	})
 }
 
-// FuzzParseSubnet checks that no text makes the parser panic, and that the parts of a subnet are those of its text.
+// FuzzParseSubnet checks that no text makes the parser panic, and that a parsed node and bridge, joined by a slash,
+// give the text again.
 func FuzzParseSubnet(f *testing.F) {
 	f.Add("pve1/vmbr0")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -1,4 +1,4 @@
-// Package vmsize reads instance types of clouds that have no named types: they give the size itself.
+// Package vmsize reads instance types of clouds that have no named types. Such a type states the size of the VM.
 package vmsize
 
 import (
