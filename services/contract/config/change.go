@@ -15,11 +15,11 @@ type Change struct {
 
 	rollTemplates []string // templates with dynamic groups that roll
 	pushTemplates []string
-	// leave are groups that keep their configuration and of which the pool loses subnets: the instances there are
-	// replaced. leaveTemplates likewise.
+	// leave are unchanged groups with a pool that loses subnets: their instances in those subnets are replaced.
+	// leaveTemplates are templates for which the same holds.
 	leave, leaveTemplates []string
 	terminates            bool
-	// subnetsUnknown means that subnets are not known yet, so that groups may be in leave without a reason.
+	// subnetsUnknown means that some subnets are not known yet. Then a group in leave may keep all its subnets.
 	subnetsUnknown bool
 }
 
@@ -65,7 +65,7 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	return out
 }
 
-// Restarting returns the changed settings that servers read only when they start, so that the leader restarts. Both
+// Restarting returns the changed settings that servers read only when they start. A leader restarts to apply them. Both
 // configurations must have their defaults filled in.
 func Restarting(before, after *Shard) (settings []string) {
 	a, b := &before.Server, &after.Server

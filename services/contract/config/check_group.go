@@ -153,7 +153,7 @@ type argSource struct {
 	tree map[string]any
 }
 
-// argSources returns these places, the one that takes precedence first.
+// argSources returns the places from which a group's args are merged, the one that takes precedence first.
 func (c *checker) argSources(spec GroupSpec, path string) []argSource {
 	return []argSource{{ChildPath(path, "args"), spec.Args},
 		{ChildPath("templates", spec.Template) + ".args", c.s.Templates[spec.Template].Args},
@@ -209,7 +209,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 }
 
-// joinBelow changes a path that starts a document into one that continues another path.
+// joinBelow turns a path from the root of a document into a suffix that can be appended to another path.
 func joinBelow(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
@@ -355,7 +355,7 @@ func (r *rendering) text(path, text string) (string, bool) {
 	return r.execute(path, t, err)
 }
 
-// fileText is text for the content of a file, which can hold what the agent claims.
+// fileText renders a text in the content of a file, which can contain data that the agent claims.
 func (r *rendering) fileText(path, text string) (string, bool) {
 	t, err := render.CompileFile("", text)
 	return r.execute(path, t, err)

@@ -23,8 +23,8 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// overridable lists the fields of a static group that an entry in groups/ may set. Of rollout, these are paused and
-// revision. serverFields are the fields that only the server sets there.
+// overridable lists the fields of a static group that an entry in groups/ may set. Of rollout, an entry may set only
+// paused and revision. serverFields are the fields of an entry that only the server sets.
 var overridable = []string{"size", "instance_type", "vars", "rollout"}
 
 var serverFields = []string{"removed", "protected"}
@@ -131,7 +131,7 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
-		// This is enough to drain and remove the group, even if its template has changed or is gone.
+		// The merge alone is enough to drain and remove the group, even if its template has changed or is gone.
 		g := c.s.merge(key, spec, nil)
 		g.Deleted, g.Size = spec.Deleted, 0
 		return g, spec.Template != "" || spec.Deleted
@@ -156,7 +156,7 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {
 		return c.problems().Err()
 	}
-	// No other problem is reported, because it could reveal a template of another tenant.
+	// If the tenant has no permission, report no other problem: it could reveal a template of another tenant.
 	if c.permissions(key, spec, "") != "" {
 		return &DeniedError{c.problems()}
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// minPercentLimit is the minimum result of a percentage. Without it, 40 % of two would be none.
+// minPercentLimit is the minimum result of a percentage. Without it, 40 % of two instances would be none.
 const minPercentLimit = 2
 
 // Limit is a number of instances, or a percentage of a group. The zero value allows no instances.

@@ -15,8 +15,8 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
 
-// ParseStored is [Parse] for a configuration that is in the bucket already. Limits that a former version did not have
-// are warnings, because the program that wrote the configuration may be older than this one.
+// ParseStored is [Parse] for a configuration that is in the bucket already. A broken limit that older versions of
+// Nstance did not have is a warning, because the program that wrote the configuration may be older than this one.
 func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten })
@@ -31,7 +31,7 @@ func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// warn makes warnings of some findings.
+// warn turns the findings for which of returns true into warnings.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

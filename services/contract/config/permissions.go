@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// Usage counts what a tenant has, or asks for.
+// Usage counts the groups and instances that a tenant has or asks for.
 type Usage struct {
 	// Groups are dynamic groups, including those that are being deleted.
 	Groups int
@@ -92,7 +92,7 @@ func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string 
 	return strings.Join(reasons, "; ")
 }
 
-// refuse reports a choice of an operator that a field of the template would permit.
+// refuse reports a choice of an operator that is not permitted. The field of the template could permit it.
 func (c *checker) refuse(path, template, field, format string, args ...any) {
 	c.add(path, format, args...).hint = "to permit it, change templates." + template + "." + field +
 		" in the shard's configuration"
@@ -176,8 +176,8 @@ func (c *checker) permittedBalancers(spec GroupSpec, t Template, name, path stri
 	}
 }
 
-// permittedArgs reports the arguments that no pointer permits. Only members of objects have pointers, because a merge
-// replaces lists as a whole.
+// permittedArgs reports the arguments that none of the JSON pointers permits. Only members of objects have pointers,
+// because a merge replaces lists as a whole.
 func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, path string) {
 	for _, member := range sortedKeys(args) {
 		var below [][]string
@@ -226,7 +226,7 @@ func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path s
 func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]bool, all bool) {
 	names = map[string]bool{}
 	text := func(text string) {
-		// A template that does not compile is reported elsewhere. Without it, nothing can be rendered.
+		// A template that does not compile is reported elsewhere.
 		if compiled, err := render.Compile("", text); err == nil {
 			for _, name := range compiled.Vars() {
 				names[name] = true

@@ -139,7 +139,7 @@ func TestPermissions(t *testing.T) {
 		if err := CheckUpsert(s, tt.key, spec); errors.As(err, &denied) != (tt.want != "") {
 			t.Errorf("%s: CheckUpsert: %v", tt.name, err)
 		}
-		// Recorded groups are checked by the same rules. A refused one keeps its size.
+		// Recorded groups are checked by the same rules. A refused group keeps its size.
 		one := Groups{Tenants: map[string]map[string]GroupSpec{tt.key.Tenant: {tt.key.Group: spec}}}
 		merged, _ := s.Merged(one)
 		if g := merged[tt.key]; (g.Refused == "") != (tt.want == "") || spec.Size != nil && g.Size != *spec.Size {

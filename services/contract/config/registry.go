@@ -167,7 +167,7 @@ func blockOf(name string) cloud.Block {
 	return cloud.Block{}
 }
 
-// cloudOf returns the name of the cloud with a struct that is embedded in a config type, or "" if there is none.
+// cloudOf returns the name of the cloud to which a struct that is embedded in a config type belongs, or "".
 func cloudOf(typ reflect.Type) string {
 	for _, block := range all.Blocks() {
 		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)},

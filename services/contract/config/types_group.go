@@ -87,8 +87,8 @@ type Disruption struct {
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
 }
 
-// Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change
-// replaces no instance, except by return_to_spot.
+// Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
+// these fields replaces no instance, except by return_to_spot.
 type Purchase struct {
 	// Percentage of the instances above on_demand_base that are spot instances, rounded down to whole instances, from 1
 	// to 100.

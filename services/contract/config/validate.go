@@ -170,8 +170,8 @@ func (c *checker) server() {
 	}
 }
 
-// leaderNetworkKind checks the kind of the leader's address against those of the provider. Clouds for development can
-// do without: then no server takes the address.
+// leaderNetworkKind checks the kind of the leader's address against those of the provider. On a cloud for development
+// the kind may be missing. Then no server takes the address.
 func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	const at = "server.leader_network.kind"
 	kinds := block.LeaderNetworkKinds
@@ -192,7 +192,7 @@ func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 var dnsNamePattern = regexp.MustCompile(
 	`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*\.[a-z][a-z0-9-]{0,61}[a-z0-9]$`)
 
-// addresses checks the listeners. Port 0 means any free port, which tests use. It cannot be advertised, and is not.
+// addresses checks the listeners. Port 0 means any free port, which tests use.
 func (c *checker) addresses() {
 	type listener struct{ host, path string }
 	bound := map[uint16]listener{} // by port

@@ -16,7 +16,7 @@ const (
 	// maxCommand is the longest command of a health check, with its arguments.
 	maxCommand = 4096
 	maxWords   = 64
-	// maxThreshold bounds how long a check that fails may count as passing.
+	// maxThreshold is the largest threshold of a health check. It limits how long a failing check counts as passing.
 	maxThreshold = 100
 )
 
@@ -69,7 +69,8 @@ func tellsHealth(kind string) bool {
 	return ok
 }
 
-// balancerHealth checks that a group with load_balancer_health has load balancers that can be asked.
+// balancerHealth checks that a group with load_balancer_health has load balancers that can be asked for the health of
+// their members.
 func (c *checker) balancerHealth(spec GroupSpec, path string) {
 	if !c.s.Templates[spec.Template].LoadBalancerHealth || !tellsHealth(c.s.Server.Provider.Kind) {
 		return
@@ -87,8 +88,8 @@ func (c *checker) balancerHealth(spec GroupSpec, path string) {
 	}
 }
 
-// missingForHealth returns the name of a field that the cloud's answer about the load balancer's members needs and that
-// is missing, or "".
+// missingForHealth returns the name of a missing field without which the cloud cannot report the health of the load
+// balancer's members, or "".
 func (lb LoadBalancer) missingForHealth() string {
 	fields := reflect.ValueOf(lb.LoadBalancer)
 	for i := range fields.NumField() {

@@ -14,7 +14,7 @@ import (
 const (
 	// MaxCertificateTTL is the longest validity of the certificates that templates ask for.
 	MaxCertificateTTL = 90 * 24 * time.Hour
-	// maxStoredHours is the highest ttl that a former version accepted.
+	// maxStoredHours is the highest ttl, in hours, that older versions of Nstance accepted.
 	maxStoredHours = 10 * 365 * 24
 )
 

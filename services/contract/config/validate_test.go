@@ -9,11 +9,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestValidate has one case for each rule that is not about a field's type. Marks (@) show the position of the problem.
 // claimed is the problem of a template that refers to what an agent claims.
 const claimed = ".Claimed, which an agent says of itself, is only for the content of files (env, json, string); " +
 	"use .Instance, which the provider knows (rendered for group default/g)"
 
+// TestValidate has one case for each rule that is not about a field's type. Marks (@) show the position of the problem.
 func TestValidate(t *testing.T) {
 	aws := func(server, template, group, rest string) string {
 		src := with(server, template, group, rest)
@@ -409,7 +409,8 @@ func TestOneMistakeIsReportedOnce(t *testing.T) {
 		src  string
 		want []string
 	}{
-		// A misspelt field is not reported as missing too, and references to it are not reported.
+		// A misspelt field is one problem. The right field is not also reported as missing, and neither are references
+		// to it.
 		{strings.Replace(with("", "", "", ""), `"templates"`, `@"templatez"`, 1),
 			[]string{`templatez: there is no such field (did you mean "templates"?)`}},
 		{strings.Replace(with("", "", "", ""), `"subnet_pools"`, `@"subnet_pool"`, 1),

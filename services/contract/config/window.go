@@ -126,7 +126,7 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 // longestPast is how far back the last time of a schedule is looked for. A leap day comes at least every eight years.
 const longestPast = 9 * 366 * 24 * time.Hour
 
-// around returns the last time of the schedule that is not after now, and the first one after it; zero: none.
+// around returns the last time of the schedule that is not after now, and the first one after now; zero: none.
 func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
 	times, err := parseCron(s.Cron)
 	if err != nil {

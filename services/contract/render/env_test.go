@@ -50,8 +50,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// envOf returns an env file that holds values, and the values by name. Values reach it as vars, since they are not
-// templates.
+// envOf returns an env file that holds values, and the values by name. The templates in the file refer to the values as
+// vars.
 func envOf(t *testing.T, values []string) ([]byte, map[string]string) {
 	t.Helper()
 	d := render.Sample()
@@ -113,8 +113,8 @@ func TestSystemdReadsEnv(t *testing.T) {
 	}
 }
 
-// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=, as far as one value per
-// line and either no quotes or double quotes go.
+// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=, with one value per line,
+// and with double quotes or none.
 func readAsSystemd(t *testing.T, file string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

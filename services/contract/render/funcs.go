@@ -9,7 +9,7 @@ import (
 )
 
 // budget bounds one call: its output, and the results of its templates' functions. Functions of text/template that make
-// text are replaced by ones that count. The others (len, index, slice, eq, and, …) make none.
+// text are replaced by functions that charge the budget. The others (len, index, slice, eq, and, …) make none.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
@@ -50,7 +50,8 @@ func (b *budget) funcs() template.FuncMap {
 	}
 }
 
-// scalars checks the arguments of a function that prints them: texts, numbers and truth values.
+// scalars refuses arguments that a function must not print: anything but texts, numbers and truth values. It also
+// charges their size to the budget.
 func (b *budget) scalars(args []any, factor int) error {
 	for _, arg := range args {
 		size := 32

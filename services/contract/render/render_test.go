@@ -129,8 +129,8 @@ func TestVars(t *testing.T) {
 	}
 }
 
-// TestClaimsReachOnlyFiles checks that no template but that of a file's content can print what an agent claims, not even
-// through a variable, which compiling does not follow.
+// TestClaimsReachOnlyFiles checks that only the template of a file's content can print what an agent claims. Other
+// templates cannot, not even through a variable, which compiling does not follow.
 func TestClaimsReachOnlyFiles(t *testing.T) {
 	d := render.Sample()
 	d.Claimed.Hostname = "api.example.internal"

@@ -33,8 +33,8 @@ type Template struct {
 	claims     bool // the template can refer to .Claimed
 }
 
-// Compile parses a template and checks every field that it refers to, in branches not taken too. The name is for errors
-// only. The template cannot refer to .Claimed.
+// Compile parses a template and checks every field that it refers to, also in branches that are not executed. The name
+// is for errors only. The template cannot refer to .Claimed.
 func Compile(name, text string) (*Template, error) {
 	return compile(name, text, reflect.TypeFor[facts]())
 }
@@ -106,7 +106,7 @@ func textWith(name, text string, d Data, b *budget) (string, error) {
 	return t.executeWith(d, b)
 }
 
-// innerName is the templates' name inside text/template, easy to take out of its messages.
+// innerName is the name of every template inside text/template. It is easy to remove from messages.
 const innerName = "text"
 
 func compile(name, text string, root reflect.Type) (*Template, error) {
@@ -148,7 +148,7 @@ func (t *Template) execute(d Data, root any, b *budget) (string, error) {
 		}
 		return t.text, nil
 	}
-	// The functions count what they make, so each execution has its own.
+	// The functions count their output, so each execution needs its own functions.
 	tmpl, err := t.tmpl.Clone()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", t.name, err)
@@ -320,8 +320,8 @@ func (c *checker) field(node parse.Node, path []string) {
 	}
 }
 
-// resolve follows field names and map keys from a type. The type is nil where there is no such field, with the index of
-// its name.
+// resolve follows the names in path from a type: fields, or keys of a map. If a name does not exist, it returns nil and
+// the name's index.
 func resolve(typ reflect.Type, path []string) (reflect.Type, int) {
 	for i, name := range path {
 		switch typ.Kind() {

@@ -30,7 +30,7 @@ func JSON(name string, tree any, d Data) ([]byte, error) {
 	return out, nil
 }
 
-// walk names the element of a tree that an error is in as Parent.key[3].
+// walk renders a tree. An error names its element of the tree, such as Parent.key[3].
 func walk(name string, tree any, depth int, d Data, b *budget) (any, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: nested deeper than %d", name, maxDepth)
