@@ -115,7 +115,7 @@ func (c Condition) Absent() bool { return c.kind == ifAbsent }
 // Token returns the token of an IfToken condition. ok is false for other conditions.
 func (c Condition) Token() (t Token, ok bool) { return c.token, c.kind == ifToken }
 
-// Holds evaluates the condition against an object that has the given token, or that does not exist.
+// Holds reports whether the condition holds for an object with the given token, or for a missing object.
 func (c Condition) Holds(current Token, exists bool) bool {
 	switch c.kind {
 	case always:

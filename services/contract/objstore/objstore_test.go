@@ -155,7 +155,7 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// hasty decides on conditions before it writes, so concurrent puts pass it together.
+// hasty checks conditions before it writes, so concurrent puts pass the check together.
 type hasty struct {
 	objstore.Store
 	absent bool // only creations are hasty; otherwise only replacements
@@ -165,7 +165,7 @@ type hasty struct {
 	pass    chan struct{}
 }
 
-// hurry is the number of puts that pass together at least.
+// hurry is the least number of puts that pass the check of hasty together.
 const hurry = 2
 
 func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
@@ -183,7 +183,8 @@ func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.
 	return h.Store.Put(ctx, key, body, objstore.Always())
 }
 
-// TestProbeRaces checks that a store that honors each condition by itself is refused if concurrent puts pass together.
+// TestProbeRaces checks that a store is refused if it honors the condition of a single put, but lets concurrent puts
+// pass together.
 func TestProbeRaces(t *testing.T) {
 	for _, absent := range []bool{true, false} {
 		store := &hasty{Store: mem.New(), absent: absent, pass: make(chan struct{})}
@@ -197,8 +198,8 @@ func TestProbeRaces(t *testing.T) {
 	}
 }
 
-// TestProbeReportsTrouble checks that an error at any step proves nothing about the bucket. It is returned unchanged,
-// except from a put that lost a race anyway.
+// TestProbeReportsTrouble checks that an error at any step proves nothing about the bucket. Probe returns the error
+// unchanged, or ignores it if it is that of one of the concurrent puts.
 func TestProbeReportsTrouble(t *testing.T) {
 	var steps atomic.Uint64
 	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {

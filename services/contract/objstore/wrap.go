@@ -76,7 +76,7 @@ func WithTimeouts(store Store, timeouts func() (request, list time.Duration)) St
 	}}
 }
 
-// The names of calls that an intercepted Store gets, as in errors.
+// The names of a Store's calls, as errors show them.
 const (
 	opGet    = "get"
 	opPut    = "put"

@@ -14,7 +14,7 @@ type ClusterEvent struct {
 	Kind string `json:"kind"`
 	// Actor is the user and the machine that did it, as that machine says.
 	Actor string `json:"actor"`
-	// Shard, Tenant and Subject say to what it was done. Subject is the name of a secret or the ID of an operator.
+	// Shard, Tenant and Subject name what was changed. Subject is the name of a secret or the ID of an operator.
 	Shard   string `json:"shard,omitempty"`
 	Tenant  string `json:"tenant,omitempty"`
 	Subject string `json:"subject,omitempty"`

@@ -95,7 +95,7 @@ func TestEventsGolden(t *testing.T) {
 	}
 }
 
-// TestReportsGolden is the same for the reports of servers and the journal of the cluster.
+// TestReportsGolden checks that the server reports and the cluster journal that the first release wrote are readable.
 func TestReportsGolden(t *testing.T) {
 	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
 		Problem: "503 Service Unavailable", ReportedAt: t0.Truncate(time.Second)}

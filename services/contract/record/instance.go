@@ -12,8 +12,7 @@ import (
 type State string
 
 const (
-	// Reserved: the ID is durable, nothing may have been asked of the provider before that, nothing may be known of the
-	// answer yet.
+	// Reserved: the ID is durable. The provider is asked for a VM only after that, and its answer is not recorded yet.
 	Reserved State = "reserved"
 	// Created: the provider's ID is known.
 	Created State = "created"
@@ -22,7 +21,8 @@ const (
 	// Deleting: the intent to delete is durable, with its reason and deadline. An instance never leaves this state
 	// except to Deleted.
 	Deleting State = "deleting"
-	// Deleted: the VM is known to be gone. Kept for deleted_record_retention, so that the ID cannot live twice.
+	// Deleted: the VM is known to be gone. The record is kept for deleted_record_retention, so that no other VM gets
+	// the ID.
 	Deleted State = "deleted"
 )
 
@@ -63,8 +63,8 @@ type Instance struct {
 	Hostname     string            `json:"hostname,omitempty"`
 	RegisteredAt time.Time         `json:"registered_at,omitzero"`
 	PublicKey    []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
-	// PreviousKey is the key before the last renewal, until the agent has used PublicKey. It can only repeat that
-	// renewal.
+	// PreviousKey is the key before the last renewal, until the agent has used PublicKey. With the previous key, an
+	// agent can only repeat that renewal.
 	PreviousKey    []byte          `json:"previous_key,omitempty"`
 	Certificate    *CertificateRef `json:"certificate,omitempty"`
 	NonceID        string          `json:"nonce_id,omitempty"` // jti of the consumed nonce

@@ -22,7 +22,7 @@ const (
 	maxText   = 1024 // reasons, provider IDs, images
 )
 
-// order of the states in a life.
+// order lists the states in the order of an instance's life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
 // CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be
@@ -33,7 +33,7 @@ func CanMove(from, to State) bool {
 }
 
 // Next returns the instance's next version: in another state, of the next revision, written by the given incarnation of
-// a server in its term. The caller fills in what the new state tells. The copy shares no memory with i.
+// a server in its term. The caller fills in the fields that the new state needs. The copy shares no memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)
@@ -131,7 +131,7 @@ func (i Instance) Validate() error {
 	return p.err("instance record " + i.ID.String())
 }
 
-// validateState checks that the record tells what its state promises, and nothing that only a later state can know.
+// validateState checks that the record has the fields that its state needs, and none that only a later state has.
 func (i Instance) validateState(p *problems) {
 	registered := len(i.PublicKey) > 0
 	p.check(registered == !i.RegisteredAt.IsZero() && registered == (i.Certificate != nil) &&
@@ -179,7 +179,7 @@ func (p *problems) address(field, value string, family func(netip.Addr) bool) {
 		"%s: is no such address in canonical form", field)
 }
 
-// time wants UTC: the same instant has one spelling.
+// time refuses a time that is not in UTC, so that each instant has one spelling.
 func (p *problems) time(field string, at time.Time, required bool) {
 	p.check(!required || !at.IsZero(), "%s: is empty", field)
 	p.check(at.Location() == time.UTC, "%s: is not in UTC", field)
@@ -201,7 +201,8 @@ func (p *problems) trust(field, value string) {
 		"%s: want 16 hexadecimal characters", field)
 }
 
-// serial wants what authority issues: 128 bits in lower-case hexadecimal.
+// serial refuses a text that is not a serial number as package authority makes them: 128 bits in lower-case
+// hexadecimal.
 func (p *problems) serial(field, value string) {
 	p.check(len(value) == 32 && strings.Trim(value, "0123456789abcdef") == "", "%s: want 32 hexadecimal characters",
 		field)

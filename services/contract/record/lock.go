@@ -15,7 +15,7 @@ const (
 	maxLockText = 512
 	// maxLease bounds the lease that a reader will wait for: a lock that says more is a mistake, not a promise.
 	maxLease = time.Hour
-	// maxCount leaves room above every term and revision.
+	// maxCount is the largest term and revision. It is far from an overflow.
 	maxCount = 1 << 62
 )
 
@@ -31,8 +31,8 @@ type Lock struct {
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
-	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: nothing can
-	// be asked about it.
+	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: the provider
+	// cannot be asked about the machine.
 	Machine string `json:"machine,omitempty"`
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`

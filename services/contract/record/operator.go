@@ -32,8 +32,8 @@ type Operator struct {
 	// Writer is the incarnation of the program that wrote this version.
 	Writer    string `json:"writer"`
 	PublicKey []byte `json:"public_key"` // Ed25519, 32 bytes
-	// PreviousKey is the key before the last renewal, until the operator has used PublicKey. It can only repeat that
-	// renewal.
+	// PreviousKey is the key before the last renewal, until the operator has used PublicKey. With the previous key, an
+	// operator can only repeat that renewal.
 	PreviousKey []byte         `json:"previous_key,omitempty"`
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`

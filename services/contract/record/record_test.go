@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden documents again")
 
-// golden compares with a document that must stay readable for ever.
+// golden compares got with a stored document that must stay readable for ever.
 func golden(t *testing.T, name string, got []byte) []byte {
 	t.Helper()
 	path := filepath.Join("..", "testdata", "v1", name)
@@ -316,7 +316,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// A document that decodes encodes to a document that decodes to the same value.
+// fuzz checks that every decoded document, encoded and decoded again, is the same value.
 func fuzz[T interface{ Encode() ([]byte, error) }](f *testing.F, decode func([]byte) (T, error), seeds ...T) {
 	for _, seed := range seeds {
 		data, err := seed.Encode()

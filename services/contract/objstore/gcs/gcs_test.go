@@ -27,7 +27,7 @@ func wantErr(t *testing.T, what string, err, want error) {
 	}
 }
 
-// open opens the bucket at a server. The transport replaces that of credentials.
+// open opens the bucket at a test server. transport replaces the one that adds credentials.
 func open(t *testing.T, url string, transport http.RoundTripper) *gcs.Store {
 	t.Helper()
 	client := &http.Client{Transport: googlecloud.Record(transport)}
@@ -127,7 +127,7 @@ func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	}
 }
 
-// TestUnconditionalRequestsAreRepeated checks that a failure that may pass does not fail requests that may be repeated.
+// TestUnconditionalRequestsAreRepeated checks that unconditional puts and lists are repeated after a temporary failure.
 func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	s, n := scripted(t, status(500, ""), stored)
 	if token, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err != nil || token != "7" {

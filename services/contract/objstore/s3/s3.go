@@ -243,7 +243,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	return entries, nil
 }
 
-// tokenOf removes the quotes, which some servers omit in some places.
+// tokenOf returns an ETag without its quotes, which some servers omit.
 func tokenOf(etag *string) (objstore.Token, error) {
 	token := strings.Trim(aws.ToString(etag), `"`)
 	if token == "" {

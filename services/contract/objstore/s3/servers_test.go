@@ -86,8 +86,8 @@ func TestConformanceVersitygw(t *testing.T) {
 	t.Run("LostResponses", func(t *testing.T) { testLostResponses(t, line) })
 }
 
-// TestConformanceEndpoint runs the suite on the S3 server whose URL is in NSTANCE_TEST_S3. The server accepts the keys of
-// this package.
+// TestConformanceEndpoint runs the suite on the S3 server whose URL is in NSTANCE_TEST_S3. The server must accept the
+// access keys that this test uses.
 func TestConformanceEndpoint(t *testing.T) {
 	endpoint := os.Getenv("NSTANCE_TEST_S3")
 	if endpoint == "" {

@@ -61,8 +61,8 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// TestLostAnswerOfSecretsManager checks that the SDK repeats a creation with a lost answer under the same token, and that this is a
-// single creation.
+// TestLostAnswerOfSecretsManager checks that the SDK repeats a creation with a lost answer under the same token, and
+// that the service creates one secret.
 func TestLostAnswerOfSecretsManager(t *testing.T) {
 	cloud, client := openSecrets(t)
 	store := NewSecretsManager(client, "")

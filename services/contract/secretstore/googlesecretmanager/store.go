@@ -144,7 +144,7 @@ func (s *Store) Get(ctx context.Context, name string) (secretstore.Secret, error
 func (s *Store) get(ctx context.Context, resource string) ([]byte, error) {
 	content, number, err := s.access(ctx, resource, "latest")
 	for err == nil || isStatus(err, http.StatusNotFound) {
-		// Until number is the newest version, "latest" lags behind.
+		// While there is a version after number, "latest" lags behind.
 		next, _, nextErr := s.access(ctx, resource, strconv.Itoa(number+1))
 		if isStatus(nextErr, http.StatusNotFound) {
 			return content, err
@@ -226,7 +226,7 @@ func (s *Store) create(ctx context.Context, resource string, content []byte) err
 		if _, err := s.get(ctx, resource); !isStatus(err, http.StatusNotFound) {
 			return cmp.Or(err, secretstore.ErrExists)
 		}
-		// Its creator has not added a version yet, or failed before that.
+		// The secret's creator has not added a version yet, or failed before that.
 		if err := s.removeAbandoned(ctx, resource); err != nil {
 			return err
 		}
