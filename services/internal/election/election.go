@@ -58,7 +58,8 @@ func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation
 
 // Options are the settings of `leader_election`.
 type Options struct {
-	// Lease is the time after the last renewal for which others wait, with a margin of 6 %. Whole milliseconds.
+	// Lease is the time for which other servers wait after the leader's last renewal, plus a margin of 6 %. It is a
+	// whole number of milliseconds.
 	Lease time.Duration
 	// Renew is the time between renewals. It is at most half a lease, so that a failed renewal can be repeated.
 	Renew time.Duration
@@ -132,6 +133,6 @@ func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/2
 // the margin covers one clock that is 5 % fast and another that is 5 % slow.
 func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
-// promiseHold is how long a standby keeps a promise. Its margin covers the rates of the clocks, and a few milliseconds
-// of transmission: a twentieth of a lease is long, a twentieth of a promise is not.
+// promiseHold is how long a standby keeps a promise. Its margin covers the rates of the clocks and a few milliseconds
+// of transmission. As a share, it is larger than that of takeoverWait, because a promise is short.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

@@ -15,9 +15,9 @@ const (
 	Standby Role = iota
 	// Leader holds the lock and may act until ActUntil.
 	Leader
-	// Stopping has lost its authority, and its leader's code has not returned yet.
+	// Stopping means that the process has lost its authority, but its leader's code has not returned yet.
 	Stopping
-	// Releasing gives the lock back if it holds it.
+	// Releasing means that the process gives the lock back if it holds the lock.
 	Releasing
 	// Done takes no further part in the election.
 	Done
@@ -87,7 +87,7 @@ func New(self Identity, opt Options) Elector {
 	return Elector{self: self, opt: opt, longestLease: longest}
 }
 
-// Role returns what the process is.
+// Role returns the role of the process.
 func (e Elector) Role() Role { return e.role }
 
 // ActUntil returns the end of authority and the term in which the process leads. It returns zeros unless the process
@@ -104,7 +104,7 @@ func (e Elector) ActUntil() (Instant, uint64) {
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
 // WithMarks returns e with other marks for the locks that it writes (see record.Lock). They must include the marks of
-// every lock that it was given.
+// every lock that e has read.
 func (e Elector) WithMarks(marks string) Elector {
 	e.marks = marks
 	return e
@@ -255,7 +255,7 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// A renewal that is due answers a Confirm too, and an heir answers it without a request.
+		// A due renewal also answers a waiting Confirm. The answer of an heir does so without a request to the store.
 		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}

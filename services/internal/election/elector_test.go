@@ -205,7 +205,7 @@ func seenFirstAt3(t *testing.T, lock record.Lock) *driver {
 		d.at(3, LockRead{lock, "x"})
 		return d
 	}
-	// An elector that has just started asks immediately, because the lock may be old.
+	// An elector that has just started asks about the holder's machine immediately, because the lock may be old.
 	d.at(3, LockRead{lock, "x"}, AskMachine{lock.Machine})
 	d.at(3, MachineAnswer{MachineRunning})
 	return d
@@ -256,8 +256,8 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 	})
 }
 
-// until ticks when the elector asks for it and answers every read, up to the time end, at which the elector must ask
-// for a tick. Any action other than a read is a failure.
+// until sends a Tick whenever the elector asks for one, and answers every read, up to the time end. At that time the
+// elector must ask for a Tick. Any action other than a read is a failure.
 func (d *driver) until(end float64, answer func() Input) {
 	d.t.Helper()
 	for d.wake < seconds(end) {
@@ -385,7 +385,8 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		// The link no longer matters. The next question follows when the next renewal is overdue.
+		// The lost link no longer matters. The next question about the machine follows when the next renewal is
+		// overdue.
 		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
@@ -418,8 +419,8 @@ func TestTakeoverSettledTooLateGivesNoAuthority(t *testing.T) {
 	d.actsUntil(20, 6)
 }
 
-// The elector's write of 0 s landed after another process had led and its lock had been removed. The other process may
-// not know that its lock is gone.
+// The write that the elector sent at 0 s landed after another process had led and its lock had been removed. The other
+// process may not know that its lock is gone.
 func TestTakeoverAfterTheLockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
@@ -653,8 +654,8 @@ func TestFailoverTimes(t *testing.T) {
 			stop        func(sim *electionSimulation, a *node)
 			least, most time.Duration
 		}{
-			// The bound is lease and margin, the wait for the next read, the latency of the last renewal, and the
-			// latencies of a read and a write.
+			// The bound is the sum of the lease with its margin, the wait for the next read, the latency of the last
+			// renewal, and the latencies of a read and a write.
 			{"killed", func(sim *electionSimulation, a *node) {
 				kill(sim, a, MachineRunning)
 			}, takeoverWait(opt.Lease) - opt.Renew - 200*time.Millisecond,

@@ -14,8 +14,8 @@ const (
 type standbyLink struct {
 	peer Peer
 	up   bool
-	// promised: the standby has made a promise in this term. promisedFrom is when sending of the newest heartbeat that
-	// it answered began. answersSince is the beginning of the answers without a gap.
+	// promised: the standby has made a promise in this term. promisedFrom is when the leader began to send the newest
+	// heartbeat that the standby answered. answersSince is when the standby's unbroken series of answers began.
 	promised     bool
 	promisedFrom Instant
 	answersSince Instant
@@ -29,8 +29,8 @@ type heartbeatLog struct {
 	nextAt Instant
 }
 
-// earliestNext returns when a heartbeat may be sent before it is due. The limit keeps the heartbeats that may still be
-// answered in the log.
+// earliestNext returns when a heartbeat may be sent before it is due. The limit makes sure that heartbeats that may
+// still be answered stay in the log.
 func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }
@@ -40,8 +40,8 @@ func (h *heartbeatLog) earliestNext(o Options) Instant {
 func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
 // heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
-// promises of authority for the write. With a shorter one the pauses of a busy machine would cost it its heir. With a
-// longer one the end of a standby could cost the leadership.
+// promises of authority for the write. With a shorter time-out, mere pauses of a busy machine would remove its heir.
+// With a longer one, the end of a standby could end the leadership.
 func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
 // authorityEnd returns until when a leader may act, and what ends its authority: the storage lease or the heir's
@@ -65,8 +65,8 @@ func (e *Elector) authorityEnd() (Instant, Reason) {
 	return until, reason
 }
 
-// promiseEnd returns when the newest promise of a standby ends for the leader, which counts from the moment before it
-// began to send the heartbeat. It returns 0 without a promise.
+// promiseEnd returns when the leader must treat the newest promise of a standby as ended. It counts from the moment
+// before the leader began to send the heartbeat. It returns 0 without a promise.
 func (e *Elector) promiseEnd(standby Peer) Instant {
 	if l := e.findLink(standby); l != nil && l.promised {
 		return l.promisedFrom.Add(authorityPeriod(e.opt.PeerLease))
@@ -84,7 +84,8 @@ func (e *Elector) findLink(standby Peer) *standbyLink {
 	return nil
 }
 
-// addLink records a link. It replaces one that has ended, unless the promise made over that one may still be needed.
+// addLink records a link. It may replace a link that has ended, but not one over which a promise was made that may
+// still be needed.
 func (e *Elector) addLink(peer Peer) {
 	l := e.findLink(peer)
 	for i := 0; l == nil && i < maxLinks; i++ {
@@ -143,8 +144,8 @@ func (e *Elector) renewInterval() time.Duration {
 	return e.opt.Renew
 }
 
-// sendHeartbeats asks every connected standby for a promise when one is due. A Confirm makes it due immediately, since
-// the heir's answer settles it.
+// sendHeartbeats sends a heartbeat to every connected standby when one is due. A waiting Confirm makes it due
+// immediately, because the heir's answer is the proof that Confirm asks for.
 func (e *Elector) sendHeartbeats(now Instant, d *Decision) {
 	if e.role != Leader || e.opt.PeerLease == 0 {
 		return
@@ -195,7 +196,7 @@ func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 		}
 		l.promised, l.promisedFrom = true, sent
 	}
-	// Only the heir can take the lock within the lease, and it had not begun to when it answered.
+	// Only the heir can take the lock within the lease, and it had not begun to take it when it answered.
 	covers := h.covers[p.Beat%maxHeartbeats]
 	if p.Standby == e.heir && covers > e.confirmDone && (e.write.attempts == 0 || e.write.lock.Heir == e.heir) {
 		e.confirmDone = covers

@@ -63,7 +63,7 @@ func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	}
 }
 
-// hangUp ends a connection. Its leader detects that after a while.
+// hangUp ends a connection. The leader notices that only after the given time.
 func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 	if wire.down {
 		return
@@ -234,8 +234,8 @@ func TestHeirSimulation(t *testing.T) {
 var withHeir = Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
 	PeerInterval: 250 * time.Millisecond}
 
-// pair returns a simulation of two servers at a random time after one to two minutes. The first server leads, and the
-// second is its heir.
+// pair returns a simulation of two servers that has run for a random time of one to two minutes. The first server
+// leads, and the second is its heir.
 func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b *node) {
 	t.Helper()
 	sim = newSimulation(seed)
@@ -276,8 +276,8 @@ func TestHeirTimes(t *testing.T) {
 			stop func(sim *electionSimulation, a *node)
 			most time.Duration
 		}{
-			// The bound is the promise and its margin and the latency of a write. If the heir does not know the last
-			// renewal, the latencies of another write and a read follow.
+			// The bound is the sum of the promise, its margin and the latency of a write. If the heir does not know the
+			// last renewal, the latencies of another write and a read are added.
 			{"killed", vanish(MachineRunning), promiseHold(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), promiseHold(lease) + 400*time.Millisecond},
 			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 250 * time.Millisecond},

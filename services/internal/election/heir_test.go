@@ -39,8 +39,8 @@ func (h Heartbeat) promise() Promise {
 	return Promise{Leader: h.Leader, Standby: h.Standby, Term: h.Term, Beat: h.Beat, Length: h.Length}
 }
 
-// v returns a revision of the lock that a holds in term 1. The lock is renewed at 5 s and at 10 s. From revision 4 on,
-// b is the heir.
+// v returns a revision of the lock that process a holds in term 1. The lock is renewed at 5 s and at 10 s. From
+// revision 4 on, process b is the heir.
 func v(revision uint64) (record.Lock, objstore.Token) {
 	heir := peerB
 	if revision < 4 {
@@ -49,7 +49,7 @@ func v(revision uint64) (record.Lock, objstore.Token) {
 	return lockOf(peerA, 1, revision, heir), objstore.Token("t" + string(rune('0'+revision)))
 }
 
-// beatAt returns a's heartbeat when the given revision is the last known one.
+// beatAt returns a heartbeat of process a while it knows the lock up to the given revision.
 func beatAt(beat, revision uint64) Heartbeat {
 	lock, token := v(revision)
 	return beatOf(peerA, peerB, beat, lock, token)
@@ -59,8 +59,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 	return WriteLock{Lock: lock, Condition: objstore.IfToken(token)}
 }
 
-// named returns a driver in which a leads from 0 s, and its follower b answers in 10 ms. The driver stops at 10.25 s,
-// before heartbeat 42 and before the lock names b as heir.
+// named returns a driver in which process a leads from 0 s, and its follower, process b, answers in 10 ms. The driver
+// stops at 10.25 s, before heartbeat 42 and before the lock names b as heir.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -89,8 +89,8 @@ func named(t *testing.T) *driver {
 	}
 }
 
-// inherited returns a driver in which a leads with b as its heir. Beat 43, which contains the lock with the heir, was
-// sent at 10.3125 s and answered at 10.32 s.
+// inherited returns a driver in which process a leads with process b as its heir. Beat 43, which contains the lock with
+// the heir, was sent at 10.3125 s and answered at 10.32 s.
 func inherited(t *testing.T) *driver {
 	t.Helper()
 	d := named(t)
@@ -122,7 +122,7 @@ func TestUnsettledHeirNeedsBothLeases(t *testing.T) {
 	d := named(t)
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	// The write gets no answer while the heir keeps promising. The previous lease ends at 19.5 s.
+	// The leader's write gets no answer while the heir keeps promising. The previous lease ends at 19.5 s.
 	for beat := uint64(42); beat < 79; beat++ {
 		at := 10.25 + float64(beat-42)/4
 		d.at(at+0.01, beatAt(beat, 3).promise())

@@ -19,7 +19,8 @@ type (
 		Lock  record.Lock
 		Token objstore.Token
 	}
-	// LockAbsent carries the highest term in any record of the shard, or 0 if there is none.
+	// LockAbsent means that there is no lock. It carries the highest term in any record of the shard, or 0 if there is
+	// none.
 	LockAbsent struct{ HighestTerm uint64 }
 	// LockUnreadable means that this program cannot decode the lock. Such a lock is never taken over.
 	LockUnreadable struct{ Token objstore.Token }
@@ -43,8 +44,8 @@ type (
 	ConfigApplied struct{ ETag string }
 	// TermSeen means that a record of this term was found.
 	TermSeen struct{ Term uint64 }
-	// LeaderStopped means that the leader's code has returned after LostLeadership. The process does not stand for
-	// election before.
+	// LeaderStopped means that the leader's code has returned after LostLeadership. Until then the process does not
+	// stand for election.
 	LeaderStopped struct{}
 	// Release ends the candidacy. It is given only while no leader's code runs.
 	Release struct{}
@@ -69,16 +70,18 @@ func (Release) input()        {}
 type MachineState uint8
 
 const (
-	// MachineUnknown is any other answer, including errors.
+	// MachineUnknown is every answer but those below, including errors.
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping
-	// MachineStopped counts when the provider repeats it one renewal interval later and the token has not changed.
+	// MachineStopped permits a takeover if the provider repeats it one renewal interval later and the token has not
+	// changed.
 	MachineStopped
 	MachineSuspended
-	// MachineTerminated counts immediately: such a machine never runs again.
+	// MachineTerminated permits a takeover immediately, because such a machine never runs again.
 	MachineTerminated
-	// MachineNotFound never counts: the provider may not know the machine yet, or the question may name a wrong one.
+	// MachineNotFound never permits a takeover: the provider may not know the machine yet, or the question may name a
+	// wrong machine.
 	MachineNotFound
 )
 

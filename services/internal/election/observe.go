@@ -100,9 +100,9 @@ func (e *Elector) takeoverTime() Instant {
 		if lock.Released || e.machine.gone {
 			return e.seen.since
 		}
-		// A standby's own lock is that of its ended leadership, or of a takeover that was settled too late. A write
-		// that was conditional on absence may also have succeeded after another process had led and its lock had been
-		// deleted. That process may not know yet.
+		// If the lock is this standby's own, it is from an ended leadership, or from a takeover of which the standby
+		// learned too late. If that takeover was conditional on absence, another process may have led before it, and
+		// its lock was deleted. That process may not know yet that its lock is gone.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.createdRevision {
 				return e.seen.since.Add(takeoverWait(e.longestLease))
@@ -156,7 +156,8 @@ func (e *Elector) askMachine(now Instant, d *Decision) {
 	d.add(AskMachine{Machine: machine})
 }
 
-// recordMachineAnswer records the provider's answer. It counts only if the token has not changed since the question.
+// recordMachineAnswer records the provider's answer. The answer counts only if the token has not changed since the
+// question.
 func (e *Elector) recordMachineAnswer(now Instant, state MachineState) {
 	m := &e.machine
 	m.asking = false

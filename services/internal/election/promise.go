@@ -9,7 +9,7 @@ type givenPromise struct {
 	ended bool // the leader has handed over: it gets no further promise
 }
 
-// answerHeartbeat takes the leader's version of the lock from a heartbeat and answers it with a promise.
+// answerHeartbeat takes the leader's version of the lock from a heartbeat and answers the heartbeat with a promise.
 func (e *Elector) answerHeartbeat(now Instant, h Heartbeat, d *Decision) {
 	if e.opt.PeerLease == 0 || h.Standby != e.self.Peer() || h.Lock.Incarnation != h.Leader.Incarnation ||
 		h.Lock.Term != h.Term || h.Length <= 0 {

@@ -93,7 +93,7 @@ func (n *node) clock(now time.Duration) Instant {
 	return Instant(float64(now)*n.rate) + Instant(n.offset)
 }
 
-// trueTime is the inverse of clock, rounded up.
+// trueTime returns the true time at which the node's clock shows t, rounded up.
 func (n *node) trueTime(t Instant) time.Duration {
 	return time.Duration(float64(t-Instant(n.offset))/n.rate) + 1
 }
@@ -312,7 +312,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// Only a lock that its process led must be released. A takeover that was given up may still land afterwards.
+		// A lock must be released only if its process led with it. A takeover that the process gave up may still land
+		// afterwards.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -519,8 +520,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
 	if !mixed { // a process that never read the deleted lock cannot know its lease
-		// Only once, and not while a write with the condition of absence may be in flight, because absence has no
-		// token.
+		// Remove the lock only once, and not while a write with the condition of absence may be in flight, because
+		// absence has no token.
 		sim.removeAt = time.Duration(40+rng.IntN(100)) * time.Second
 	}
 	longest := max(common.Lease, common.HeirLease)

@@ -41,7 +41,8 @@ func (e *Elector) holdsLock() bool {
 	return e.seen.presence == present && e.seen.lock.Incarnation == e.self.Incarnation && !e.seen.lock.Released
 }
 
-// recordWritten records that the own write is in the store under token: its answer says so, or a read found it there.
+// recordWritten records that this process's write is in the store under token: the write's answer says so, or a read
+// found it there.
 func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) {
 	w := e.write
 	e.write, e.mustRead = pendingWrite{}, false
@@ -65,8 +66,8 @@ func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) 
 	e.answerConfirms(d)
 }
 
-// recordConflict records that the condition of the own write did not hold. For a first attempt this means that another
-// process wrote the lock. A repeated attempt may have met the bytes of an earlier one.
+// recordConflict records that the condition of this process's write did not hold. For a first attempt this means that
+// another process wrote the lock. After a repeated attempt, the lock may be the one that an earlier attempt wrote.
 func (e *Elector) recordConflict(now Instant, d *Decision) {
 	lost := e.write.attempts == 1
 	if lost || e.write.abandoned {
@@ -84,7 +85,7 @@ func (e *Elector) recordConflict(now Instant, d *Decision) {
 	}
 }
 
-// recordWriteUnknown records that the result of the own write is unknown: the lock must be read.
+// recordWriteUnknown records that the result of this process's write is unknown: the lock must be read.
 func (e *Elector) recordWriteUnknown(now Instant) {
 	if e.write.abandoned {
 		e.write = pendingWrite{}

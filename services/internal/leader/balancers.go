@@ -19,7 +19,7 @@ import (
 const balancerInterval = 20 * time.Second
 
 // FollowBalancers asks load balancers about the instances of groups with load_balancer_health until ctx ends. It makes
-// no calls while there are none.
+// no calls while there are no such instances.
 func (l *Leader) FollowBalancers(ctx context.Context) {
 	health, ok := infra.Capability[infra.LoadBalancerHealth](l.Executor.Provider)
 	if !ok {
@@ -84,8 +84,8 @@ func verdicts(members []shardstate.Member, answers map[string]map[string]infra.M
 	return all
 }
 
-// reportBalancers raises an alert for each group with a load balancer that did not answer. It resolves those that it
-// raised before. failing has these groups.
+// reportBalancers raises an alert for each group with a load balancer that did not answer. failing holds the groups
+// that have such an alert. reportBalancers resolves an alert when all load balancers of its group answer.
 func (l *Leader) reportBalancers(failing map[config.GroupKey]bool, members []shardstate.Member, errs map[string]error) {
 	now := map[config.GroupKey]error{}
 	for _, m := range members {

@@ -93,16 +93,16 @@ func ofType(machineType string, failure *compute.Failure) compute.Fault {
 }
 
 // TestFaultsOfGoogleCloud lets a leader create two VMs through Google's SDK while the cloud has one fault after the
-// other. The group's type is e2-small, and the next one e2-medium.
+// other. The group's first instance type is e2-small, and the second is e2-medium.
 func TestFaultsOfGoogleCloud(t *testing.T) {
 	const small, medium = "e2-small", "e2-medium"
 	for name, test := range map[string]struct {
 		fault func(c googleCloud)
 		disk  map[string]any // in addition to the image
 		want  []string
-		// alert is in the group's alert meanwhile. "": there is none.
+		// alert is a part of the group's alert while the fault lasts. "": the group has no alert.
 		alert string
-		// mend makes the cloud right again, so that the leader creates VMs of the first type.
+		// mend ends the cloud's fault, so that the leader creates VMs of the first type.
 		mend func(c googleCloud)
 	}{
 		"none": {func(googleCloud) {}, nil, []string{small, small}, "", nil},

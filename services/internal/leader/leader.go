@@ -18,7 +18,7 @@ type Records interface {
 	execute.Store
 	// LoadInstances reads every instance record of the shard in parallel. It calls take for each, one call at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
-	// LoadUnseen does the same for the records with a listed version that seen does not know.
+	// LoadUnseen is like LoadInstances, but reads only records for which seen returns false for the listed version.
 	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 		take func(record.Instance, objstore.Token)) error
 }

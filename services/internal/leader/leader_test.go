@@ -200,7 +200,7 @@ func TestTakeOver(t *testing.T) {
 		for _, id := range []ident.ID{registered, hidden, orphan} {
 			s.plant(id)
 		}
-		// The list does not contain the last two writes yet. Only their VMs show that they exist.
+		// The bucket's list does not contain the last two records yet. Only their VMs show that the records exist.
 		left := s.newID()
 		s.write(hidden, record.Registered, asWritten)
 		s.write(left, record.Reserved, asWritten)
@@ -320,7 +320,7 @@ func TestCollect(t *testing.T) {
 				s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
-		// The lists are at 0, 1, 3, 7 and 15 s.
+		// The provider was listed at 0, 1, 3, 7 and 15 s.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
 			!s.State.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
@@ -609,8 +609,8 @@ func TestDeleteInstance(t *testing.T) {
 	})
 }
 
-// TestExplicitDeletionShortensADrain checks that a requested deletion ends the drain of an instance that is already
-// being deleted within the group's present drain time-out, and that watchers receive the new deadline.
+// TestExplicitDeletionShortensADrain checks that a requested deletion shortens the drain of an instance that is already
+// being deleted to the group's present drain time-out, and that watchers receive the new deadline.
 func TestExplicitDeletionShortensADrain(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *shard) {
 		ctx, id := t.Context(), s.newID()

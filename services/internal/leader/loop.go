@@ -158,7 +158,7 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	snapshot.Waiting = l.WaitingCreates(key)
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
-		// From the last create, because every may have changed since.
+		// The pause counts from the last create, because its length (every) may have changed since.
 		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}

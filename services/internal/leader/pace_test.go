@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// tokens is a request bucket as EC2 has it: 5 requests, refilled with 2 per second.
+// tokens is a token bucket for requests, as EC2 has it: 5 requests, refilled with 2 per second.
 type tokens struct {
 	mu      sync.Mutex
 	left    float64

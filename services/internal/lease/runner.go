@@ -40,8 +40,8 @@ type Config struct {
 	// cancelled; the cause says why. Until it returns, Authority says what it may still do. Run ends when Lead returns
 	// an error that is not about ctx, and when it returns nil while it still leads.
 	Lead func(ctx context.Context, a *Authority) error
-	// StopTimeout bounds the wait for Lead when Run is to end. After it the lock is not released, because the leader's
-	// code may still act.
+	// StopTimeout bounds the wait for Lead when Run is to end. If Lead takes longer, the lock is not released, because
+	// the leader's code may still act.
 	StopTimeout time.Duration
 	// Watch, if not nil, is called with each new Status. It must not block or call back.
 	Watch func(Status)
@@ -330,7 +330,7 @@ func (r *runner) encodeLock(lock record.Lock) ([]byte, error) {
 	return r.body, nil
 }
 
-// readLock runs in its own goroutine.
+// readLock reads the lock. It runs in its own goroutine.
 func (r *runner) readLock(leads bool) election.Input {
 	ctx, cancel := context.WithTimeout(r.storeCtx, r.cfg.Options.RequestTimeout())
 	defer cancel()
@@ -359,7 +359,7 @@ func (r *runner) readLock(leads bool) election.Input {
 	return election.LockRead{Lock: lock, Token: obj.Token}
 }
 
-// writeLock runs in its own goroutine.
+// writeLock writes the lock. It runs in its own goroutine.
 func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 	ctx, cancel := context.WithTimeout(r.storeCtx, r.cfg.Options.RequestTimeout())
 	defer cancel()
@@ -393,7 +393,7 @@ func (r *runner) refuseReplay(in election.Input) election.Input {
 	return in
 }
 
-// askMachine runs in its own goroutine.
+// askMachine asks the provider about a machine. It runs in its own goroutine.
 func (r *runner) askMachine(id string) election.MachineState {
 	if r.cfg.Machine == nil {
 		return election.MachineUnknown

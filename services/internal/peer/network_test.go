@@ -179,8 +179,8 @@ func (m loggedMessages) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestMissingLinkIsLogged checks that a follower warns of a link that is missing, not at each attempt, and says when it
-// is back.
+// TestMissingLinkIsLogged checks that a follower warns of a missing link, but not at each attempt, and logs when the
+// link is back.
 func TestMissingLinkIsLogged(t *testing.T) {
 	c := transporttest.New(t)
 	log := make(loggedMessages, 1000)

@@ -22,7 +22,7 @@ const (
 	maxLength = time.Minute
 )
 
-// hello is the first message in either direction. The certificate also contains the ID.
+// hello is the first message in either direction. The sender's certificate also contains its ID.
 type hello struct{ From election.Peer }
 
 // frame is one message as JSON. One field is set.
@@ -34,7 +34,8 @@ type frame struct {
 	TookOver  *election.TookOver `json:"took_over,omitempty"`
 }
 
-// heartbeat is a Heartbeat with the lock as in the store, so that both are read in the same way.
+// heartbeat is an election.Heartbeat as JSON. It contains the lock as in the store, so that it is decoded like a lock
+// that was read there.
 type heartbeat struct {
 	election.Heartbeat
 	Lock json.RawMessage
