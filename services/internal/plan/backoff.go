@@ -66,7 +66,7 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled returns 1 s, doubled with every failure after the first, at most most.
+// doubled returns 1 s, doubled with every failure after the first, up to most.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {
@@ -86,8 +86,9 @@ func hashID(id ident.ID) uint64 {
 	return h.Sum64()
 }
 
-// createsAllowed returns how many of the wanted creates may start now, and with the steps why not all. A group that
-// backs off waits, and then tries with fewer at a time the more often it failed. The create budget bounds the rest.
+// createsAllowed returns how many of the wanted creates may start now, and the steps that say why the others may not. A
+// group that backs off waits, and then tries with fewer at a time the more often it failed. The create budget bounds
+// the rest.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

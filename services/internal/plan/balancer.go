@@ -6,20 +6,22 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// BalancerHealth is what the load balancers of an instance's group have told this leader about it (rule 59).
+// BalancerHealth is what the load balancers of an instance's group have told this leader about the instance (rule 59).
 type BalancerHealth struct {
-	// WasHealthy: a load balancer called it healthy, and no other one called it unhealthy then.
+	// WasHealthy: a load balancer called the instance healthy, and at that time no other one called it unhealthy.
 	WasHealthy bool
-	// Refused: a load balancer called it unhealthy in the last round of questions, even if that does not count yet.
+	// Refused: a load balancer called the instance unhealthy in the last round of questions, even if its verdict does
+	// not count yet.
 	Refused bool
-	// Rounds counts the successive rounds in which a load balancer called it unhealthy and that counted.
+	// Rounds counts the successive rounds in which a load balancer called the instance unhealthy and its verdict
+	// counted.
 	Rounds uint8
 	// Failed names the load balancer whose verdict counts, with its reason; "": none.
 	Failed string
 }
 
-// balancerRounds is the number of rounds in a row in which a load balancer must call an instance unhealthy. The clouds'
-// own thresholds come before that.
+// balancerRounds is the number of rounds in a row in which a load balancer must call an instance unhealthy. The cloud's
+// own threshold must have been reached before the first round.
 const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.
@@ -30,10 +32,10 @@ type BalancerVerdict struct {
 	Failed  string
 }
 
-// ApplyBalancerVerdict is rule 59. It returns the instance after its load balancers answered. grace is the [StartGrace]
-// of its group. failed reports whether the instance became unhealthy. When its load balancers no longer call it
-// unhealthy, it becomes healthy with its next report. The verdict on a leaving instance is ignored, because its drain
-// removes it from load balancers.
+// ApplyBalancerVerdict applies rule 59 (load-balancer health). It returns the instance after its load balancers
+// answered. grace is the [StartGrace] of its group. failed reports whether the instance became unhealthy. When its load
+// balancers no longer call it unhealthy, it becomes healthy with its next report. The verdict on a leaving instance is
+// ignored, because its drain removes it from load balancers.
 func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
 	failed bool) {
 	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))
@@ -89,7 +91,8 @@ func (g *group) awaitsBalancer(i *Instance) (bool, time.Time) {
 	return !over, until
 }
 
-// StartGrace is the time that an instance of a group has until its program must work (rules 52 and 59).
+// StartGrace is the time that a new instance has before failed health checks (rule 52) and verdicts of load balancers
+// (rule 59) count against it.
 func StartGrace(s Settings, group *config.Group) time.Duration {
 	return s.RegistrationTimeout + group.StartPeriod()
 }

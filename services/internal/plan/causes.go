@@ -8,14 +8,14 @@ const (
 	CauseScaleDown   Cause = "scale_down"
 	CauseUnhealthy   Cause = "unhealthy"
 	CauseHealthCheck Cause = "health_check"
-	// CauseLoadBalancer is the verdict of a load balancer (rule 59).
+	// CauseLoadBalancer is the verdict of a load balancer that the instance is unhealthy (rule 59).
 	CauseLoadBalancer Cause = "load_balancer"
 	CauseGone         Cause = "gone"
 	CauseExpired      Cause = "expired"
 	CauseDrift        Cause = "drift"
 	CauseNotice       Cause = "notice"
 	CausePowerOff     Cause = "power_off"
-	// CauseReturnToSpot is the replacement of an instance that was bought on demand by a spot instance (rule 58).
+	// CauseReturnToSpot: a spot instance replaces one that was bought on demand (rule 58).
 	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"
 	CauseTerminating  Cause = "terminating"

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is the state of an instance with regard to its group's size. The order is that of the classification table, and
-// the order in which rule 19 removes instances whose replacements are healthy.
+// class is the state of an instance with regard to its group's size. The classes are in the order of the classification
+// table. In this order, rule 19 deletes instances that have healthy replacements.
 type class uint8
 
 const (
@@ -17,17 +17,20 @@ const (
 	classCreating              // counts, but is not available yet
 	classLost                  // does not count; its replacement is no surge
 	classFailed                // does not count; its replacement waits for the group's backoff
-	// classOnDemandExpired and classOnDemand: no group's size asked for them.
+	// classOnDemandExpired and classOnDemand are on-demand instances. They do not count towards the size.
 	classOnDemandExpired
 	classOnDemand
-	// classExpired and classSilent count, run and are replaced first.
+	// Instances of classExpired and classSilent count towards the size and run. Each is deleted when its replacement is
+	// healthy.
 	classExpired
 	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
 	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
-	// classUnreadyDrifted and classUnready count, but cannot take the place of another instance yet.
+	// Instances of classUnreadyDrifted and classUnready count towards the size, but no other instance is deleted in
+	// their favour.
 	classUnreadyDrifted
 	classUnready
-	// classDrifted, classAged and classReturning count, are healthy, and are replaced first, in waves.
+	// Instances of classDrifted, classAged and classReturning count towards the size and are healthy. Waves replace
+	// them, and each is deleted when its replacement is healthy.
 	classDrifted
 	classAged
 	classReturning
@@ -36,7 +39,7 @@ const (
 )
 
 // available reports whether instances of a class serve or may serve: they run, and either they are healthy or the only
-// sign against them can be false.
+// evidence against them may be wrong.
 func (c class) available() bool {
 	switch c {
 	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
@@ -66,7 +69,7 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why instances of this row are deleted by themselves; none: they are not.
+	// cause is why an instance of this row is deleted regardless of other instances; none: it is not.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
@@ -100,7 +103,7 @@ var rules = [...]rule{
 	{9, "on-demand", classOnDemand, CauseNone, factOnDemand, nil},
 	{10, "expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
 		// An instance that never registered has no age: it is not available, so it must not replace another instance.
-		// Rule 7 ends it.
+		// Rule 7 (registration_timeout) deletes it.
 		if i.has(factUnregistered) {
 			return false, time.Time{}
 		}
@@ -145,7 +148,8 @@ type group struct {
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
-	// earliestReport is the report whose successor is overdue first; zero if no instance reports in time.
+	// earliestReport is the last report of the instance that must report next. It is zero if no instance reports in
+	// time.
 	earliestReport time.Time
 }
 
@@ -166,17 +170,17 @@ type tally struct {
 	// of them that count for the unhealthy guard, unhealthy those that are silent or were never healthy.
 	running, late, unhealthy int
 	// failing are failed creations, and instances that still run, of which the deletion is planned but not durable yet.
-	// They keep their place until it is. Otherwise a store that does not answer, or a leader that dies, would lead to
-	// more VMs than size and surge allow.
+	// They count towards the size until then. Otherwise a store that does not answer, or a leader that dies, would lead
+	// to more VMs than size and surge allow.
 	failing int
 	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
 	draining int
 }
 
-// replaceFirst counts the instances of rule 19.
+// replaceFirst counts the instances that are deleted only when a replacement is healthy (rule 19).
 func (t *tally) replaceFirst() int { return t.of[classExpired] + t.of[classSilent] }
 
-// rotating counts healthy instances of rule 20.
+// rotating counts the healthy instances that waves are to replace (rule 20).
 func (t *tally) rotating() int { return t.of[classDrifted] + t.of[classAged] + t.of[classReturning] }
 
 func (t *tally) available() (n int) {
@@ -196,7 +200,8 @@ func (t *tally) unavailable() int {
 // total counts towards the size.
 func (t *tally) total() int { return t.available() + t.unavailable() }
 
-// classifyGroup classifies every instance of a group. The unhealthy guard comes first: it depends on all of them.
+// classifyGroup classifies every instance of a group. It first evaluates the unhealthy guard, which depends on all
+// instances.
 func classifyGroup(s Snapshot) *group {
 	size, until := s.Group.SizeAt(s.Now) // rule 51
 	g := &group{Snapshot: s, desired: max(0, size), surge: max(1, s.Group.MaxSurge),
@@ -349,13 +354,14 @@ func (i *Instance) isLeaving() bool {
 	return i.State == record.Deleting || i.State == record.Deleted
 }
 
-// isRemoved is rule 44: the group's entry names the instance, so the intent to delete it is durable.
+// isRemoved is rule 44: the group's entry in groups/ lists the instance as removed, so the intent to delete it is
+// durable.
 func (g *group) isRemoved(i *Instance) bool {
 	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
 // awaitsCreate reports whether the VM may or may not exist: only the executor's answer to the create call or the action
-// settle can tell.
+// Settle can tell.
 func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
@@ -376,7 +382,7 @@ func (s ProviderState) Ended() bool {
 	return s == ProviderGoing || s == ProviderStopped || s == ProviderGone
 }
 
-// launched is when the VM's age began.
+// launched returns the time from which the VM's age counts.
 func (i *Instance) launched() time.Time {
 	if i.LaunchedAt.IsZero() {
 		return i.CreatedAt
@@ -393,9 +399,9 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. Time before silence counts does not count. While no agent has reached this leader,
-// others that registered before prove that the fault may be the leader's, so that nothing is overdue. So does the
-// unhealthy guard.
+// isRegistrationOverdue is rule 7. The time-out does not begin before the first agent has connected to this leader.
+// While none has, no registration is overdue in a group with registered instances, because the fault may be the
+// leader's. While the unhealthy guard holds, only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
@@ -408,7 +414,8 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	return overdue && (i.OnDemand || !g.guarded), until
 }
 
-// isUnhealthy reports whether rule 12, 52 or 59 applies.
+// isUnhealthy reports whether an instance is silent (rule 12), fails a health check (rule 52) or is unhealthy in a load
+// balancer (rule 59).
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 	silent, until := g.isSilent(i)
 	if silent || i.FailedCheck == "" {
@@ -442,7 +449,8 @@ func (g *group) isSilent(i subject) (bool, time.Time) {
 }
 
 // failsCheck is rule 52: a health check fails. An instance that was never healthy gets as much time as rule 12 gives
-// it: its program may still be starting, and a program that never starts must not be tried again and again.
+// it: its program may still be starting, and instances with a program that never starts must not be replaced in quick
+// succession.
 func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
@@ -473,14 +481,14 @@ func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	return reached(launched.Add(age), g.Now)
 }
 
-// isProtected is rule 54: a person excluded the instance from voluntary replacement and from a scale-down. A group that
-// is emptied protects nothing.
+// isProtected is rule 54: a person excluded the instance from voluntary replacement and from a scale-down. In a group
+// that is emptied, no instance is protected.
 func (g *group) isProtected(i *Instance) bool {
 	return len(g.Group.Protected) > 0 && slices.Contains(g.Group.Protected, i.ID) && !g.emptying()
 }
 
 // isDrifted reports whether an instance was made from another infra configuration than the group's, is in a subnet that
-// the group's pool no longer has, or has an outdated image. One that is protected stays as it is.
+// the group's pool no longer has, or has an outdated image. A protected instance is never drifted.
 func (g *group) isDrifted(i subject) (bool, time.Time) {
 	return !g.isProtected(i.Instance) && Drifted(&g.Group, g.Image, i.Instance), time.Time{}
 }

@@ -8,12 +8,13 @@ import (
 )
 
 const (
-	// fewOrphans and orphanPercent: more orphans than both stop collection (rule 36).
+	// Orphans are not collected while there are more than fewOrphans and more than orphanPercent of the shard's VMs
+	// (rule 36).
 	fewOrphans    = 2
 	orphanPercent = 5
-	// unusedRetention bounds how long the tombstone of a reservation is kept for which no VM was found. It covers a
-	// create call of an earlier leader that lands late: within that time its VM is a stray with a tombstone (rule 37),
-	// later an orphan (rule 35).
+	// unusedRetention bounds how long the tombstone of a reservation without a VM is kept. It covers a create call of
+	// an earlier leader that lands late: within that time its VM is a stray with a tombstone (rule 37), later an orphan
+	// (rule 35).
 	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.
 	collectRetry = 10 * time.Second
@@ -27,7 +28,7 @@ type ShardSnapshot struct {
 	// Listed is the number of VMs with this shard's tags in the latest provider list, ended ones excluded. It is
 	// incomplete before the first list.
 	Listed Observed[int]
-	// Strays are those VMs of that list that no live record claims; those of Leftovers may be among them.
+	// Strays are the VMs of the latest provider list that no live record claims. VMs of Leftovers may be among them.
 	Strays []Stray
 	// Leftovers are reservations that no leader of this term will use.
 	Leftovers []Leftover
@@ -45,13 +46,13 @@ type Stray struct {
 	Instance   ident.ID
 	State      ProviderState
 	LaunchedAt time.Time
-	// Tombstone: its record is a tombstone. Claimed: a live record names its instance ID, but another VM. A claimed VM
-	// is left alone too.
+	// Tombstone: the VM's record is a tombstone. Claimed: the record with the VM's instance ID is live, but names
+	// another VM. A claimed VM is left alone too.
 	Tombstone, Claimed bool
-	// Reads are the times at which its record's key was read directly and nothing was there, in order.
+	// Reads are the times, in order, at which a direct read of the VM's record found nothing.
 	Reads []time.Time
 	Busy  bool // an action for it is under way
-	// Confirmed: a person confirmed that it may be terminated although there are many orphans.
+	// Confirmed: a person confirmed that the VM may be terminated although there are many orphans.
 	Confirmed bool
 }
 
@@ -66,7 +67,7 @@ type Tombstone struct {
 	Instance  ident.ID
 	DeletedAt time.Time
 	Busy      bool // an action for it is under way
-	// Unused: it was a reservation for which no VM was found.
+	// Unused: the record was a reservation for which no VM was found.
 	Unused bool
 }
 
@@ -116,7 +117,8 @@ func (s *ShardSnapshot) settleLeftovers() (out steps) {
 	return out
 }
 
-// checkOrphans is rule 36: a wrong prefix or a restored bucket must not cost a fleet.
+// checkOrphans is rule 36: many orphans are not terminated without a confirmation, because a wrong prefix or a restored
+// bucket can make every VM an orphan.
 func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out steps) {
 	orphans := 0
 	for k := range s.Strays {
@@ -145,8 +147,9 @@ func (s *Stray) isOrphan() bool {
 	return s.runs() && !s.Instance.IsZero() && !s.Tombstone && !s.Claimed
 }
 
-// collectStray plans the next step towards a stray's end: rule 37 with a tombstone, rule 35 without. An orphan's key is
-// read twice, a collection interval apart, the second time after the registration time-out.
+// collectStray plans the next step towards the termination of a stray: by rule 37 if its record is a tombstone, and
+// else by rule 35 (orphans). The key of an orphan's record is read twice, a collection interval apart, the second time
+// after the registration time-out.
 func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
 		return
@@ -178,8 +181,8 @@ func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	}
 }
 
-// removeTombstone is rule 38. Tombstones of unused reservations go early, because every change of leader leaves some.
-// listed are the instances of which the latest list shows a VM.
+// removeTombstone removes an old tombstone (rule 38). Tombstones of unused reservations go early, because every change
+// of leader leaves some. listed are the instances of which the latest list shows a VM.
 func (s *ShardSnapshot) removeTombstone(out *steps, t *Tombstone, listed map[ident.ID]bool) {
 	retention := s.Settings.Retention
 	if t.Unused {

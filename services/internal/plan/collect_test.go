@@ -196,8 +196,9 @@ func buried(d time.Duration) func(*plan.ShardSnapshot) {
 }
 
 // TestCollectGarbageProperties checks that garbage collection terminates only VMs with an ID and without a live record.
-// Such a VM needs a tombstone, or two reads that are one interval apart. More than 2 orphans that are more than 5 % are
-// terminated only after a person has confirmed them. Nothing that has work in progress is touched.
+// Such a VM needs a tombstone, or two reads that are one interval apart. Orphans that are more than 2 and more than 5 %
+// of the shard's VMs are terminated only after a person has confirmed them. Nothing that has work in progress is
+// touched.
 func TestCollectGarbageProperties(t *testing.T) {
 	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
 		plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}

@@ -5,8 +5,8 @@ import "time"
 const (
 	filesRetryFirst = 30 * time.Second // after the first attempt to complete an instance's files, doubled after each
 	filesRetryMost  = time.Hour
-	// filesSettle is the time after a batch in which reports are not taken to mean that files are missing: reports that
-	// are on their way do not know the batch yet.
+	// filesSettle is the time after a batch in which reports of missing files are ignored: the agent may have sent them
+	// before it received the batch.
 	filesSettle = 5 * time.Second
 )
 
@@ -30,7 +30,7 @@ type FilesReport struct {
 	// Reported, Sent and Current are hashes of a runtime configuration: the one that the agent reports, the one of the
 	// batch that this leadership sent last (empty before the first), and the one of the group.
 	Reported, Sent, Current string
-	// Full means that the report lists the files. Only then Complete and RenewAt mean something: Complete, that the
+	// Full means that the report lists the files. Complete and RenewAt are valid only then. Complete means that the
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
@@ -38,12 +38,12 @@ type FilesReport struct {
 	Recheck bool
 }
 
-// FilesDue returns the state after a report, and whether to send a batch now. Then the state counts the attempt.
+// FilesDue returns the state after a report, and whether to send a batch now. If so, the state counts the attempt.
 func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState, due bool) {
 	if report.Full {
 		s.RenewAt = report.RenewAt
 	}
-	// A report of files of another configuration says nothing: PushFiles will replace them.
+	// A report about the files of another configuration changes nothing: PushFiles will replace them.
 	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
 		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
 			!report.Full && s.Incomplete

@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
-// shardLimit is the share of silent instances in a shard from which the guard holds; at least shardMinimum.
+// shardLimit is the share of a shard's instances that may be silent before the unhealthy guard holds; at least
+// shardMinimum may.
 var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardMinimum = 3
@@ -19,14 +20,14 @@ const shardMinimum = 3
 type Guard struct {
 	// Exceeded is true if more instances than the limit were silent or failing at the last count.
 	Exceeded bool
-	// HoldUntil is when the last time to recover ends (rule 61). FellAt is when the first of the times to recover began
-	// that rule 61 takes together. Both are zero if there was none.
+	// HoldUntil is when the last time to recover ends (rule 61). FellAt is when the first of a series of times to
+	// recover began. Rule 61 limits how long a series lasts. Both are zero if there was none.
 	HoldUntil, FellAt time.Time
 }
 
-// After returns the guard after the instances were counted again (rule 61). When their number falls to the limit, a
-// time to recover begins. It lasts as long as recovery, which [RecoveryTime] returns. Within bound after the first one,
-// a further fall begins another one. After that, no fall does for at least as long as bound.
+// After returns the guard after a new count of the silent and failing instances. exceeded means that they are more than
+// the limit. When that ends, a time to recover begins (rule 61), as long as recovery (see [RecoveryTime]). Further ones
+// may begin within bound after the first. Then none begins for at least bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
@@ -42,7 +43,8 @@ func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time
 
 // RecoveryTime returns how long the last instances of a group may take to recover after the first ones, when a fault
 // that they share ends. They report again (rule 33), their health checks pass, or their load balancers call them
-// healthy. How often a load balancer checks is unknown, so this takes the time that a new instance has for it.
+// healthy. How often a load balancer checks is unknown, so RecoveryTime uses the time that a new instance has to become
+// healthy in it.
 func RecoveryTime(s Settings, group *config.Group) time.Duration {
 	longest := max(reconnect.ReturnTime(s.HealthInterval), group.PassTime()+s.HealthInterval)
 	if group.LoadBalancerHealth {
@@ -51,7 +53,7 @@ func RecoveryTime(s Settings, group *config.Group) time.Duration {
 	return longest + reportSlack(s.HealthInterval)
 }
 
-// Exceeds reports whether more of the shard is silent than its limit.
+// Exceeds reports whether more instances of the shard are silent or failing than its limit allows.
 func (h ShardHealth) Exceeds() bool {
 	return h.Silent > max(shardMinimum, shardLimit.Of(h.Running))
 }
@@ -64,7 +66,8 @@ func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
 
-// guardHolds reports whether rule 26 or 61 applies, and until when if it ends by time alone; zero: unknown.
+// guardHolds reports whether too many instances are silent or failing (rule 26) or have time to recover (rule 61), and
+// until when if it ends by time alone; zero: unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}
@@ -100,7 +103,7 @@ func (g *group) planAlerts() (out steps) {
 	return out
 }
 
-// guardRule returns the number of the rule that applies, 26 or 61.
+// guardRule returns the number of the rule by which the guard holds, 26 or 61.
 func (g *group) guardRule() int {
 	if g.exceedsLimit() {
 		return 26

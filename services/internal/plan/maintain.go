@@ -2,10 +2,9 @@ package plan
 
 import "github.com/nstance-kit/nstance/services/contract/record"
 
-// planMaintenance is rule 32: what an instance that stays should have. It joins the group's load balancers from its
-// first healthy report on. While its stream is open it gets the files of the group's runtime configuration, once per
-// sending, if it has others or could not store one. After a failure the two alternate, so that neither starves the
-// other.
+// planMaintenance is rule 32. An instance that stays joins the group's load balancers after its first healthy report.
+// While its stream is open, the files of the group's runtime configuration are sent to it once if it has others or
+// could not store one. After a failure, registration and files take turns.
 func (g *group) planMaintenance(out *steps, i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
 		return

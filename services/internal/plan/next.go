@@ -14,7 +14,7 @@ const forgetGroupRetry = 10 * time.Second
 // allocates little, because it runs on every event.
 //
 // At most one action that the executor works on (all but [Create], [Ask] and alerts) is planned per instance, and none
-// while the instance has work under way. An action that had no effect is planned again with the same words.
+// while the instance has work under way. An action that had no effect is planned again unchanged.
 func Next(s Snapshot) Decision {
 	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
 		return Decision{
@@ -45,7 +45,7 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// blockedUntil and rolloutUntil are when these reasons end by time alone; zero: unknown.
+	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end by time alone; zero: unknown.
 	blockedUntil, rolloutUntil time.Time
 }
 
@@ -59,14 +59,14 @@ func (s *steps) wait(until time.Time) {
 
 func (s *steps) block(reason string) { s.blockUntil(reason, time.Time{}) }
 
-// blockUntil notes why the group is not at its size, and until when by time alone; zero: unknown.
+// blockUntil notes why the group is not at its size, and when that reason ends by time alone; zero: unknown.
 func (s *steps) blockUntil(reason string, until time.Time) {
 	if s.blocked == "" {
 		s.blocked, s.blockedUntil = reason, until
 	}
 }
 
-// waitRollout notes why a rollout waits, and until when by time alone; zero: unknown.
+// waitRollout notes why a rollout waits, and when that reason ends by time alone; zero: unknown.
 func (s *steps) waitRollout(reason string, until time.Time) {
 	s.wait(until)
 	if s.rollout == "" {
@@ -100,7 +100,7 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
-			// The removal phase planned its deletion, or waits for its create call.
+			// The removal phase planned the instance's deletion, or waits for its create call.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
 			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:
@@ -119,7 +119,7 @@ func (g *group) planSettlement(out *steps, i *Instance) {
 		Reason: "reserved, but nothing is under way for it"})
 }
 
-// attempt plans an action of an instance unless an earlier failure of it is too recent.
+// attempt plans an action of an instance unless the last failure f is too recent.
 func (g *group) attempt(out *steps, f Failure, a Action) {
 	if ready, until := retryReady(a.Instance, f, g.Now); !ready {
 		out.wait(until)

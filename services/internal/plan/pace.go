@@ -11,7 +11,8 @@ const (
 	paceMost   = 10 * time.Second
 	paceWindow = time.Second // throttled answers within it count once
 	paceMemory = time.Minute // after the last throttled answer
-	// createsAhead is how many create calls of a group may wait for their turn. Later decisions know more.
+	// createsAhead is how many create calls of a group may wait for their turn. It is low, because later decisions know
+	// more.
 	createsAhead = 4
 
 	reasonPaced = "the provider throttles creates"
@@ -63,8 +64,8 @@ type Turn struct {
 	Voluntary bool // see [Action]
 }
 
-// NextTurn is rule 42: the index of the next of the waiting calls, which are in the order of their arrival. served is
-// the number of the last turn of each group.
+// NextTurn is rule 42 (take turns): it returns the index of the next of the waiting calls, which are in the order of
+// their arrival. served is the number of the last turn of each group.
 func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 	best := 0
 	for n := range waiting {
@@ -87,7 +88,8 @@ type WaitingCreates struct {
 	Needed, Voluntary, ShardNeeded int
 }
 
-// paced is rule 43. Of the creates that the size lacks and those that are voluntary, it returns how many may start.
+// paced is rule 43 (create late). It returns how many of the creates that the size lacks may start, and how many of the
+// voluntary ones.
 func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	var out steps
 	w := &g.Waiting

@@ -86,8 +86,8 @@ func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 }
 
 // TestRule52FailingChecksRemoveFewInstances lets a health check fail on every instance, spread over at most one and a
-// half report intervals. If it fails on new VMs too, none is removed. If it does not, at most max_unhealthy are
-// removed, unless a new VM passes it before the next one fails it.
+// half report intervals. If the check also fails on new VMs, no instance is removed. If new VMs pass it, at most
+// max_unhealthy are removed, because the checks of all others fail before the first new VM has booted.
 func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
 	for seed := range int64(150) {
 		rng := rand.New(rand.NewSource(seed))

@@ -32,7 +32,7 @@ func (g *group) surplus(b bought) bought {
 }
 
 // countBought counts the instances that count towards the size, and creates under way that have no ID yet, except for
-// those that are chosen for removal; nil: none is. One that powers off does not stay.
+// those that are chosen for removal; nil: none is. It does not count an instance that powers off.
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
@@ -117,7 +117,7 @@ func (g *group) mayReturn(n int) (int, steps) {
 }
 
 // preferSurplus sorts the candidates of a scale-down: those that were bought in a way of which the group has too many
-// come before the others (rule 56), but those of rank 0 stay first. chosen are instances that are removed anyway.
+// come before the others (rule 56), but silent ones (rank 0) stay first. chosen are instances that are removed anyway.
 // candidates are in the order of their ranks.
 func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {
@@ -130,7 +130,7 @@ func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 		if g.Instances[c.at].Spot {
 			n = &left.spot
 		}
-		// A silent instance does not serve as either kind.
+		// A silent instance serves neither as a spot instance nor as an on-demand one.
 		serves := g.class(c.at) != classSilent && g.class(c.at) != classHeld
 		if c.inBalance = serves && *n <= 0; c.inBalance && c.rank > 0 {
 			c.rank += classes

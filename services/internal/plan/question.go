@@ -7,8 +7,8 @@ import (
 )
 
 // planQuestion is rule 31. The provider is asked about an instance after its stream was lost, after it missed one
-// report, while its agent's announced power-off has a grace, and after its termination was requested. An announced
-// restart excuses a lost stream. Further questions follow at doubling distances.
+// report, while shutdown_grace runs after its agent announced a power-off, and after its termination was requested. An
+// announced restart excuses a lost stream. Further questions follow at doubling intervals.
 func (g *group) planQuestion(out *steps, i subject) {
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
 		return // by far the most instances: they report in time and have announced nothing
@@ -50,7 +50,7 @@ func (g *group) planQuestion(out *steps, i subject) {
 }
 
 // nextQuestion returns when to ask again about something that began at from, after the last question: first after the
-// given delay, then at doubling distances of at least one second.
+// given delay, then at doubling intervals of at least one second.
 func nextQuestion(from, last time.Time, first time.Duration) time.Time {
 	if last.Before(from.Add(first)) {
 		return from.Add(first)

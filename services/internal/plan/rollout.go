@@ -17,9 +17,9 @@ const (
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// planWave begins a wave of rule 20 if one is due. It returns how many instances of the wave get their replacement
-// first. With max_unavailable that is none: they are deleted first (rule 48): those that never registered, then other
-// unready ones, then those that serve.
+// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances of the wave get their
+// replacement first. With max_unavailable that is none: they are deleted first (rule 48): those that never registered,
+// then other unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
 	t := &g.tally
 	n, waits := g.wave()
@@ -51,7 +51,8 @@ func (g *group) unregisteredFirst(a, b int) int {
 	return int(g.facts[b]&factUnregistered) - int(g.facts[a]&factUnregistered)
 }
 
-// mayBeUnavailable returns how many instances a wave may delete first. Those that the guard holds are unavailable.
+// mayBeUnavailable returns how many instances a wave may delete first. Instances that the unhealthy guard holds already
+// count as unavailable.
 func (g *group) mayBeUnavailable() int {
 	return max(0, g.Group.Rollout.MaxUnavailable-g.tally.of[classHeld])
 }
@@ -198,13 +199,14 @@ func (g *group) halted() bool {
 	return n >= limit
 }
 
-// haltReason contains no number: it must not change from pass to pass.
+// haltReason says why the rollout is halted. The text has no number, because it must not change from pass to pass.
 func (g *group) haltReason() string {
 	return fmt.Sprintf("the rollout is halted: at least %d instances with the new configuration failed to register or "+
 		"became unhealthy", g.Group.Rollout.HaltOnFailures)
 }
 
-// FailsRollout reports whether the deletion of an instance counts towards rule 47. drifted is the result of [Drifted].
+// FailsRollout reports whether the deletion of an instance counts as a failure of the rollout (rule 47). drifted is the
+// result of [Drifted].
 func (d Deletion) FailsRollout(drifted bool) bool {
 	switch d.Cause {
 	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer:
@@ -213,8 +215,8 @@ func (d Deletion) FailsRollout(drifted bool) bool {
 	return false
 }
 
-// EndsRollout reports whether a change of a group's configuration resets the count of rule 47: another rollout begins,
-// or the same one after a pause.
+// EndsRollout reports whether a change of a group's configuration resets the count of the rollout's failures (rule 47):
+// another rollout begins, or the same one after a pause.
 func EndsRollout(before, after *config.Group) bool {
 	return before.InfraHash != after.InfraHash || before.RuntimeHash != after.RuntimeHash ||
 		before.Rollout != after.Rollout || !slices.Equal(before.Subnets, after.Subnets)

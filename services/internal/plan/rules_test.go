@@ -199,8 +199,8 @@ func TestRule26CountsDeletionsOfTheFormerLeader(t *testing.T) {
 	}
 }
 
-// TestRule61FaultThatEnds lets the health checks or the network of 6 of 10 instances fail together, and recover for one
-// after the other. None of them is replaced, even if the leader changes meanwhile.
+// TestRule61FaultThatEnds lets the health checks or the network of 6 of 10 instances fail together, and then recover
+// one after the other. None of them is replaced, even if the leader changes meanwhile.
 func TestRule61FaultThatEnds(t *testing.T) {
 	minute := config.Duration(time.Minute)
 	two := 2
@@ -282,8 +282,8 @@ func TestRule61RecoveryTime(t *testing.T) {
 	}
 }
 
-// TestRule61FlappingEnds checks that an instance that comes and goes does not keep the guard up: four that are silent
-// for good are replaced.
+// TestRule61FlappingEnds checks that an instance that fails and recovers again and again does not keep the guard up:
+// four that are silent for good are replaced.
 func TestRule61FlappingEnds(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -345,8 +345,8 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	}
 }
 
-// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance, although the other one
-// is of the kind that the group has too many of.
+// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance, although the healthy
+// one is of the kind (spot or on demand) of which the group has too many.
 func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -364,8 +364,8 @@ func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	}
 }
 
-// TestRule58ReturnsInWindows checks that a return to spot begins in a window only, replaces first even with
-// max_unavailable, and leaves protected instances alone.
+// TestRule58ReturnsInWindows checks that a return to spot begins in a window only, creates the replacement first even
+// with max_unavailable, and leaves protected instances alone.
 func TestRule58ReturnsInWindows(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -390,8 +390,8 @@ func TestRule58ReturnsInWindows(t *testing.T) {
 	}
 }
 
-// TestRule60WaitsNoLongerThanTheGrace checks that a rollout waits for a load balancer that does not answer, and goes on
-// when a verdict would count.
+// TestRule60WaitsNoLongerThanTheGrace checks that a rollout waits for a load balancer that does not answer, but only
+// until a verdict would count (rule 59).
 func TestRule60WaitsNoLongerThanTheGrace(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

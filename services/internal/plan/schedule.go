@@ -9,7 +9,8 @@ import (
 type Schedule struct {
 	// NextPlan is the earliest time at which the plan may change; zero: never.
 	NextPlan time.Time
-	// NextIfReporting is the same, provided that every healthy connected instance reports in time; zero: never.
+	// NextIfReporting is the earliest time at which the plan may change, provided that every healthy connected instance
+	// reports in time; zero: never.
 	NextIfReporting time.Time
 }
 
@@ -21,9 +22,9 @@ func (s Schedule) with(at time.Time) Schedule {
 	return Schedule{NextPlan: sooner(s.NextPlan, at), NextIfReporting: sooner(s.NextIfReporting, at)}
 }
 
-// Postpone returns when to plan instead of NextPlan, where NextPlan only had to check for overdue reports and all
-// reports have come. ok is false if the group must be planned now. Most often the report that was nearest to being
-// overdue has come by then: without Postpone a group would be planned about ten times per report interval.
+// Postpone returns a later time to plan than NextPlan if NextPlan only had to check for overdue reports and all reports
+// have come. ok is false if the group must be planned now. Without Postpone, a group would be planned about ten times
+// per report interval, mostly for a report that has come by then.
 func (s Schedule) Postpone(instances iter.Seq[*Instance], settings *Settings, now time.Time) (later Schedule, ok bool) {
 	if !s.NextIfReporting.IsZero() && !s.NextIfReporting.After(now) {
 		return s, false

@@ -22,8 +22,9 @@ func overdueAfter(report time.Time, interval time.Duration) time.Time {
 }
 
 // silentSince returns from when an instance's silence counts: its last report, its registration if it has not reported
-// yet, or the moment from which silence counts at all. (A registration later than a report was written by a server with
-// a fast clock.) ok is false while the instance cannot be silent: it is not registered, or this leader cannot tell yet.
+// yet, or silenceFrom, before which silence does not count. (If the registration is later than the last report, a
+// server with a fast clock recorded it.) ok is false while the instance cannot be silent: it is not registered, or this
+// leader cannot tell yet.
 func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false
@@ -71,7 +72,8 @@ func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 }
 
 // deletedWhileFailing reports whether an instance that is leaving fails a health check that failed when its deletion
-// was decided. A check that fails because of the drain does not count. What an earlier leader knew is in the reason.
+// was decided. A check that fails because of the drain does not count. If an earlier leader decided the deletion, the
+// recorded reason tells whether a check failed.
 func (i *Instance) deletedWhileFailing() bool {
 	switch {
 	case i.FailedCheck != "" && (i.DeletingAt.IsZero() || !i.DeletingAt.Before(i.CheckFailedAt)):
@@ -83,8 +85,8 @@ func (i *Instance) deletedWhileFailing() bool {
 }
 
 // lateAt returns from when an instance counts as silent for the unhealthy guard: its stream was lost or one report is
-// missed, and no announced restart is under way. The guard must see a whole wave when its first instance becomes
-// unhealthy, and reports are spread over an interval.
+// missed, and no announced restart is under way. One report is enough, because reports are spread over an interval:
+// when the first instance becomes unhealthy, the guard must already see the others that share its fault.
 func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {

@@ -27,7 +27,7 @@ type removals struct {
 // must be replaced is deleted only when its replacement has reported healthy, and never as the only one of a group of
 // one. Instances that are not available yet are deleted when they exceed the size by more than replacements in progress
 // may add (rule 23). Work under way is already counted out, so no removal is planned twice. A chosen instance that
-// cannot be deleted yet keeps its place.
+// cannot be deleted yet still counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -37,7 +37,7 @@ func (g *group) planRemovals() (r removals) {
 	r.chosen = make([]bool, len(g.Instances))
 	available := max(0, t.available()-g.desired)
 	leaving := t.replaceFirst() + t.of[classHeld] + min(g.surge, t.rotating()+t.of[classUnreadyDrifted])
-	// What rotation cannot have added is a scale-down.
+	// The part of the surplus that replacements cannot have added is a scale-down.
 	down := max(0, surplus-min(g.surge, leaving))
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
 		down = surplus // nothing but drift or age, and no instance that could be a replacement
@@ -48,7 +48,8 @@ func (g *group) planRemovals() (r removals) {
 			r.block(reasonProtected)
 		}
 	}
-	// Creates under way that have no ID yet cannot be marked, but count as chosen: the next pass sees them.
+	// Creates under way that have no ID yet cannot be marked for deletion, but count as chosen. The next pass sees them
+	// as instances.
 	for chosen := removed + g.PendingCreates; ; {
 		tolerated := min(g.surge, g.replaceableLeft(r.chosen), max(0, g.desired-g.wellLeft(r.chosen)))
 		n := g.removeUnavailable(&r, surplus-chosen-tolerated)
@@ -176,7 +177,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	r.planned += len(r.actions) - before
 }
 
-// replaceableLeft counts the instances that are not chosen and may have a replacement under way.
+// replaceableLeft counts the instances that are not chosen for removal and may have a replacement under way.
 func (g *group) replaceableLeft(chosen []bool) int {
 	n := 0
 	for k := range g.rows {
@@ -195,7 +196,7 @@ func (g *group) replaceableLeft(chosen []bool) int {
 	return n
 }
 
-// wellLeft counts the instances that are not chosen and well.
+// wellLeft counts the instances that are well and not chosen for removal.
 func (g *group) wellLeft(chosen []bool) int {
 	n := 0
 	for k := range g.rows {
@@ -210,14 +211,15 @@ func (g *group) wellLeft(chosen []bool) int {
 type candidate struct {
 	at   int // index of the instance
 	rank int
-	// inBalance: the group has not too many that were bought as this one. The others are removed first.
+	// inBalance: the group does not have too many instances that were bought in the way of this one (spot or on
+	// demand). Instances that are not in balance are removed first.
 	inBalance bool
 	newest    bool // among equals the latest is removed first
 	launched  time.Time
 }
 
-// scaleDownRank orders available instances for rule 22, replacedRank for rule 19. Rank 0 of rule 22 is for silent ones,
-// that of rule 23 for creates under way.
+// scaleDownRank orders available instances for a scale-down (rule 22), replacedRank for deletion after a replacement
+// (rule 19). Rank 0 is for silent instances in rule 22, and for creates under way in rule 23.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
 		classReturning: 1, classWell: 2}
@@ -231,8 +233,9 @@ func (g *group) candidate(n, rank int) candidate {
 	neverHealthy := !i.EverHealthy || i.Balancer.Failed != "" && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Among silent ones, those that were never healthy go first, and the latest of them before the rest: the
-		// oldest has most likely served. Among those that never registered, the latest has made the least progress.
+		// Of the silent instances, those that were never healthy go first, the latest of them before the others: the
+		// oldest has most likely served. Of those that never registered, the latest goes first, because it has made the
+		// least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 

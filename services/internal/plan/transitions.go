@@ -37,7 +37,7 @@ type Report struct {
 	Notice         bool
 	NoticeDeadline time.Time // may be zero
 	Stopping       Stopping
-	// ChecksPending and FailedCheck are those of [Instance].
+	// ChecksPending and FailedCheck have the meaning of these fields of [Instance].
 	ChecksPending bool
 	FailedCheck   string
 }
@@ -48,7 +48,7 @@ type ReportEffect struct {
 	Changed bool
 	// Recovered, Failed: the instance became healthy or unhealthy, or this is the first report.
 	Recovered, Failed bool
-	// Noticed, PowersOff, Restarts: the report is the first to announce it.
+	// Noticed, PowersOff, Restarts: the report is the first with a termination notice, a power-off or a restart.
 	Noticed, PowersOff, Restarts bool
 	// EndsBackoff: an instance of the group works, so that creations need not wait any longer.
 	EndsBackoff bool
@@ -62,7 +62,8 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	if r.FailedCheck == "" {
 		r.FailedCheck = i.Balancer.Failed // rule 59
 	}
-	// Rule 53: until its health checks have passed, a new instance is not healthy, and another one stays as it is.
+	// Rule 53: until its health checks have passed, a new instance is not healthy. Until then the health of an older
+	// instance does not change.
 	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy)
 	i.EverHealthy = i.EverHealthy || i.Healthy
 	i.ChecksPending, i.FailedCheck = r.ChecksPending, r.FailedCheck
@@ -87,7 +88,8 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	return i, effect
 }
 
-// applyStopping keeps the time of the first announcement. A report without one ends what was announced before.
+// applyStopping records an announced stop with the time of its first announcement. A report without an announcement
+// removes it.
 func applyStopping(i Instance, why Stopping, now time.Time) Instance {
 	powerOff, restarting := i.PowerOffAt, i.RestartingAt
 	i.PowerOffAt, i.RestartingAt = time.Time{}, time.Time{}
@@ -127,9 +129,9 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 
 // ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
 // when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
-// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. Afterwards
-// only an explicit deletion makes the deadline earlier (rule 40). It does not shorten time that was granted. before is
-// the record as it was known.
+// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. Afterwards only an
+// explicit deletion makes the deadline earlier (rule 40), but not if this leader has postponed it. before is the record
+// as it was known.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -174,7 +176,7 @@ func Covered(i Instance, unlisted []string) bool {
 
 // ProviderEffect says what a provider's answer changed.
 type ProviderEffect struct {
-	// Stale: a later question was answered before. The answer is ignored.
+	// Stale: the answer to a later question came first. This answer is ignored.
 	Stale bool
 	// Changed: the state changed, or is known completely for the first time.
 	Changed bool
@@ -243,7 +245,7 @@ func (f Failure) after(failed bool, now time.Time) Failure {
 }
 
 // ApplyCreateFailure returns a group's backoff after a failed creation. Creations that ran side by side fail together:
-// those that fail while the group already waits count once.
+// failures while the group already waits count as one.
 func ApplyCreateFailure(b Backoff, key config.GroupKey, reason string, now time.Time) Backoff {
 	b.Reason = reason
 	if b.Failures == 0 || !now.Before(b.Until(key)) {

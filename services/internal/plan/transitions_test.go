@@ -283,7 +283,7 @@ func TestGroupChangeEndsTheBackoff(t *testing.T) {
 }
 
 // TestRule39NoticesBeyondTheSizeBackOff checks that a group's count of notices leads to a backoff only beyond its size,
-// and begins again after an hour.
+// and that the count begins again after an hour.
 func TestRule39NoticesBeyondTheSizeBackOff(t *testing.T) {
 	group := config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Size: 50}
 	var n plan.Notices
@@ -332,7 +332,8 @@ func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
 			t.Errorf("%s: the planner sees %s, want %s", c.name, got, c.want)
 		}
 	}
-	// The record's time was over when this leader learned of the deletion, so it granted some more (rule 30).
+	// The recorded deadline had passed when this leader learned of the deletion, so it granted more drain time (rule
+	// 30).
 	before := record.Instance{ID: id(1), State: record.Deleting, DeletingAt: ago(time.Minute),
 		DeleteDeadline: ago(10 * time.Second)}
 	rec := before
@@ -414,7 +415,8 @@ func failing(change func(*plan.Instance)) plan.Instance {
 	})
 }
 
-// formerly returns an instance that a former leader deleted, and of which this leader learned later that a check fails.
+// formerly returns an instance that an earlier leader deleted. This leader learned only later that a health check of
+// the instance fails.
 func formerly(reason string, change func(*plan.Instance)) plan.Instance {
 	return failing(func(i *plan.Instance) {
 		i.State, i.DeletingAt, i.CheckFailedAt, i.DeleteReason = record.Deleting, ago(time.Minute), ago(time.Second),

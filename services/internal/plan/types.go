@@ -76,7 +76,7 @@ type Instance struct {
 	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
 	ChecksPending bool
 	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when one fails. The
-	// verdict of a load balancer counts as one.
+	// verdict of a load balancer that the instance is unhealthy counts as a failed check.
 	FailedCheck   string
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
@@ -100,9 +100,8 @@ type Instance struct {
 	Announced, Drained bool
 	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
-	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when that changed last, or when
-	// the load balancers did.
-	// FilesSent: runtime hash last sent in full.
+	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when InLoadBalancers or the
+	// group's load balancers changed last. FilesSent: runtime hash last sent in full.
 	InLoadBalancers bool
 	BalancedAt      time.Time
 	FilesSent       string
@@ -168,7 +167,7 @@ type Snapshot struct {
 	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader leads.
 	SpotRefusedAt time.Time
 	Shard         ShardHealth
-	// Guard is the one that the last plan of the group returned.
+	// Guard is the Guard in the last Decision about the group.
 	Guard   Guard
 	Backoff Backoff
 	Notices Notices
@@ -259,6 +258,6 @@ type Decision struct {
 	// way. RolloutUntil is when that reason ends by time alone; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
-	// Guard is for the next snapshot.
+	// Guard must be passed on in the group's next Snapshot.
 	Guard Guard
 }

@@ -48,7 +48,7 @@ func Random(rng *rand.Rand) *Fleet {
 // Failure is a health check that fails, with its reason.
 const Failure = "web: status 503, want 200"
 
-// Refusal is the verdict of a load balancer.
+// Refusal is the verdict of a load balancer that a VM is unhealthy, with its reason.
 const Refusal = "load balancer web: Target.Timeout"
 
 func randomRollout(rng *rand.Rand) config.Rollout {
@@ -57,7 +57,7 @@ func randomRollout(rng *rand.Rand) config.Rollout {
 		OnImageChange: rng.Intn(2) == 0}
 }
 
-// disturbed gives a group random limits of its disruption, and sizes that begin at certain times.
+// disturbed gives a group random limits in disruption, and in some cases a schedule with random sizes.
 func disturbed(rng *rand.Rand, g *config.Group) {
 	g.MaxPerHour = rng.Intn(4)
 	if rng.Intn(2) == 0 {

@@ -93,7 +93,7 @@ type VM struct {
 	Unwell     bool
 	// Fails is the health check that fails, with its reason; "": none.
 	Fails string
-	// Refused is the load balancer that calls it unhealthy, with its reason; "": none.
+	// Refused is the load balancer that calls the VM unhealthy, with its reason; "": none.
 	Refused    string
 	reportFrom time.Time // reports come once per interval from then on
 }
