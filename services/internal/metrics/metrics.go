@@ -176,7 +176,7 @@ func (s *Server) Gather() ([]*dto.MetricFamily, error) {
 	constant := *s.constant.Load()
 	for _, family := range families {
 		for _, metric := range family.Metric {
-			// The slice of a metric belongs to the registry.
+			// The label slice of a metric belongs to the registry, so append to a copy.
 			metric.Label = slices.Concat(metric.Label, constant)
 			slices.SortFunc(metric.Label, func(a, b *dto.LabelPair) int {
 				return cmp.Compare(a.GetName(), b.GetName())

@@ -25,8 +25,8 @@ type Edit struct {
 	Package string
 	// In names a function, a method as Type.Method, or a constant or variable of the package.
 	In string
-	// Find is an expression or a list of statements that occurs exactly once in it. As in gofmt -r, an identifier of
-	// one lower-case letter matches any expression, and the same one each time that the letter is used.
+	// Find is an expression or a list of statements that occurs exactly once in the declaration. As in gofmt -r, an
+	// identifier of one lower-case letter matches any expression, and the same one each time that the letter is used.
 	Find string
 	// Replace is the source that takes the place of what was found. The letters of Find stand for what they matched.
 	Replace string

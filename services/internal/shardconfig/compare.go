@@ -22,7 +22,8 @@ func GroupETag(g config.Group) string {
 		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
 	fmt.Fprintf(digest, "\x00%+v\x00%d\x00%+v\x00%s\x00%s", g.Rollout, g.MaxPerHour, g.Purchase, g.Removed,
 		g.Protected)
-	// Zones are pointers, so they are written one by one, by their names.
+	// The windows are written one by one, because each holds a pointer to its time zone. The zone's name replaces the
+	// pointer.
 	for _, w := range g.Windows {
 		fmt.Fprintf(digest, "\x00window %v %d %d %s", w.Days, w.From, w.To, w.Zone)
 	}

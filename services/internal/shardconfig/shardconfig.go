@@ -109,7 +109,8 @@ func (m *Manager) update(change func(*inForce)) {
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the source of the State that verifies and signs the applied configuration. It is called after a trial,
-// which opens the cluster's keys. Call SetSigned before any other method. By default it is the bucket of [New].
+// which opens the cluster's keys. Call SetSigned before any other method. By default, the State that [New] got does
+// both.
 func (m *Manager) SetSigned(signed func() *clusterstate.State) { m.signed = signed }
 
 // SetTrial sets the trial that every configuration must pass before it is put in force or recorded as applied. Call it
@@ -163,8 +164,8 @@ func (m *Manager) Successor() *config.Shard { return m.view().successor }
 // Otherwise it returns nil.
 func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
-// noteSuccessor reports whether a configuration is for the servers that will replace this one. [Manager.Successor] then
-// returns it.
+// noteSuccessor reports whether a configuration is for the servers that will replace this one. If so,
+// [Manager.Successor] returns it from then on.
 func (m *Manager) noteSuccessor(c *candidate) bool {
 	is := errors.Is(c.err, ErrForSuccessor)
 	var successor *config.Shard
@@ -237,7 +238,7 @@ func (c *candidate) problems() config.Problems {
 	return c.broken
 }
 
-// begin puts the configuration in the bucket in force, or the last applied one if that is refused.
+// begin puts the bucket's configuration in force, or the last applied one if the bucket's is refused.
 func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	doc, err := m.readConfig(ctx)
 	if err != nil {
@@ -248,7 +249,8 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if err != nil {
 		return objstore.Object{}, err
 	}
-	// The applied copy is verified after the trial, which opens the keys.
+	// The signature of the applied configuration is verified after the trial, because the trial opens the cluster's
+	// keys.
 	applied, err := m.bucket.UnverifiedApplied(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return objstore.Object{}, err

@@ -50,7 +50,7 @@ func newBucket(opts ...mem.Options) *bucket {
 		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()})})} // without a CA nothing is signed
 }
 
-// write stores a configuration like Terraform.
+// write stores a configuration as Terraform does.
 func (b *bucket) write(t testing.TB, text string) {
 	t.Helper()
 	if _, err := b.Put(t.Context(), keys.Config(shardName), []byte(text), objstore.Always()); err != nil {
@@ -158,8 +158,8 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
-// TestCertificateLongerThanTheLimit checks that a configuration that a former version accepted does not stop a shard,
-// also if an older program changes it.
+// TestCertificateLongerThanTheLimit checks that a configuration that an older version of Nstance accepted does not stop
+// a shard, also if an older program changes it.
 func TestCertificateLongerThanTheLimit(t *testing.T) {
 	long := func(size int) string {
 		return strings.Replace(document(`"certificates": {"c": {"kind": "server", "cn": "x", "ttl": 8760}},`, ""),
@@ -289,8 +289,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartAtTakeover checks that a standby does not lead with the provider from its start if the configuration has
-// changed since.
+// TestRestartAtTakeover checks that a standby does not lead with the provider that it opened at its start if the
+// configuration has changed since.
 func TestRestartAtTakeover(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -601,7 +601,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%v", l.groups)
 	}
 
-	// The same holds if only a refresh notices the write.
+	// The earlier leader's change is also kept if only a refresh notices it.
 	groups, token, _, _ = b.state.ReadGroups(t.Context())
 	groups = with(groups, other, nil)
 	groups.Revision++

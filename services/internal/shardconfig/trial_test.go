@@ -123,7 +123,7 @@ func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 }
 
 // TestConfigurationForSuccessors checks that a configuration for servers that replace this one is neither applied nor
-// refused, also at the start of another process that cannot run it.
+// refused, even by a process that starts and cannot run with it.
 func TestConfigurationForSuccessors(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))

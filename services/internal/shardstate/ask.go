@@ -70,7 +70,7 @@ func (a *Asker) startSending(ctx context.Context) {
 }
 
 // send sends the waiting questions. It returns when none is left, or when a running list must end first: the end of the
-// list calls kick.
+// list calls startSending.
 func (a *Asker) send(ctx context.Context) {
 	for pause := askWindow; pause > 0; pause = a.next(ctx) {
 		_ = a.Env.Sleep(ctx, pause)

@@ -78,7 +78,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 	return ids
 }
 
-// askAll asks the planned questions like the reconciler.
+// askAll asks the planned questions as the reconciler does.
 func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {

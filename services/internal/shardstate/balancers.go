@@ -36,8 +36,8 @@ func (w *State) Members() (members []Member) {
 }
 
 // SetVerdicts records what load balancers said in one round of questions. asked is the time at which the round started.
-// SetVerdicts ignores verdicts on instances that were registered since then, because the load balancers may be other
-// ones. No plan is made with a part of a round.
+// SetVerdicts ignores verdicts on instances that were registered since then, because the group may have other load
+// balancers now. No plan is made with a part of a round.
 func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent

@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestLoadBalancerHealth checks whose health is asked for, and what becomes of the verdicts.
+// TestLoadBalancerHealth checks about which instances load balancers are asked, and how their verdicts change the
+// instances.
 func TestLoadBalancerHealth(t *testing.T) {
 	p := newPicture(t)
 	with := func(on bool, balancers ...string) {

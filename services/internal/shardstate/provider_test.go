@@ -97,7 +97,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
-	// An overtaken list does not change the strays either.
+	// A list that was asked for before the newest known one does not change the strays either.
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, nil, late.Add(2*time.Second))
 	p.Listed(nil, nil, late)
@@ -193,7 +193,7 @@ func TestStrays(t *testing.T) {
 		t.Errorf("orphans %v", orphans)
 	}
 
-	// Only one task works on a stray at a time, and the reads of its record stay from list to list.
+	// Only one task works on a stray at a time, and a new list does not forget the reads of its record.
 	of := "vm-" + orphan.String()
 	if !p.beginStray(of) || p.beginStray(of) || p.beginStray("vm-nobody") {
 		t.Error("work on a stray is not one at a time")

@@ -109,8 +109,8 @@ func (w *State) BeginCollect(id ident.ID) bool {
 	return true
 }
 
-// EndCollect marks the end of that action. A success makes garbage collection due again, because more may have become
-// collectable. A failure waits for the next scheduled garbage collection.
+// EndCollect marks the end of a garbage collection action for an instance ID. A success makes garbage collection due
+// again, because more may have become collectable. A failure waits for the next scheduled garbage collection.
 func (w *State) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
@@ -122,7 +122,7 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 }
 
 // Health counts the shard's running instances and how many of them are silent, for the unhealthy guard. All groups are
-// planned again when the share falls to its limit.
+// planned again when the share of silent instances falls to its limit.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	var health plan.ShardHealth
@@ -154,7 +154,8 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 }
 
 // Planned records what a plan says about its group: its guard for the next plan, and for display why the group does not
-// reach its size and why its rollout waits. Another time until which it is blocked is no event.
+// reach its size and why its rollout waits. If only the time changes until which the group is blocked, it publishes no
+// event.
 func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]

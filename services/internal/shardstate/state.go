@@ -68,15 +68,17 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
-	// pendingSpot are those of pending that are spot instances. spotRefusedAt is that of plan.Snapshot.
+	// pendingSpot is the number of spot instances in pending. spotRefusedAt is SpotRefusedAt of plan.Snapshot.
 	pendingSpot   int
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
 	guard         plan.Guard // of the last plan
 	notices       plan.Notices
-	// rolloutFailures counts for rule 47 of package plan.
+	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
+	// package plan).
 	rolloutFailures int
-	// image is the ID that the query of the group's image found, for its infra configuration with the hash imageFor.
+	// image is the ID that the query of the group's image found. It is for the infra configuration with the hash
+	// imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is that of plan.Decision.
@@ -241,9 +243,9 @@ func (g *group) currentImage() string {
 	return g.image
 }
 
-// registerAgain lets the planner register the group's instances with all load balancers of the group. It registers
-// those that are registered already, too, which changes nothing there. Here it begins the time of rule 59 again. Call
-// with mu held.
+// registerAgain makes the planner register all instances of the group with all its load balancers again. At the load
+// balancer, a second registration changes nothing. Here it restarts the time in which unhealthy verdicts do not count
+// (rule 59). Call with mu held.
 func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
 		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now

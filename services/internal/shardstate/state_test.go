@@ -278,7 +278,8 @@ func TestBlockedIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestBlockedSince shows that a group is blocked since its first reason, until it has none.
+// TestBlockedSince checks that the time since which a group is blocked is that of the first reason, until the group has
+// no reason left.
 func TestBlockedSince(t *testing.T) {
 	p := newPicture(t)
 	began := p.now
@@ -300,7 +301,8 @@ func TestBlockedSince(t *testing.T) {
 	}
 }
 
-// TestShardGuard checks that the shard's guard gives all groups time to recover, also those that lack news of their own.
+// TestShardGuard checks that the shard's guard gives all groups time to recover, also those in which nothing else has
+// changed.
 func TestShardGuard(t *testing.T) {
 	p := newPicture(t)
 	interval := p.Settings().HealthInterval
@@ -445,7 +447,7 @@ func TestViews(t *testing.T) {
 		t.Error(p.Numbers())
 	}
 	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
-		// The silent instances are silent and onDemand. The latter registered but did not connect within four
+		// The instances in silent and onDemand are silent. onDemand registered but did not connect within four
 		// intervals.
 		t.Errorf("%+v", health)
 	}

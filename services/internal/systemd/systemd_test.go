@@ -94,7 +94,7 @@ func TestWatchdog(t *testing.T) {
 		}
 	}
 	alive.Store(false)
-	// Messages in flight arrive. Then there is silence for many times the interval.
+	// Wait for messages in flight. Then no message may arrive for many times the interval.
 	deadline := time.Now().Add(20 * time.Second)
 	for silent := false; !silent; {
 		if time.Now().After(deadline) {

@@ -95,7 +95,7 @@ func (e *Exporter) Export(cluster, shard string, r *journal.Replacement) {
 	whole.End(trace.WithTimestamp(r.Healthy))
 }
 
-// Close exports what waits, for a short time.
+// Close exports the spans that still wait, for at most closeTimeout.
 func (e *Exporter) Close() {
 	if e == nil {
 		return
