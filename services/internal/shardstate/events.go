@@ -92,7 +92,7 @@ func (noEvents) Error(ErrorEvent)       {}
 var attemptIDs = regexp.MustCompile(`\b[a-z]{3}[0-9a-hjkmnp-tv-z]{26}\b|` +
 	`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\(request [^)]*\)|(RequestID|HostID): [^,]*`)
 
-// sameFault reports whether two messages differ only in what differs in each attempt.
+// sameFault reports whether two messages differ only in the IDs that differ in each attempt.
 func sameFault(a, b string) bool {
 	return a == b || attemptIDs.ReplaceAllLiteralString(a, "") == attemptIDs.ReplaceAllLiteralString(b, "")
 }
