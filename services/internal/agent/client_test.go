@@ -32,8 +32,7 @@ func sum(content string) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// TestLife runs an agent without faults: it registers, reports, makes keys, receives files, announces its stop, and
-// ends.
+// TestLife runs an agent without faults: it registers, reports, makes keys, receives files, announces, and ends.
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -144,8 +143,8 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
-// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no separate
-// stream for them, if the server says that it sends them there. TestLife covers a server that does not.
+// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no other stream
+// for them if the server says so. TestLife has a server that does not.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -174,8 +173,8 @@ func TestKeyRequestsWithFiles(t *testing.T) {
 	})
 }
 
-// TestNoticesAreStanding checks that termination notices are sent immediately, and that the first report of every
-// stream repeats them.
+// TestNoticesAreStanding checks that notices are sent immediately, and that the first report of every stream repeats
+// them.
 func TestNoticesAreStanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -207,12 +206,12 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// The next stream, after a confirmed announcement, repeats the termination notice and the announcement.
+		// The next stream, after a confirmed announcement, repeats both.
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff {
 			t.Errorf("%v", report)
 		}
-		// A stream to another server repeats the termination notice and the announcement.
+		// A stream to another server repeats both.
 		stopServer()
 		defer s.start(t, n.listen(address))()
 		report = s.next(t, "sequence 1", first)
@@ -231,7 +230,7 @@ func TestNoticesAreStanding(t *testing.T) {
 	})
 }
 
-// An announcement while there is no session ends the delay before the next connection attempt.
+// An announcement without a session ends the delay before the next attempt.
 func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -382,7 +381,7 @@ func TestLeaderMoves(t *testing.T) {
 		s.next(t, "sequence 1", first)
 		synctest.Wait() // the agent has the header
 
-		// The leader moves to the new address, and announces only that one.
+		// The leader is at the new address, and announces only that.
 		stopServer()
 		s.set(func() { s.endpoints = after })
 		stopServer = s.start(t, n.listen(after))
@@ -399,7 +398,7 @@ func TestLeaderMoves(t *testing.T) {
 		stop()
 		stopServer()
 
-		// No server answers at the stored address, so the agent tries the configured one too.
+		// What is stored leads nowhere: the configuration's address is tried too.
 		o.AgentAddrs = []string{third}
 		stopServer = s.start(t, n.listen(third))
 		_, stop = run(t, o)

@@ -51,14 +51,14 @@ func programs() []program {
 	server := metrics.NewServer("", "")
 	server.WatchShard(func() metrics.Shard { return metrics.Shard{} })
 	return []program{
-		{"nstance-server", "The server has its metrics at `GET :8990/metrics`. All of them, and those of the Go " +
-			"runtime and the process, also have the\nlabels `cluster` and `shard`. Metrics of groups and alerts " +
-			"exist only at the leader.",
+		{"nstance-server", "The server answers `GET :8990/metrics` with its own metrics and those of the Go runtime " +
+			"and the process. All of\nthem also have the labels `cluster` and `shard`. Only the leader has the " +
+			"metrics of groups and alerts.",
 			describe(server.Describe)},
 		{"nstance-operator", "The operator has its metrics at `--metrics-bind-address`, beside those of " +
 			"controller-runtime.",
 			describe(operator.DescribeMetrics)},
-		{"nstance-agent", "The agent has its metrics at `GET /metrics` of `NSTANCE_HEALTH_ADDR`, which is not set by " +
+		{"nstance-agent", "The agent answers `GET /metrics` at `NSTANCE_HEALTH_ADDR`, which is not set by " +
 			"default.", agentMetrics()},
 	}
 }
@@ -193,8 +193,9 @@ func reference() string {
 
 # Metrics
 
-Labels have few values, and never name a single instance. Names that end in ` + "`_total`" + ` are counters, those in
-` + "`_duration_seconds`" + ` histograms, all others gauges. ` + "`_timestamp_seconds`" + ` stands for Unix time.
+Metrics with names that end in ` + "`_total`" + ` are counters, those that end in ` + "`_duration_seconds`" + `
+are histograms, and all others are gauges. The value of a metric that ends in ` + "`_timestamp_seconds`" + `
+is a Unix time. Labels have few values, and never name a single instance.
 [Alerts](../runbooks/README.md) are made from these metrics.
 `)
 	for _, program := range programs() {

@@ -247,8 +247,7 @@ func TestSlowWatchers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// HTTP/2's flow control window holds some thousands of events. Each event is about another instance, so none
-	// coalesce.
+	// A window holds some thousands of events. Each event is about another instance, so none coalesce.
 	for range 20_000 {
 		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})

@@ -74,8 +74,7 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 	}
 }
 
-// TestOtherLeaderInterfaceIsNotReady checks that a server compares --leader-interface with a configuration before it
-// uses the configuration.
+// TestOtherLeaderInterfaceIsNotReady checks that the flag is compared before the configuration is used.
 func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)
