@@ -390,25 +390,6 @@ func TestRule58ReturnsInWindows(t *testing.T) {
 	}
 }
 
-// TestRule60WaitsNoLongerThanTheGrace checks that a rollout waits for a load balancer that does not answer, but only
-// until a verdict would count (rule 59).
-func TestRule60WaitsNoLongerThanTheGrace(t *testing.T) {
-	f := plantest.New(1)
-	undrained(f)
-	f.Group.Size = 1
-	f.Add()
-	f.AskBalancers()
-	f.NoAnswer, f.Group.InfraHash = true, "v2"
-	f.Run(f.Settings.RegistrationTimeout)
-	if n := former(f); n != 1 || len(f.VMs) != 2 {
-		t.Errorf("after the registration time-out %d of %d have the former configuration, want 1 of 2", n, len(f.VMs))
-	}
-	f.Run(2 * time.Minute)
-	if n := former(f); f.Err() != nil || n != 0 {
-		t.Errorf("two minutes later %d have the former configuration; %v", n, f.Err())
-	}
-}
-
 // TestRule39SpotReclaimOfAWholeGroup checks that all instances of a group are replaced in the pass that learns of their
 // notices.
 func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {

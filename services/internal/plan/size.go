@@ -230,12 +230,12 @@ var (
 func (g *group) candidate(n, rank int) candidate {
 	i, c := &g.Instances[n], g.class(n)
 	silent := c == classSilent || c == classHeld
-	neverHealthy := !i.EverHealthy || i.Balancer.Failed != "" && !i.Balancer.WasHealthy
+	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Of the silent instances, those that were never healthy go first, the latest of them before the others: the
-		// oldest has most likely served. Of those that never registered, the latest goes first, because it has made the
-		// least progress.
+		// Of the silent instances, those go first that were never healthy, or that the load balancers never called
+		// healthy, the latest of them before the others: the oldest has most likely served. Of those that never
+		// registered, the latest goes first, because it has made the least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 

@@ -9,7 +9,7 @@ import (
 
 // TestShrink checks that Shrink reduces a schedule of many faults to the two faults that a failure needs.
 func TestShrink(t *testing.T) {
-	for seed := uint64(1); seed < 50; seed++ {
+	for seed := uint64(1); seed < 500; seed++ {
 		opts := options(seed)
 		opts.Faulty, opts.Quiet = 10*time.Minute, 0
 		opts.trap = func(counts map[Kind]int) bool { return counts[resize] > 0 && counts[lostVM] > 0 }
