@@ -118,7 +118,7 @@ func (s *stack) measureReports(b *testing.B, name string, again time.Duration) {
 const received, planned = "nstance_agent_reports_total", "nstance_plan_duration_seconds_count"
 
 // metric returns the value of one of the server's metrics.
-func (s *stack) metric(b *testing.B, name string) (value float64) {
+func (s *stack) metric(b testing.TB, name string) (value float64) {
 	b.Helper()
 	response, err := http.Get("http://" + s.ports[0] + "/metrics")
 	if err != nil {
@@ -136,6 +136,15 @@ func (s *stack) metric(b *testing.B, name string) (value float64) {
 	}
 	b.Fatalf("the server has no metric %s (%v)", name, lines.Err())
 	return 0
+}
+
+// TestMetrics checks that a server has the metrics that BenchmarkReports reads.
+func TestMetrics(t *testing.T) {
+	s := newStack(t, groups, 0, false)
+	s.fill(1)
+	if plans := s.metric(t, planned); plans == 0 || s.metric(t, received) != 0 {
+		t.Errorf("%v plans and %v reports, want some plans and no report", plans, s.metric(t, received))
+	}
 }
 
 // BenchmarkRegistration registers instances, 64 at a time, from a process on the same cores. Each has a new key,
