@@ -182,7 +182,7 @@ func (f *fleet) keepOneRefused() {
 		g := f.world.people.spec(m.key)
 		if a := &m.agent; kept || g == nil || !g.asksBalancers() || m.onDemand || a.refused || m.doomed() ||
 			!a.registered {
-			m.verdict.refused = time.Time{}
+			f.world.endFault(&m.verdict.refused)
 		}
 		kept = kept || f.world.sched.now.Before(m.verdict.refused)
 	}

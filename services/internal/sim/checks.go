@@ -40,12 +40,19 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
+// endFault ends a fault that would last until a time. The rules still know when it ended: its leader learns it later.
+func (w *World) endFault(until *time.Time) {
+	if w.sched.now.Before(*until) {
+		*until = w.sched.now
+	}
+}
+
 // keepOneFailing ends the failures of health checks on all VMs except one, which the leader must replace.
 func (f *fleet) keepOneFailing() {
 	kept := false
 	for _, m := range f.order {
 		if a := &m.agent; kept || m.onDemand || a.refused || a.notice || a.powerOff || !a.registered {
-			a.failing = time.Time{}
+			f.world.endFault(&a.failing)
 		}
 		kept = kept || f.world.sched.now.Before(m.agent.failing)
 	}

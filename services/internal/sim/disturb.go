@@ -393,9 +393,11 @@ func (w *World) calm() {
 		if w.sched.now.Before(m.agent.mute) {
 			m.agent.mutedAt = m.agent.mute // its next attempt stays scheduled for this time
 		}
-		m.agent.mute, m.agent.sick = time.Time{}, time.Time{}
+		w.endFault(&m.agent.mute)
+		w.endFault(&m.agent.sick)
 	}
-	w.checksDown, w.refusing = time.Time{}, time.Time{}
+	w.endFault(&w.checksDown)
+	w.endFault(&w.refusing)
 	w.fleet.keepOneFailing()
 	w.fleet.keepOneRefused()
 	w.people.settle()
