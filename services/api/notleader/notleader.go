@@ -18,8 +18,8 @@ func Error(message string, leader *nstancev1.NotLeader) error {
 	return answer.Err()
 }
 
-// FromError returns the detail of a call's error, nil if the error is not from a server that does not lead. The getters
-// of a nil detail return "".
+// FromError returns the NotLeader detail of a call's error, or nil if the error has none. The getters of a nil detail
+// return "".
 func FromError(err error) *nstancev1.NotLeader {
 	for _, detail := range status.Convert(err).Details() {
 		if notLeader, ok := detail.(*nstancev1.NotLeader); ok {
@@ -29,8 +29,8 @@ func FromError(err error) *nstancev1.NotLeader {
 	return nil
 }
 
-// Follow calls a server, and then once the leader, if the server does not lead and names another address. leaderAddr
-// picks the service's address from the detail.
+// Follow runs call with addr. If that server answers that the leader has another address, Follow runs call once more,
+// with the leader's. leaderAddr picks that address from the answer's detail.
 func Follow(addr string, leaderAddr func(*nstancev1.NotLeader) string, call func(addr string) error) error {
 	err := call(addr)
 	if leader := leaderAddr(FromError(err)); leader != "" && leader != addr {

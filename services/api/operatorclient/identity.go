@@ -22,7 +22,7 @@ const (
 	CertificateFile = "identity.crt"
 )
 
-// maxFile is the size limit of each of these files, in bytes.
+// maxFile is the size limit of each file of an identity, in bytes.
 const maxFile = 64 << 10
 
 // Identity is an operator's certificate with its key, and the CA of the servers' certificates.
@@ -30,7 +30,7 @@ type Identity struct {
 	Who   authority.Identity
 	Leaf  *x509.Certificate
 	roots *x509.CertPool
-	// load returns the certificate with its key. It is a function so that no formatting verb prints the key.
+	// load returns the certificate with its key. It is a function, so printing an Identity does not print the key.
 	load func() *tls.Certificate
 }
 

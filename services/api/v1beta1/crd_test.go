@@ -171,7 +171,7 @@ func TestCRDSchema(t *testing.T) {
 	t.Run("status is kept as it was written", func(t *testing.T) { roundTrip(ctx, t, cluster.Client) })
 }
 
-// roundTrip writes the status fields that have no schema and reads them back.
+// roundTrip writes the status fields that the CRDs accept without a schema, and reads them back.
 func roundTrip(ctx context.Context, t *testing.T, c client.Client) {
 	t.Helper()
 	g := shardGroup()

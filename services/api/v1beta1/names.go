@@ -6,11 +6,11 @@ const (
 	GroupLabel = "nstance.dev/group"
 	// ShardLabel contains the ID of the shard.
 	ShardLabel = "nstance.dev/shard"
-	// ImportedLabel is "true" on objects that the operator created for a group of the servers.
+	// ImportedLabel is "true" on objects that the operator created for a group that it found on the servers.
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
-	// OnDemandGroupNodeLabel on a Node contains the group of an on-demand machine. Pods select it.
+	// OnDemandGroupNodeLabel on a Node contains the group of an on-demand machine. Pods select such Nodes by it.
 	OnDemandGroupNodeLabel = "node.cluster.x-k8s.io/on-demand-group"
 	// OnDemandPodNodeLabel on a Node contains the UID of the pod that the on-demand machine belongs to. It is also the
 	// key of a taint (NoSchedule) with the same value, which only that pod tolerates.
@@ -24,11 +24,11 @@ const (
 	// OwnedFieldsAnnotation on a shard group lists the fields of a static group that Kubernetes has set at any time,
 	// separated by commas. When such a field is removed from the spec, its override is removed from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
-	// RemoveAnnotation on a shard group lists the IDs of the instances, separated by commas, whose deletion lowered the
-	// size. The operator writes it together with the size.
+	// RemoveAnnotation on a shard group lists the IDs of the instances, separated by commas, that the shard deletes to
+	// reach a lower size. The operator writes the annotation together with the size.
 	RemoveAnnotation = "nstance.dev/remove-instances"
 	// CapacityAnnotation on a MachinePool contains the values that the operator wrote into the cluster autoscaler's
-	// annotations. Other values there belong to a user and are not changed.
+	// annotations. Other values in the autoscaler's annotations belong to a user and are not changed.
 	CapacityAnnotation = "nstance.dev/capacity"
 	// InstanceAnnotation on a Node of the workload cluster contains "{shard}/{instance}". The Node is removed once the
 	// shard's leader reports that the instance is gone.
@@ -36,9 +36,8 @@ const (
 	// SkipShardsAnnotation lists the IDs of shards, separated by commas, that the deletion of an object does not wait
 	// for while they do not answer. On a Cluster it applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
-	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool, if the deletion of another
-	// MachinePool has deleted that. The operator removes the annotation when it has created the NstanceMachinePool
-	// again.
+	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool, which was deleted together with
+	// another MachinePool. The operator removes the annotation after it has created the NstanceMachinePool again.
 	StoredPoolAnnotation = "nstance.dev/stored-pool"
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster lets the operator create the Cluster
 	// again.

@@ -68,13 +68,13 @@ type NstanceMachinePoolStatus struct {
 	// infrastructureMachineKind is the kind of the objects that represent the pool's instances (MachinePool Machines).
 	// +optional
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
-	// replicas is the number of instances on all shards, without those that are being deleted.
+	// replicas is the number of instances on all shards, without on-demand instances and those being deleted.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
 	// readyReplicas is the number of healthy instances among the replicas. +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
 	// isStatic is true if the group is defined in the configuration of a shard. Its template and subnetPool then cannot
-	// be changed here.
+	// be changed in the pool.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
 	// capacity is the capacity of one instance, derived from its instance type. It is empty if unknown. The cluster

@@ -5,7 +5,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NstanceShardGroupSpec is a pool's share on one shard. The operator writes it; changes by users are reverted.
+// NstanceShardGroupSpec is the part of a pool on one shard. The operator writes it and reverts changes by users.
 type NstanceShardGroupSpec struct {
 	// group is the name of the group on the shard's servers.
 	// +required
@@ -58,7 +58,8 @@ type NstanceShardGroupStatus struct {
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=object
 	Config *apiextensionsv1.JSON `json:"config,omitempty"`
-	// actualSize is the number of instances that count towards size.
+	// actualSize is the number of instances that count towards size: all but on-demand instances and those being
+	// deleted.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
 	// healthy is the number of healthy instances among those of actualSize. +optional

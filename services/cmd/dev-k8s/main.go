@@ -1,4 +1,4 @@
-// Command dev-k8s is a Kubernetes API server for development. It keeps its objects in a directory.
+// Command dev-k8s is a Kubernetes API server for development. It stores the objects in a directory.
 package main
 
 import (

@@ -28,7 +28,7 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the binary with dir. It returns the process and a client for it.
+// start runs the binary with the storage directory dir. It returns the process and a client for it.
 func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	t.Helper()
 	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir)

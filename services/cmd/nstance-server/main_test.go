@@ -34,8 +34,8 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// hermetic simulates an EC2 instance of a fake cloud for a server: it sets the environment. It returns the cloud and an
-// EC2 client of the cloud's account.
+// hermetic makes this process look like an EC2 instance of a fake AWS, by environment variables. It returns the fake
+// AWS and an EC2 client of its account.
 func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{})
@@ -203,7 +203,7 @@ func TestServesAShardInAWS(t *testing.T) {
 	}
 }
 
-// TestArgsAreValidated checks that --validate gets its knowledge of args from the provider.
+// TestArgsAreValidated checks that --validate lets the provider check the args of templates.
 func TestArgsAreValidated(t *testing.T) {
 	bucket := shard(t, "subnet-1")
 	object, err := bucket.Get(t.Context(), keys.Config("a"))
@@ -242,8 +242,8 @@ func TestHeirTimes(t *testing.T) {
 	}
 }
 
-// TestNamesInConfigurations checks that a configuration may name exactly the providers, object stores, secrets stores
-// and key sources that this program has.
+// TestNamesInConfigurations checks that a configuration may name all providers, object stores, secrets stores and key
+// sources of this program, and no others.
 func TestNamesInConfigurations(t *testing.T) {
 	linked := []string{"mock"}
 	for _, cloud := range clouds() {

@@ -10,14 +10,13 @@ import (
 )
 
 const (
-	// addressesFile is the file of the identity folder with the addresses of the agent service that the leader
-	// announced last: host:port separated by commas. An agent that starts after the leader's address has changed needs
-	// it.
+	// addressesFile is the file of the identity folder with the addresses of the agent service that a leader announced
+	// last: host:port separated by commas. The agent reads it at its start, because the leader's address may have
+	// changed since the VM booted.
 	addressesFile = "servers"
 	// maxAddrs limits the number of announced addresses, and maxAddrsText the length of their text.
 	maxAddrs, maxAddrsText = 8, 1024
-	// configuredEvery says how often the addresses of the agent's own configuration are tried while those that a leader
-	// announced do not answer: every so many tries.
+	// configuredEvery: while announced addresses do not answer, every fourth try goes to a configured address.
 	configuredEvery = 4
 )
 
@@ -76,8 +75,8 @@ func parseAnnounced(text string) ([]string, error) {
 	return addrs, err
 }
 
-// candidates returns the addresses to try next: those that a leader announced, or at every fourth try since the last
-// session those of the agent's configuration.
+// candidates returns the addresses to try next: those that a leader announced. At every fourth try since the last
+// session, it returns those of the agent's configuration.
 func (c *Client) candidates(tries int) []string {
 	announced := c.announcedAddrs()
 	if len(announced) == 0 || tries%configuredEvery == configuredEvery-1 {

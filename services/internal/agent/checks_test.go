@@ -11,7 +11,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// healthChecks returns the event that sends one check to an agent; no check if name is "".
+// healthChecks returns the event that sends one check to an agent, or no check if name is "".
 func healthChecks(version, name string) *nstancev1.ReceiveFilesResponse {
 	checks := &nstancev1.HealthChecks{Version: version}
 	if name != "" {

@@ -55,7 +55,8 @@ type Options struct {
 	// RegistrationAddrs and AgentAddrs are in host:port form. The client tries several addresses in turn.
 	RegistrationAddrs, AgentAddrs []string
 	Identity, Keys, Files         folder.Folder
-	// IdentityMode, KeysMode, and FilesMode are the modes of files in the three folders.
+	// IdentityMode, KeysMode, and FilesMode are the modes of the files in the identity folder, the keys folder, and the
+	// folder of received files.
 	IdentityMode, KeysMode, FilesMode fs.FileMode
 	// Extensions are accepted for received files in addition to the default ones. Optional.
 	Extensions []string
@@ -82,7 +83,7 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early holds the time until an early renewal that the server asked for.
+	// early passes a server's request for an early renewal to keepRenewed: the time until the renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
@@ -96,7 +97,7 @@ type Client struct {
 	health    health
 }
 
-// standing is the state that the first report of every stream repeats.
+// standing is the part of the agent's state that the first report of every stream repeats.
 type standing struct {
 	termination *nstancev1.TerminationNotice
 	stop        *announcement // nil: no announcement
@@ -148,8 +149,8 @@ func (c *Client) Run(ctx context.Context) error {
 
 const (
 	// settled is the length of a session after which the reconnect delay returns to its minimum. Without it, the agent
-	// would reconnect four times a second to a server that accepts and then drops it. The same would happen if a second
-	// agent used this agent's identity.
+	// would reconnect four times a second to a server that accepts and then drops it. Two agents with the same identity
+	// would also drop each other's sessions at that rate.
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute
@@ -190,7 +191,7 @@ func (c *Client) stayConnected(ctx context.Context) error {
 			delay = reconnect.MaxPause // the instance is deleted: another try is useful only if that leader errs
 		}
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
-		// A notice or an announcement ends the delay early.
+		// A termination notice or an announced stop ends the delay early.
 		if err := c.pause(ctx, delay, c.wake); err != nil {
 			return err
 		}
@@ -220,9 +221,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. If a server names the leader, the client tries the leader next and without
-// a long delay. Otherwise an agent that has long been without a session would wait up to half a minute more, and the
-// leader would count it as dead.
+// addresses are the servers to try in turn. If a server names the leader, the client tries the leader next, without a
+// long delay: after half a minute more without a session, the leader might count the agent as dead.
 type addresses struct {
 	configured []string
 	turn       int
@@ -233,8 +233,8 @@ type addresses struct {
 }
 
 // next returns the address to try, and how long the try may take. It does not return the same configured address twice
-// in a row. One of several servers is given little time at first: a stopped server accepts connections and never
-// answers. A server that is only busy gets more time with every try.
+// in a row. One of several servers is given little time at first: a suspended server process still accepts connections,
+// but never answers. A server that is only busy gets more time with every try.
 func (a *addresses) next() (addr string, timeout time.Duration) {
 	addr, timeout = a.hinted, reconnect.AttemptTimeout
 	a.hinted, a.followed = "", addr != ""
@@ -251,8 +251,9 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 	return addr, timeout
 }
 
-// hint takes the leader's address from an error that contains one. It reports whether the hint deserves an immediate
-// retry. It does not after a followed hint, so that two servers that name each other are not called without pause.
+// hint takes the leader's address from an error that contains one. It reports whether to try that address immediately.
+// It returns false if the last try already followed a hint: two servers that name each other are not called without
+// pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)

@@ -32,7 +32,8 @@ func sum(content string) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// TestLife runs an agent without faults: it registers, reports, makes keys, receives files, announces, and ends.
+// TestLife runs an agent without faults: it registers, reports, makes keys, receives files, announces its stop, and
+// ends.
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -143,8 +144,8 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
-// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no other stream
-// for them if the server says so. TestLife has a server that does not.
+// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no separate
+// stream for them, if the server says that it sends them there. TestLife covers a server that does not.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -173,8 +174,8 @@ func TestKeyRequestsWithFiles(t *testing.T) {
 	})
 }
 
-// TestNoticesAreStanding checks that notices are sent immediately, and that the first report of every stream repeats
-// them.
+// TestNoticesAreStanding checks that termination notices are sent immediately, and that the first report of every
+// stream repeats them.
 func TestNoticesAreStanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -206,12 +207,12 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// The next stream, after a confirmed announcement, repeats both.
+		// The next stream, after a confirmed announcement, repeats the termination notice and the announcement.
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff {
 			t.Errorf("%v", report)
 		}
-		// A stream to another server repeats both.
+		// A stream to another server repeats the termination notice and the announcement.
 		stopServer()
 		defer s.start(t, n.listen(address))()
 		report = s.next(t, "sequence 1", first)
@@ -230,7 +231,7 @@ func TestNoticesAreStanding(t *testing.T) {
 	})
 }
 
-// An announcement without a session ends the delay before the next attempt.
+// An announcement while there is no session ends the delay before the next connection attempt.
 func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -381,7 +382,7 @@ func TestLeaderMoves(t *testing.T) {
 		s.next(t, "sequence 1", first)
 		synctest.Wait() // the agent has the header
 
-		// The leader is at the new address, and announces only that.
+		// The leader moves to the new address, and announces only that one.
 		stopServer()
 		s.set(func() { s.endpoints = after })
 		stopServer = s.start(t, n.listen(after))
@@ -398,7 +399,7 @@ func TestLeaderMoves(t *testing.T) {
 		stop()
 		stopServer()
 
-		// What is stored leads nowhere: the configuration's address is tried too.
+		// No server answers at the stored address, so the agent tries the configured one too.
 		o.AgentAddrs = []string{third}
 		stopServer = s.start(t, n.listen(third))
 		_, stop = run(t, o)

@@ -20,7 +20,7 @@ const (
 	renonce = 30 * time.Second
 )
 
-// errRefused marks a nonce that the server will never accept.
+// errRefused means that the server will never accept the nonce.
 var errRefused = errors.New("refused for good")
 
 // enroll returns nil when the agent has a certificate. It returns ctx's error when ctx ends first.
@@ -132,7 +132,7 @@ func forGood(err error) bool {
 	}
 }
 
-// awaitNonce waits until the folder holds a nonce other than the refused one.
+// awaitNonce waits until the identity folder holds another nonce than the refused one.
 func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce) error {
 	for {
 		if err := c.pause(ctx, renonce, nil); err != nil {

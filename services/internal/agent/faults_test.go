@@ -24,8 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// TestPermanentRefusal checks that a nonce which the server refuses finally is presented only once, and that another
-// nonce ends the wait.
+// TestPermanentRefusal checks that an agent presents a nonce only once if the server refuses it for good, and that a
+// new nonce ends the agent's wait.
 func TestPermanentRefusal(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
@@ -161,8 +161,8 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal is a process with three folders that dies at step number dies. Its write or removal does not happen. With
-// half, it does happen, but its caller gets no result. Nothing happens after that step.
+// mortal simulates a process with three folders that dies at its durable step number dies: that write or removal does
+// not happen, and no later one. With half, that step still happens, but its caller gets an error.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -262,7 +262,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
 				}
-				// Step 1 writes the key, step 2 the certificate.
+				// Step 1 writes the identity key, step 2 the certificate.
 				want := 1
 				if dies == 2 && !half {
 					want = 2
@@ -350,8 +350,8 @@ func (c *severed) Close() error {
 	return c.Conn.Close()
 }
 
-// TestStoppedLeader checks that an agent moves on to the next leader soon after its leader was stopped, although the
-// stopped process keeps its connections and accepts new ones, and the standby names it at first.
+// TestStoppedLeader checks that an agent soon finds the next leader when its leader's process is suspended. The
+// suspended process still holds and accepts connections, and at first the standby still names it as the leader.
 func TestStoppedLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const leader, standby = "127.0.0.1:1", "127.0.0.1:2"
@@ -511,8 +511,8 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// A file that changes again while the hook runs for it stays pending, even if the hook then runs once too
-		// often.
+		// The hook runs for a file while that file changes again. The file stays pending, even if the hook then runs
+		// once too often.
 		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}

@@ -26,11 +26,12 @@ func (c *counts) reported(now time.Time) {
 type Metric struct {
 	Name, Help string
 	Labels     []string
-	// read returns the values of the labels, and the value. ok is false while there is none.
+	// read returns the values of the labels, and the value. ok is false while the metric has no value.
 	read func(c *Client) (labels []string, value float64, ok bool)
 }
 
-// Metrics lists the metrics of the agent. A library for metrics would make the agent's binary 0.8 MB larger.
+// Metrics lists the metrics of the agent. The agent implements them itself, because a metrics library would make its
+// binary 0.8 MB larger.
 func Metrics() []Metric {
 	number := func(read func(c *Client) float64) func(*Client) ([]string, float64, bool) {
 		return func(c *Client) ([]string, float64, bool) { return nil, read(c), true }

@@ -96,7 +96,7 @@ func launch(t *testing.T, s *fakeServer, addr, dir string, environ ...string) *p
 	return p
 }
 
-// say returns the first group of the next log line that matches.
+// say waits for a log line that matches pattern, and returns the line's first group.
 func (p *process) say(t *testing.T, pattern string) string {
 	t.Helper()
 	timeout := time.After(time.Minute)
@@ -185,7 +185,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("hooked: %q, %v", got, err)
 	}
 
-	// A killed agent announces nothing. After a restart it is the same agent with the same files.
+	// A killed agent announces nothing. After a restart it has the same identity and files.
 	if err := p.end(t, syscall.SIGKILL); err == nil {
 		t.Error("killed, and it ended well")
 	}
@@ -199,7 +199,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%d registrations", got)
 	}
 
-	// Stopping the service on a running machine announces a restart.
+	// SIGTERM while the machine keeps running announces a restart of the agent.
 	if err := p.end(t, syscall.SIGTERM); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}
@@ -207,7 +207,7 @@ func TestProcess(t *testing.T) {
 		return r.GetStopping() == nstancev1.StoppingReason_STOPPING_REASON_RESTART
 	})
 
-	// In development the process is the machine, except when a developer reloads it.
+	// With NSTANCE_POWER_OFF_ON_SIGTERM, SIGTERM and SIGHUP announce a power-off, but SIGINT still announces a restart.
 	for sig, want := range map[syscall.Signal]nstancev1.StoppingReason{
 		syscall.SIGTERM: powerOff, syscall.SIGHUP: powerOff,
 		syscall.SIGINT: nstancev1.StoppingReason_STOPPING_REASON_RESTART,

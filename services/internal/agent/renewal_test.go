@@ -56,7 +56,8 @@ func TestRenewal(t *testing.T) {
 			t.Error("the key did not change with each renewal")
 		}
 
-		// The server refuses renewals until after the certificate's end. The streams continue, and the agent retries.
+		// The server refuses renewals until after the certificate has expired. The streams continue, and the agent
+		// retries.
 		s.set(func() { s.refuse = status.Error(codes.Unavailable, "store is away"); s.renewals = nil })
 		drain(10 * time.Hour)
 		s.set(func() { s.refuse = nil })
@@ -70,8 +71,8 @@ func TestRenewal(t *testing.T) {
 	})
 }
 
-// TestLostRenewal checks that an agent recovers from a renewal with a lost answer, also after a restart: the server
-// then accepts only the next key.
+// TestLostRenewal checks that an agent recovers after the answer to a renewal was lost, also across a restart. The
+// server then accepts only the next key.
 func TestLostRenewal(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -126,7 +127,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// Renewal works also after a restart of the agent.
+		// A restarted agent also renews its certificate.
 		time.Sleep(30 * time.Minute)
 		_, stop = run(t, m.options(s, n))
 		defer stop()

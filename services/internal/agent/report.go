@@ -87,7 +87,7 @@ type reporter struct {
 	facts   Facts
 	metrics *nstancev1.Metrics
 	uptime  time.Duration
-	// sentFiles, sentKeys and sentChecks are the states in the last complete report.
+	// sentFiles, sentKeys and sentChecks are the states that the last complete report contained.
 	sentFiles  []*nstancev1.FileState
 	sentKeys   []*nstancev1.KeyState
 	sentChecks *nstancev1.HealthCheckReport
@@ -162,8 +162,8 @@ func (r *reporter) stream(ctx context.Context) error {
 	}
 }
 
-// listen stores the leader's addresses from the server's header and sends the interval to intervals, then the end of
-// the stream to answer.
+// listen reads the server's header: it stores the leader's addresses and sends the report interval to intervals. Then
+// it waits for the end of the stream, and sends its error to answer.
 func (r *reporter) listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest,
 	nstancev1.ReportHealthResponse], intervals chan<- time.Duration, answer chan<- error) {
 	if header, err := stream.Header(); err == nil && header != nil { // nil: the stream ended without a header
@@ -206,8 +206,8 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether the next report must collect files, keys and checks. An urgent notice or announcement goes
-// first, in a separate report.
+// takeNews reports whether the next report must contain the states of files, keys and checks. An urgent notice or
+// announcement is sent first, in a report without them.
 func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,7 +228,7 @@ func (r *reporter) confirm(stop *announcement) {
 	stop.finish()
 }
 
-// next makes a report. It returns the announcement as long as the server has not confirmed it.
+// next makes a report. It also returns the announcement that the report contains, or nil if there is none to confirm.
 func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*nstancev1.ReportHealthRequest,
 	*announcement) {
 	report := &nstancev1.ReportHealthRequest{

@@ -52,7 +52,7 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
 	group.Go(func() error {
-		// Health needs the lock that a hanging client would hold forever, so the watchdog notices the hang.
+		// Health takes the lock that a hung client holds forever. Alive then hangs too, and systemd's watchdog notices.
 		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool {
 			_ = client.Health()
 			return true
@@ -96,7 +96,7 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 	})
 	var hook func(context.Context, []string) error
 	if s.Hook != "" {
-		// The hook runs concurrently with reports, so it needs a separate Host.
+		// The hook reads the host names concurrently with reports, so it needs a separate Host.
 		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log})
 		environ := func() []string {
 			fqdn := s.FQDN

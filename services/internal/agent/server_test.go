@@ -50,7 +50,7 @@ type fakeServer struct {
 
 	mu      sync.Mutex
 	spentBy ed25519.PublicKey // the key that consumed the nonce
-	// current is the key after the last renewal, previous the one before; nil: no renewal yet.
+	// current is the agent's key after the last renewal, and previous the one before. Both are nil before a renewal.
 	current, previous ed25519.PublicKey
 	lost              chan struct{} // if set, the next renewal takes effect, but its answer is lost and lost is closed
 	registrations     []time.Time
@@ -65,7 +65,7 @@ type fakeServer struct {
 	keysWithFiles     bool // the header of reports says that key requests come with the files
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
-	// The first messages of every stream.
+	// The server sends these first on every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
 }
@@ -104,7 +104,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host},
 			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
 	} else {
-		// A certificate of the same CA that was issued to an instance for another purpose.
+		// The server presents a certificate that the same CA issued to an instance for another purpose.
 		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet",
 			IP: []string{host}, PublicKey: public, TTL: time.Hour}, rand.Reader, time.Now())
 	}
@@ -156,7 +156,7 @@ func (s *fakeServer) issue(key ed25519.PublicKey) ([]byte, error) {
 	return authority.EncodeCertificate(cert), nil
 }
 
-// RegisterAgent implements the contract: only the key that consumed a nonce may present it again.
+// RegisterAgent allows, like a real server, only the key that consumed a nonce to present it again.
 func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAgentRequest) (
 	*nstancev1.RegisterAgentResponse, error) {
 	s.mu.Lock()
@@ -403,7 +403,8 @@ func (n *network) unlisten() {
 	n.listeners = nil
 }
 
-// delays waits and returns the times between the dials during the wait. The first one counts from the start.
+// delays waits for the given time and returns the times between the dials in it. The first one counts from the start of
+// the wait.
 func (n *network) delays(wait time.Duration) (delays []time.Duration) {
 	n.mu.Lock()
 	n.dials = nil

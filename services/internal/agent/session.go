@@ -28,7 +28,7 @@ const (
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
 
-	// An agent sends about a hundred bytes a minute, and a server has thousands of agents.
+	// Small buffers suffice: an agent sends about a hundred bytes a minute. A load generator runs thousands of agents.
 	bufferSize = 4 << 10
 
 	// maxKeyRequests is how many key requests may wait while keys are made and submitted. The agent reads no files
@@ -36,8 +36,8 @@ const (
 	maxKeyRequests = 16
 )
 
-// errRenewed ends a session because the agent has a new certificate. The server closes a connection when the
-// certificate that it was made with expires.
+// errRenewed ends a session because the agent has a new certificate. The next session uses the new one, because a
+// server closes a connection when its client certificate expires.
 var errRenewed = errors.New("the certificate was renewed")
 
 // connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
@@ -109,7 +109,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 		return false, errRenewed
 	}
 	if c.identity.Renewing() {
-		// The server may accept only the next key, if its last answer was lost.
+		// If the answer to the last renewal was lost, the server may accept only the next key.
 		if err := c.renew(ctx, api); err == nil {
 			return false, errRenewed
 		} else if ctx.Err() == nil {
@@ -319,7 +319,7 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 	}
 }
 
-// maxRenewWithin is the most that a server may spread early renewals over.
+// maxRenewWithin is the longest time over which a server may spread early renewals.
 const maxRenewWithin = time.Hour
 
 // renewEarly lets keepRenewed renew the certificate at a random time within a duration.

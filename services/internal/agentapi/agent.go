@@ -22,7 +22,8 @@ const (
 	streamKinds
 )
 
-// agent is what one leadership knows of an instance's agent beyond the State: its streams, and what was sent to it.
+// agent is what one leadership knows about an instance's agent, in addition to the leader's State: its streams, and
+// what was sent to it.
 type agent struct {
 	id   ident.ID
 	name string // of id
@@ -31,7 +32,7 @@ type agent struct {
 	// connection is the number of the connection that the streams belong to.
 	connection uint64
 	streams    [streamKinds]*stream
-	// pending marks kinds that have work but no open stream.
+	// pending marks the kinds of streams that have work to do but are not open.
 	pending [streamKinds]bool
 	// outdated: the health stream was ended because its header is out of date, and there is no newer stream.
 	outdated bool
@@ -43,8 +44,8 @@ type agent struct {
 	sent     map[string]*sentFile
 	sentHash string
 	files    plan.FilesState
-	// claimsMissing: the last batch was made before the agent's first report. If that report claims a host name or an
-	// address, the files are made again.
+	// claimsMissing: the last batch was made before the agent's first report. If that first report claims a host name
+	// or an address, the server makes the files again.
 	claimsMissing bool
 }
 
@@ -60,7 +61,7 @@ type stream struct {
 	// wake has an element when the stream has work to do or err to return. Its capacity is 1.
 	wake chan struct{}
 	err  error
-	// header is what the header of a health stream told the agent.
+	// header is what the server told the agent in a health stream's header.
 	header session
 }
 

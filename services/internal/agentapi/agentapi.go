@@ -57,8 +57,8 @@ type Leadership struct {
 	CertLog        CertLog
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
-	// RecheckFiles means that the CAs in files may have changed: the files of each instance are made once in this term,
-	// and those that differ are sent.
+	// RecheckFiles means that the CAs in files may have changed. The server then makes each instance's files once in
+	// this term, and sends those that differ.
 	RecheckFiles bool
 	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
@@ -150,7 +150,7 @@ func (b *board) list() []*agent {
 	return agents
 }
 
-// Deleted ends the streams of a deleted instance and forgets it.
+// Deleted ends the streams of a deleted instance's agent and drops all data about the agent.
 func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	s.mu.Lock()
 	b := s.board
@@ -169,8 +169,8 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 	}
 }
 
-// Configured ends the health streams that received another report interval, or other addresses of the leader, than are
-// configured now. Their agents connect again and receive the new ones.
+// Configured ends the health streams whose headers contain an outdated report interval or outdated addresses of the
+// leader. Their agents connect again and receive the new ones.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -213,8 +213,8 @@ type call struct {
 	noticed bool
 }
 
-// authorize checks that the caller may speak for the instance that its message names. instanceID gets the ID in the
-// certificate and returns the ID in the message.
+// authorize checks that the caller may speak for the instance that its message names. instanceID is called with the ID
+// in the certificate, and returns the ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWith(ctx, instanceID, speaksFor)
 	return c, err
@@ -251,7 +251,7 @@ func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string)
 	return c, rec, nil
 }
 
-// instanceOf is for messages that name their instance.
+// instanceOf returns an instanceID function for [Service.authorize] that returns the ID in a message.
 func instanceOf(m interface{ GetInstanceId() string }) func(string) string {
 	return func(string) string { return m.GetInstanceId() }
 }
@@ -285,7 +285,7 @@ func mayBeCertified(rec *record.Instance) error {
 	return nil
 }
 
-// logRefusal logs that a call of an agent was refused. It ignores other errors.
+// logRefusal logs an error that refuses a call of an agent. It ignores other errors.
 func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
 	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil && s.refusals.Admits(err) {
 		s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "call", rpc,
@@ -293,12 +293,13 @@ func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
 	}
 }
 
-// errForeign does not repeat the ID in the message, which is untrusted text.
+// errForeign refuses a message that names another instance than id, the one in the certificate. It does not repeat the
+// ID in the message, which is untrusted text.
 func errForeign(id ident.ID) error {
 	return status.Errorf(codes.PermissionDenied, "instance_id: is not the one in the client certificate, %s", id)
 }
 
-// errDeleted is definite. The agent then waits for the longest pause between two tries.
+// errDeleted tells an agent that its instance is deleted for good. The agent then retries at its longest interval.
 func errDeleted(id ident.ID) error {
 	return status.Errorf(codes.NotFound, "instance %s is deleted", id)
 }

@@ -92,14 +92,14 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff(want, got.Report); diff != "" {
 		t.Error(diff)
 	}
-	// Unchanged states are kept, and a stop is reported.
+	// An unchanged report keeps the reported file states. This one also reports a stop.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
 	if got, _ = w.State.Instance(c.id); len(got.Report.Files) != 1 || got.Report.Stopping != plan.PowerOff {
 		t.Errorf("%+v", got.Report)
 	}
-	// The end of the stream is answered after every report before it was processed.
+	// The server answers the end of a stream only after it has processed all reports on it.
 	if _, err := r.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}
@@ -185,7 +185,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	wants(t, "old keys", err, codes.Aborted, "replaced")
 	r.send(nil)
 
-	// Streams that the old connection opens replace nothing.
+	// Streams on the old connection do not replace those on the new one.
 	for rpc, err := range old.each(t, old.id.String()) {
 		if rpc == "ReceiveFiles" || rpc == "KeyGenRequests" || rpc == "ReportHealth" {
 			wants(t, rpc, err, codes.Aborted, "replaced")
@@ -196,7 +196,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	if !view.Plan.Connected || w.Events(old.id, shardstate.EventLost) != 0 {
 		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, shardstate.EventLost))
 	}
-	// A second stream of the same connection also replaces the first.
+	// A second stream on the same connection replaces the first one.
 	newer.reports().send(nil)
 	wants(t, "first stream", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "replaced")
 	if w.Events(old.id, shardstate.EventLost) != 0 {

@@ -153,7 +153,8 @@ func TestReportedHealthChecks(t *testing.T) {
 	}
 }
 
-// TestHostileHealthChecks checks that a report with health checks that no agent sends is refused with a clear error.
+// TestHostileHealthChecks checks that a report with health checks that no genuine agent sends is refused with a clear
+// error.
 func TestHostileHealthChecks(t *testing.T) {
 	w := newTestLeader(t)
 	many := make([]*nstancev1.HealthCheckState, config.MaxHealthChecks+1)

@@ -28,7 +28,7 @@ import (
 const sendTimeout = time.Minute
 
 // Push implements execute.Files. It makes the agent's stream send the files that the instance lacks, now or when the
-// stream opens, and does not wait for that. A batch that fails is sent again as plan.FilesDue says.
+// stream opens, and does not wait for that. A batch that fails is sent again when plan.FilesDue says so.
 func (s *Service) Push(_ context.Context, id ident.ID) error {
 	leader, err := s.Leader()
 	if err != nil {
@@ -42,14 +42,16 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	a.mu.Lock()
 	a.wakeStream(filesStream)
 	a.mu.Unlock()
-	// From here the stream and FilesDue see to it: the planner must not push the same configuration again.
+	// From now on, only the stream and plan.FilesDue decide about sending this configuration again. The planner must
+	// not push it again.
 	if group, ok := leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
 		leader.State.FilesSent(id, group.RuntimeHash)
 	}
 	return nil
 }
 
-// ReceiveFiles sends an instance its files whenever it lacks some, and, if the agent says so, key requests.
+// ReceiveFiles sends an instance its files whenever it lacks some. If the agent asks for them, it also sends key
+// requests and health checks on the stream.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -77,7 +79,7 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
-		// The batch makes the agent report the new configuration, so the checks go first.
+		// Send the health checks first, because the batch makes the agent report the new configuration.
 		if err := sendChecks(c); err != nil {
 			return err
 		}
@@ -88,8 +90,8 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	})
 }
 
-// sendHealthChecks sends the health checks of the instance's group if the agent has those of another version. sent is
-// the version that it has.
+// sendHealthChecks sends the health checks of the instance's group unless the agent has their current version. sent is
+// the version that the agent has.
 func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.ReceiveFilesResponse) error) error {
 	group, ok := c.leader.State.Group(c.group)
 	if !ok || group.HealthChecksVersion() == *sent {
@@ -142,7 +144,7 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	return nil
 }
 
-// sendBatch makes and sends what the instance lacks. broken ends the stream; err does not.
+// sendBatch makes and sends what the instance lacks. The error broken ends the stream; err does not.
 func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
 	state, a := c.leader.State, c.agent
@@ -173,7 +175,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 		}); logErr != nil {
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
 		}
-		// The deletion may have been decided since.
+		// The instance's deletion may have been decided since its certificates were issued.
 		if rec, _, ok := state.Record(a.id); !ok || mayBeCertified(&rec) != nil {
 			return nil, nil
 		}
@@ -181,7 +183,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if err != nil && result.Names == nil {
 		return err, nil
 	}
-	// An instance that has the current configuration keeps its hash although the batch is incomplete.
+	// An instance that already has the current configuration keeps its hash, even if this batch is incomplete.
 	hash, current := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
 	if hash == "" && current {
 		hash = group.RuntimeHash
@@ -229,7 +231,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
-		// The record has what the provider said at the registration. The provider may have said more since.
+		// The record has the addresses and host name that the provider gave at the registration. The provider may know
+		// more by now.
 		Address: filegen.Address{IPv4: cmp.Or(rec.IPv4, vm.IPv4), IPv6: cmp.Or(rec.IPv6, vm.IPv6),
 			Hostname: cmp.Or(rec.Hostname, vm.Hostname, rec.ID.String())},
 		Claimed: render.Claimed{Hostname: report.Hostname, IP4: report.IPv4, IP6: report.IPv6},
@@ -257,7 +260,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	for name, pkix := range a.keys {
 		in.Keys[name] = pkix
 		if in.KeySums != nil {
-			// A report removes keys that it does not list (see forgetKeys), so this key was submitted after it.
+			// A report removes keys that it does not list (see forgetKeys), so this key was submitted after the last
+			// report.
 			in.KeySums[name] = sum(pkix)
 		}
 	}

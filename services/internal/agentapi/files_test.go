@@ -34,7 +34,7 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Fatalf("%v %v", request, err)
 	}
 	r.send(nil)
-	// Without the key, all other files are sent, and no hash.
+	// The key is not submitted yet, so the batch has all files but its certificate, and no hash.
 	if err := c.push(); err != nil {
 		t.Fatal(err)
 	}
@@ -101,8 +101,8 @@ func TestFilesAndKeys(t *testing.T) {
 	}
 }
 
-// TestKeyRequestsWithFiles checks that an agent which asks for it gets the requests for keys on the stream of files,
-// before the first batch and after each batch that lacks a key, and that ReportHealth's header says so.
+// TestKeyRequestsWithFiles covers an agent that asks for key requests on the stream of files. It gets them before the
+// first batch and after each batch that lacks a key. ReportHealth's header announces them.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -188,7 +188,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
-	// A new leader learns from the report when the certificate is due, and gets the key from its cache.
+	// A new leader learns from the report when the certificate is due, and gets the submitted key from the server's
+	// cache.
 	leader := *w.leader.Load()
 	w.leader.Store(&leader)
 	c = c.again()
@@ -201,8 +202,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 }
 
-// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file with content of an earlier term, once.
-// Without RecheckFiles it does not: the configuration is the same.
+// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file once if its content is that of an earlier
+// term. A leader without RecheckFiles does not send it, because the configuration is the same.
 func TestFilesAreRechecked(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -261,7 +262,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// After another failure, the next attempt waits. It is made although nothing changes any more.
+	// After another failure, the server waits before the next attempt. No change has to trigger that attempt.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
@@ -321,7 +322,7 @@ func TestCertificateIsLoggedBeforeItIsSent(t *testing.T) {
 	}
 }
 
-// Pushes share the executor's slots with terminations. An agent that reads no files must not occupy one.
+// Pushes share the executor's slots with terminations. An agent that reads no files must not occupy a slot.
 func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -368,7 +369,7 @@ func TestAgentThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// The cache may be lost. The leader keeps the keys in memory, and a new leader requests them again.
+// If the cache is lost, the leader still has the public keys in memory. A new leader requests them again.
 func TestLostCache(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

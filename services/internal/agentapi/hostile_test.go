@@ -96,7 +96,7 @@ func TestHostileNoticeDeadlines(t *testing.T) {
 }
 
 // TestHostileFloodOfNotices checks that instances that report a notice as soon as they are registered are replaced at a
-// falling pace.
+// decreasing rate.
 func TestHostileFloodOfNotices(t *testing.T) {
 	w, logs := newHostileTest(t)
 	created := 0
@@ -136,12 +136,12 @@ func TestHostileAgentRenewsWhileItIsDeleted(t *testing.T) {
 	wants(t, "renewal", err, codes.PermissionDenied, "is being deleted: it gets no new certificates")
 	wantsLine(t, logs, refusalOf(c.id, "RenewCertificate", "it gets no new certificates")...)
 
-	// Its reports still count, for the drain.
+	// The server still accepts the instance's reports, because it may be draining.
 	c.reports().send(nil)
 	if view, _ := w.State.Instance(c.id); view.Plan.LastReport.IsZero() {
 		t.Error("the report of an instance that is being deleted was refused")
 	}
-	// A key that it submits leads to no certificate.
+	// A key that the deleted instance's agent submits leads to no certificate.
 	files := c.files()
 	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
@@ -206,8 +206,8 @@ func TestHostileNamesReachNoCertificate(t *testing.T) {
 	}
 }
 
-// TestClaimsReachFiles checks that the content of files can hold what an agent reports, also if they were first sent
-// before its first report.
+// TestClaimsReachFiles checks that files contain the host name and addresses that an agent reports, even if the server
+// first sent the files before the agent's first report.
 func TestClaimsReachFiles(t *testing.T) {
 	w := newTestLeader(t)
 	group := w.group

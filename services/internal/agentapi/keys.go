@@ -179,7 +179,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter,
 			CaBundle: issuer.Bundle}
 	}
-	// A client that did not receive the last answer gets the same certificate: repeated calls write nothing.
+	// An agent that did not receive the last answer gets the same certificate again. Repeated calls write nothing.
 	if ref := rec.Certificate; ref != nil {
 		if cert, ok := issuer.Reissue(c.peer.Identity, ed25519.PublicKey(rec.PublicKey), *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
@@ -205,7 +205,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	if err != nil {
 		return nil, s.errNotRecorded(ctx, c, err)
 	}
-	// The instance may have been deleted or registered with another key since authorize looked.
+	// The instance may have been deleted or registered with another key since authorize checked its record.
 	var refusal error
 	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
 		if refusal = mayRenew(c.peer, r); refusal != nil {

@@ -225,7 +225,7 @@ func (c *client) files() filesStream {
 	return stream
 }
 
-// batch holds what an agent received up to a commit.
+// batch holds the files that an agent received, up to and including their commit.
 type batch struct {
 	files  map[string]*nstancev1.File
 	commit *nstancev1.FilesCommit
@@ -334,7 +334,7 @@ func (w *testLeader) log(t testing.TB) []record.CertLog {
 	return entries
 }
 
-// each calls every RPC with an instance ID and returns the errors by name.
+// each calls every RPC with an instance ID and returns the errors by the RPC's name.
 func (c *client) each(t testing.TB, named string) map[string]error {
 	t.Helper()
 	ctx := t.Context()

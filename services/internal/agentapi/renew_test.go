@@ -122,7 +122,7 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	_, err = deleting.renew()
 	wants(t, "deleting", err, codes.PermissionDenied, "is being deleted")
 
-	// The leader has no answer of the provider yet.
+	// The provider has not yet told the leader whether the instance's VM runs.
 	rec, token, err := w.Bucket.GetInstance(t.Context(), "prod", unknown.id)
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 }
 
 // TestRotationAsksForRenewal checks that the server asks an agent to renew its certificate while the CA is rotated. The
-// renewal returns a new certificate, and the agent's next connection is not asked.
+// renewal returns a new certificate. The server then no longer asks.
 func TestRotationAsksForRenewal(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

@@ -86,7 +86,7 @@ func (s *Service) ReportHealth(stream reports) error {
 	return err
 }
 
-// mustRenew reports whether the caller's certificate is of an earlier step of a rotation of the CA.
+// mustRenew reports whether the caller's certificate was issued before the current step of a CA rotation.
 func (c *call) mustRenew() bool {
 	rec, _, ok := c.leader.State.Record(c.agent.id)
 	return ok && mayBeCertified(&rec) == nil && rec.Certificate != nil && rec.Certificate.Trust != c.leader.Issuer.Trust
@@ -94,7 +94,7 @@ func (c *call) mustRenew() bool {
 
 // readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a
 // lost machine, so readReports passes it to the State. A stream that the server ended is no such sign: the agent
-// connects again. If it does not, its missing reports are noticed.
+// connects again, or the server notices that its reports are missing.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {
@@ -160,7 +160,7 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 	return nil
 }
 
-// sendFilesIfDue wakes the stream that sends files if, after a report, plan.FilesDue says so.
+// sendFilesIfDue wakes the stream that sends files if plan.FilesDue says, after a report, that files are due.
 func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	a := c.agent
 	a.mu.Lock()
@@ -190,8 +190,9 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	}
 }
 
-// compareFiles compares a full list of the instance's files with the group's and with what was sent. complete means
-// that nothing is missing or wrong. renewAt is when the first certificate is due for renewal. Call with mu held.
+// compareFiles compares the list of all files that the instance has with the files of its group and with those that
+// were sent. complete means that nothing is missing or wrong. renewAt is when the first certificate is due for renewal.
+// Call with mu held.
 func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
 	good, failed := 0, false
 	for i := range files {

@@ -42,7 +42,8 @@ func (w *testLeader) files(t testing.TB) map[string]written {
 	return out
 }
 
-// Reports of a settled instance are kept only in memory. They cause no write to the disk or the bucket.
+// Reports of an instance in which nothing changes are kept only in memory. They cause no write to the disk or the
+// bucket.
 func TestUnchangedReportsWriteNothing(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -70,7 +71,7 @@ func TestUnchangedReportsWriteNothing(t *testing.T) {
 	if diff := cmp.Diff(before, w.files(t)); diff != "" {
 		t.Errorf("the disk was written to:\n%s", diff)
 	}
-	// The test would detect a write.
+	// Check that this test detects a write.
 	if err := w.cache.DeleteKeys(t.Context(), c.id); err != nil {
 		t.Fatal(err)
 	}

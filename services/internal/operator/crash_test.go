@@ -20,7 +20,7 @@ import (
 )
 
 // everyKill names an environment variable. If it is set, TestOperatorKilledAtEveryChange kills the operator at every
-// change, which takes about ten minutes; otherwise at a sample.
+// change, which takes about ten minutes; otherwise at a sample of the changes.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")
@@ -53,7 +53,7 @@ func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	return turn, true
 }
 
-// leave returns false if the operator was killed, so that it must not see the answer.
+// leave returns false if the operator was killed meanwhile. The operator then must not see the answer.
 func (s *killer) leave(turn int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,8 @@ func (s *killer) intercept(c *operator.Config) {
 // of the first process.
 func runKilled(deployment *testDeployment, at int, after bool) []string {
 	s := &killer{at: at, after: after}
-	// The killer kills only the first process. That process may have ended before, and the next one have started.
+	// The killer kills only the first process. By the time of the kill, that process may have ended and the next one
+	// may have started.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := deployment.start(s.intercept)

@@ -66,7 +66,7 @@ var start = sync.OnceValues(func() (*kube.Cluster, error) {
 	return k, err
 })
 
-// started holds the cleanup functions of start. They run in reverse order.
+// started holds the functions that undo what start did. They run in reverse order.
 var started []func() error
 
 func TestMain(m *testing.M) {
@@ -105,7 +105,7 @@ type testDeployment struct {
 	log       *buffer
 
 	mu sync.Mutex
-	// made maps every instance for which a VM was requested to its group.
+	// made maps instances to their groups. It has every instance for which a VM was requested.
 	made map[string]string
 }
 
@@ -127,7 +127,7 @@ func (l *buffer) String() string {
 	return l.b.String()
 }
 
-// newTestDeployment returns a rig. groups are the groups of each shard's configuration, with their sizes.
+// newTestDeployment returns a deployment. groups are the groups of each shard's configuration, with their sizes.
 func newTestDeployment(t *testing.T, k *kube.Cluster, namespace string,
 	groups map[string]map[string]int) *testDeployment {
 	t.Helper()
@@ -161,7 +161,7 @@ func newTestDeployment(t *testing.T, k *kube.Cluster, namespace string,
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One cloud for both, so that provider IDs are unique.
+	// Both shards share one cloud, so that provider IDs are unique.
 	deployment.cloud = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(c mock.Call) {
 		deployment.mu.Lock()
 		defer deployment.mu.Unlock()

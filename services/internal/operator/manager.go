@@ -86,7 +86,7 @@ func newControllerManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 		HealthProbeBindAddress:        c.Options.HealthAddr,
 		Metrics:                       metricsserver.Options{BindAddress: c.Options.MetricsAddr},
 		GracefulShutdownTimeout:       &stop,
-		// Tests run several operators in one process.
+		// Tests run several operators, with the same controller names, in one process.
 		Controller: config.Controller{SkipNameValidation: &shared},
 	})
 	if err != nil {

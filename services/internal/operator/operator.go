@@ -136,8 +136,8 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 }
 
 // renewCertificate renews the certificate, for a new key, with the first shard that accepts the request. It tries the
-// reachable shards first. A shard that refuses all other calls counts as unreachable: it may have replaced the key
-// already, in a renewal that was interrupted.
+// reachable shards first. It also tries the unreachable ones: after an interrupted renewal, a shard may refuse all
+// other calls with the replaced key, and then counts as unreachable.
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error

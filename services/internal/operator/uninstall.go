@@ -21,7 +21,7 @@ import (
 // UninstallCommand is the first argument that selects [Uninstall].
 const UninstallCommand = "uninstall"
 
-// uninstallPoll is the time between two looks at what is left.
+// uninstallPoll is the time between two checks of which objects are left.
 const uninstallPoll = 2 * time.Second
 
 // UninstallOptions are the command line flags of nstance-operator uninstall.

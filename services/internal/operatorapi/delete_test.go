@@ -94,8 +94,8 @@ func TestDeleteInstance(t *testing.T) {
 	}
 }
 
-// DeleteInstance with decrement deletes the chosen instance, creates no other, and lowers the size once however often
-// it is called.
+// DeleteInstance with decrement deletes the chosen instance, creates no other, and lowers the size only once, even if
+// the call is repeated.
 func TestDeleteInstanceDecrement(t *testing.T) {
 	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 3)
@@ -105,7 +105,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 	chosen := ids[2] // a scale-down would remove the oldest
 	req := &nstancev1.DeleteInstanceRequest{InstanceId: chosen.String(), Decrement: true}
 
-	// The size and the choice are one write: if it fails, nothing has changed.
+	// One write stores the size and the chosen instance. If it fails, neither has changed.
 	w.breakStore(func(r mem.Request) mem.Fault {
 		if r.Op == mem.Put {
 			return outOfOrder(r)
@@ -147,7 +147,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 			t.Errorf("%v", i)
 		}
 	}
-	// The next write drops the instance that is gone.
+	// The next write of the group's entry drops the chosen instance that is gone.
 	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
 		Decrement: true})
 	if err != nil || answer.GetGroup().GetSize() != 1 {
@@ -159,7 +159,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 	}
 }
 
-// A static group is decremented by its override.
+// The decrement of a static group is stored in its override.
 func TestDeleteInstanceDecrementStatic(t *testing.T) {
 	w := newTestShard(t)
 	events := live(t, w)
@@ -269,7 +269,7 @@ func TestTenants(t *testing.T) {
 	if first := errs.await("an error", func(*errorEvent) bool { return true }); first.GetMessage() != "for all" {
 		t.Errorf("%v", first)
 	}
-	// When this event is published, all events above have been.
+	// Events are sent in order: when the event of this creation arrives, all earlier ones have been sent.
 	if _, err := rival.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "theirs"}); err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// patience is the timeout of a test for every step without an intended delay.
+// patience is a test's timeout for each step that has no intended delay.
 const patience = 20 * time.Second
 
 // document returns the shard's configuration. more holds additional top-level members.
@@ -152,7 +152,7 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 	}
 	w.state = clusterstate.New(clusterstate.Options{Cluster: w.store, Shard: w.store, ClusterID: w.Name, ShardID: "a",
 		Now: w.Clock.Now,
-		// The secrets have a store of their own, without faults.
+		// The secrets have a separate store, in which no faults are injected.
 		Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New(), Cluster: w.Name,
 			Ring: keyring.Ring{Current: encryptionKey}, Rand: rand.Reader})})
 	if _, err := w.state.StoreCA(t.Context(), w.CA); err != nil {
@@ -255,7 +255,7 @@ func notLeader() error {
 		OperatorAddr: "two:8993"})
 }
 
-// serve serves the API on a port of the given role.
+// serve serves the API on a port that admits clients of the given role.
 func (w *testShard) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
 	server := grpc.NewServer(append(transport.ServerOptions(w.Source, role, w.Log), more...)...)

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// TestHostileOperatorRecord plays a writer of the bucket who lets a removed operator in again: with a forged record,
-// and with the genuine record from before the removal. The operators' port refuses both, with an entry of the log.
+// TestHostileOperatorRecord plays an attacker who can write to the bucket and restores a removed operator's record:
+// forged, or genuine from before the removal. The operators' port refuses and logs both.
 func TestHostileOperatorRecord(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, document(""), slog.New(slog.NewJSONHandler(&logs, nil)))

@@ -44,7 +44,7 @@ func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGrou
 }
 
 // pageOf returns up to size of the sorted views that follow the previous page, and whether there are more. A size of
-// zero is no limit. The first view of the page is the first one for which after is true.
+// zero is no limit. The page begins with the first view for which after is true.
 func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more bool) {
 	n := slices.IndexFunc(views, after)
 	if n < 0 {

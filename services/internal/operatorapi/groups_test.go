@@ -87,7 +87,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 }
 
-// TestClearFields checks that a group's own values differ from those of its template, and can be cleared.
+// TestClearFields checks that a group's own values are stored apart from those of its template, and can be cleared.
 func TestClearFields(t *testing.T) {
 	w := newTestShard(t)
 	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",

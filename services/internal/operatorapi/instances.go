@@ -185,7 +185,7 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 	return c.groupStatus(now), nil
 }
 
-// live returns those of the instances in a group's entry that are not deleted yet. The others are dropped.
+// live returns the instances of ids that are not deleted yet.
 func (c *call) live(ids []ident.ID) (live []string) {
 	for _, id := range ids {
 		if rec, _, ok := c.state().Record(id); ok && rec.State != record.Deleted {

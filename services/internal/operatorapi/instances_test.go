@@ -138,7 +138,7 @@ func TestCreateInstance(t *testing.T) {
 		rec.State != record.Created {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// It does not count towards the size and is not replaced.
+	// An on-demand instance does not count towards the group's size, and is not replaced.
 	if g := w.group(t, "static"); g.GetActualSize() != 0 || len(g.GetInstanceIds()) != 1 {
 		t.Errorf("%v", g)
 	}

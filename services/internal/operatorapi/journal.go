@@ -70,8 +70,8 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	if query.After, err = parsePosition("after", req.GetAfter()); err != nil {
 		return c.ended(err)
 	}
-	// The subscription starts before the list. Events that are in both are sent once, because the list is read to its
-	// end first and moves the position.
+	// Subscribe before the list is read, so that no event is missed. An event in both is sent once, because sending the
+	// list moves the position past it.
 	sub := c.Journal.Subscribe(s.queue)
 	defer sub.Close()
 	query.Limit = eventPage

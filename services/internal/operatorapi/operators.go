@@ -49,7 +49,7 @@ func (c *call) admission() admission {
 type checked struct {
 	at      time.Time
 	refused error
-	// mustRenew means that the operator's certificate is of an earlier step of a rotation of the CA.
+	// mustRenew means that the operator's certificate was issued before the current step of a CA rotation.
 	mustRenew bool
 	name      string
 	role      record.OperatorRole
@@ -125,8 +125,9 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 // rotated. It holds "now".
 const RenewHeader = "nstance-renew-certificate"
 
-// mustRenew reports whether a certificate is of an earlier step of a rotation of the CA. Before and after a rotation it
-// is false: shards learn of its end at different times, and each would ask for a renewal.
+// mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
+// false while there is no rotation: shards learn of the end of one at different times, and each would ask for a
+// renewal.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }
@@ -136,7 +137,7 @@ func (c *call) requestRenewal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators[c.admission()].mustRenew {
-		// It fails only after the response has begun. The next call asks again.
+		// SetHeader fails only after the response has begun. Then the operator's next call asks again.
 		_ = grpc.SetHeader(c.client, metadata.Pairs(RenewHeader, "now"))
 	}
 }

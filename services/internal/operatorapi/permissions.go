@@ -77,7 +77,7 @@ func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Proble
 	return status.Error(code, "group "+key.Group+" is not permitted:\n"+found.Error())
 }
 
-// refuses stores, for the log, which fields of a group are forbidden.
+// refuses stores which fields of a group are forbidden, so that logRefusal logs them.
 func (c *call) refuses(key config.GroupKey, fields []string) {
 	c.refused = []any{"group", key.Group, "field", strings.Join(fields, ", ")}
 }

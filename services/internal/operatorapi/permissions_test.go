@@ -73,9 +73,9 @@ func (b *logBuffer) takeRefusals(t testing.TB) (refusals []map[string]any) {
 	return refusals
 }
 
-// TestHostileOperator sends what an operator of one tenant may try to reach what is not its own: data of another
-// tenant, resources of the cloud that its template does not name, and more than its share. Each request is refused with
-// an error that names the field and what to do, and with one entry of the log. No request changes anything.
+// TestHostileOperator sends requests with which a tenant's operator may try to get more than it is allowed: another
+// tenant's data, cloud resources that its template does not name, and more than its quotas. Each request is refused
+// with an error that names the field and what to do, and with one entry of the log. No request changes anything.
 func TestHostileOperator(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))

@@ -12,8 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ProtectInstance excludes an instance from voluntary replacement and from a smaller size, or ends that (rule 54 of the
-// planner). The group's entry in the bucket names the instance, so that the protection outlasts the leader.
+// ProtectInstance protects an instance, or ends its protection. The planner neither replaces a protected instance
+// voluntarily nor removes it to lower the size (rule 54). The group's entry in the bucket names the instance, so that
+// the protection outlasts the leader.
 func (s *Service) ProtectInstance(ctx context.Context, req *nstancev1.ProtectInstanceRequest) (
 	*nstancev1.ProtectInstanceResponse, error) {
 	return unary(s, ctx, "protect the instance", req, (*call).protectInstance)

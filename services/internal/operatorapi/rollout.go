@@ -37,7 +37,7 @@ func (s *Service) ResumeGroup(ctx context.Context, req *nstancev1.ResumeGroupReq
 	})
 }
 
-// RollGroup replaces all instances of a group. The revision is the time of the call.
+// RollGroup replaces all instances of a group. The time of the call becomes the revision of the rollout.
 func (s *Service) RollGroup(ctx context.Context, req *nstancev1.RollGroupRequest) (*nstancev1.RollGroupResponse,
 	error) {
 	return unary(s, ctx, "roll the group", req, func(c *call, req *nstancev1.RollGroupRequest) (

@@ -58,8 +58,8 @@ func TestRolloutOfAGroup(t *testing.T) {
 	}
 }
 
-// TestResumeStartsAHaltedRollout checks that a resumption counts failures from zero, also for a group that is not
-// paused, and keeps no override.
+// TestResumeStartsAHaltedRollout checks that ResumeGroup lets the rollout count failures from zero, also for a group
+// that is not paused, and keeps no override.
 func TestResumeStartsAHaltedRollout(t *testing.T) {
 	w := newTestShard(t)
 	key := config.GroupKey{Tenant: "prod", Group: "static"}

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// as returns a client with its own identity of the tenant prod, and the given name and role.
+// as registers an operator of the tenant prod with the given name and role, and returns its client.
 func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nstancev1.OperatorServiceClient {
 	t.Helper()
 	id, key := w.NewID(t, "opr"), transporttest.NewKey(t)
@@ -31,7 +31,7 @@ func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nsta
 	return w.dial(t, cert)
 }
 
-// TestShardStatus shows how the shard is led, and what it counts.
+// TestShardStatus checks that GetShardStatus returns the shard's leadership and its counts.
 func TestShardStatus(t *testing.T) {
 	w := newTestShard(t)
 	s, err := w.as(t, "", record.RoleViewer).GetShardStatus(t.Context(), &nstancev1.GetShardStatusRequest{})
@@ -84,7 +84,8 @@ func TestOperatorRoles(t *testing.T) {
 	}
 }
 
-// TestOrphansNeedAConfirmation shows that orphans are listed, and that nothing is confirmed while nothing waits for it.
+// TestOrphansNeedAConfirmation checks that orphans can be listed, and that ConfirmOrphans is refused while no orphan
+// waits for a confirmation.
 func TestOrphansNeedAConfirmation(t *testing.T) {
 	w := newTestShard(t)
 	admin := w.as(t, "ada", record.RoleAdmin)

@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// The provider describes each type once. What it does not know is remembered too, and a failure is not.
+// The provider describes each type once. The server also remembers that the provider does not know a type, but not a
+// failed request.
 func TestGetInstanceType(t *testing.T) {
 	w := newTestShard(t)
 	get := func(name string) (*nstancev1.GetInstanceTypeResponse, error) {

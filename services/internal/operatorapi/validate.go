@@ -94,8 +94,8 @@ func checkVars(vars map[string]string) error {
 	return nil
 }
 
-// parseArgs parses args_json like the document of the groups: with the same numbers, and without duplicate names. It
-// returns nil for {}, which means that the group has no arguments of its own.
+// parseArgs parses args_json as strictly as the groups' document: it keeps numbers as they are, and rejects duplicate
+// names. It returns nil for {}, which means that the group has no arguments of its own.
 func parseArgs(text string) (map[string]any, error) {
 	spec, err := parseObject("args_json", "args", text)
 	if err != nil || len(spec.Args) == 0 {
@@ -104,7 +104,8 @@ func parseArgs(text string) (map[string]any, error) {
 	return spec.Args, nil
 }
 
-// parseObject parses a JSON object as a field of a group. request is the name of the text in the request.
+// parseObject parses a JSON object as a field of a group. request is the name of the request's field that contains
+// text.
 func parseObject(request, field, text string) (spec config.GroupSpec, err error) {
 	return parseField(request, field, text, "{")
 }

@@ -151,7 +151,7 @@ func FuzzUpsert(f *testing.F) {
 			"prod": {req.GetGroup(): spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
 		for _, p := range problems.Errors() {
-			// Only the shard's rules can check these fields.
+			// Only a check against the shard's configuration finds errors in these fields.
 			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
 				!strings.Contains(p.Path, "instance_types") &&
 				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {

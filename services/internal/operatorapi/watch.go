@@ -208,7 +208,8 @@ func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.Oper
 		return err
 	}
 	defer end()
-	// The subscription starts before the snapshot is taken. A change meanwhile is sent twice, but none is missed.
+	// The subscription starts before the snapshot is taken. A change between the two may be sent twice, but no change
+	// is missed.
 	sub := c.Events.groups.Subscribe(s.queue, func(key config.GroupKey) bool { return key.Tenant == c.tenant })
 	defer sub.Close()
 	w := &groupWatch{call: c, sub: sub, sent: map[string][sha256.Size]byte{}}
@@ -224,7 +225,7 @@ type groupWatch struct {
 	ready []*nstancev1.GroupEvent
 	// sent holds a digest of the status that was last sent, by group.
 	sent map[string][sha256.Size]byte
-	// looked is the time of the last rendering of all groups. notBefore is the earliest time of the next rendering.
+	// looked is the time at which all groups were last rendered. notBefore is the earliest time of the next rendering.
 	looked, notBefore time.Time
 }
 

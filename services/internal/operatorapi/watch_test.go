@@ -247,7 +247,8 @@ func TestSlowWatchers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A window holds some thousands of events. Each event is about another instance, so none coalesce.
+	// HTTP/2's flow control window holds some thousands of events. Each event is about another instance, so none
+	// coalesce.
 	for range 20_000 {
 		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})

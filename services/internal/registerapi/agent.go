@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// checkClaims checks what an agent says of its machine. Nothing is made from it.
+// checkClaims checks the host name and addresses that an agent sends. They are not recorded: the provider's are.
 func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
@@ -78,8 +78,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("certificate log", err)
 	}
 
-	// Of two concurrent registrations, one writes first. The change of the other is then checked against the written
-	// record.
+	// If another registration writes the record first, this one is checked again, against the record that the other has
+	// written.
 	var refusal error
 	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
 		if spent, refusal = c.check(r); refusal != nil {
@@ -125,7 +125,8 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 }
 
 // checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.
-// So a nonce is of no use on another VM. While the VM does not run yet, the provider may still add addresses.
+// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may still add
+// addresses.
 func (c *call) checkAddress() error {
 	vm, _ := c.leader.State.VM(c.claims.ID)
 	from := transport.PeerAddress(c.ctx)
@@ -141,8 +142,8 @@ func (c *call) checkAddress() error {
 			"the server through NAT", c.claims.ID, from)
 }
 
-// checkProof checks the proof of the VM that the agent runs on, if the configuration requires one. So a nonce is of no
-// use outside its VM, even behind the same address.
+// checkProof checks the proof of the VM that the agent runs on, if the configuration requires one. A stolen nonce is
+// therefore of no use outside its VM, even behind the same address.
 func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 	if c.leader.Attest == nil {
 		return nil

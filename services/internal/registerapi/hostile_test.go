@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// The tests of this file play a process on one VM that has got hold of the nonce of another VM.
+// The tests of this file play a process on one VM that has stolen the nonce of another VM.
 
 // dialFrom returns a client that calls from the given address of this machine.
 func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationServiceClient {
@@ -36,7 +36,7 @@ func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationS
 	return nstancev1.NewRegistrationServiceClient(conn)
 }
 
-// located returns an instance, of which the provider says that its VM is in a state and has addresses.
+// located returns an instance whose VM, according to the provider, has the given state and addresses.
 func (w *testLeader) located(t *testing.T, state infra.State, addresses ...string) ident.ID {
 	t.Helper()
 	id := w.Created(t)

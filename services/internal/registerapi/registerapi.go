@@ -63,7 +63,7 @@ type Registrar struct {
 	// proof could not be checked, so the agent tries again. Optional; it succeeds if the configuration requires no
 	// proof.
 	Attest func(ctx context.Context, proof []byte, vm infra.VM) error
-	// Record adds an event to the journal: a refused registration, or that of an operator.
+	// Record adds an event to the journal: a refused registration, or the registration of an operator.
 	Record func(record.Event)
 }
 
@@ -111,7 +111,7 @@ func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterO
 		OperatorId: cert.id.String()}, nil
 }
 
-// certificate is the answer to a client.
+// certificate is the certificate in the answer to a client, with the CA bundle.
 type certificate struct {
 	pem, bundle []byte
 	notAfter    time.Time
@@ -202,8 +202,8 @@ func (c *call) try(nonce string, role authority.Role, register func(*call) (cert
 	return cert, err
 }
 
-// nonceError converts an error of a nonce to a status error. Only a nonce from the future is worth a retry, because the
-// clocks may differ.
+// nonceError converts an error of a nonce to a status error. Only a nonce that is not valid yet is worth a retry,
+// because the clocks may differ.
 func nonceError(err error) error {
 	code := codes.InvalidArgument
 	switch {

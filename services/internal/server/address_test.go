@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// nonceProvider passes on the nonces in the boot scripts of VMs.
+// nonceProvider passes the nonces in the boot scripts of new VMs to the test.
 type nonceProvider struct {
 	*mock.Provider
 	nonces chan string

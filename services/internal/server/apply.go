@@ -23,8 +23,8 @@ const (
 	// restartPatience is the longest time for which a restart waits for agents that are told new addresses of the
 	// leader. They connect again within a second.
 	restartPatience = 10 * time.Second
-	// reloadEvery is the number of those checks between two reads of the boot scripts and the workload CAs. Rendering
-	// uses a script for up to an hour after it was read.
+	// reloadEvery is the number of configuration checks between two reads of the boot scripts and the workload CAs. A
+	// new VM may get a script that was read up to an hour ago.
 	reloadEvery = 10
 )
 
@@ -102,7 +102,8 @@ func (s *server) describe(l *leadership) {
 }
 
 // pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it reads the boot
-// scripts again, so that a create does not wait for that, and the workload CAs.
+// scripts again, so that the creation of a VM does not wait for them. It then also checks whether the workload CAs have
+// changed.
 func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, l *leadership) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
@@ -135,9 +136,9 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, s.followCA(ctx)
 }
 
-// restartSoon restarts the server after the response to the present caller has gone out: the restart ends the call, and
-// ctx with it. Agents that are told new addresses of the leader get time to connect again, because they would not find
-// the leader after the restart.
+// restartSoon restarts the server after a pause in which the response to the present caller is sent, because the
+// restart ends the call and ctx. Agents that are told new addresses of the leader get time to connect again, because
+// they would not find the leader after the restart.
 func (s *server) restartSoon(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	s.env.Go("restart", func() {
@@ -191,8 +192,8 @@ func (s *server) generations() []ports {
 	return out
 }
 
-// agentAddrs returns the addresses of the leader that the server sends to agents, separated by commas. It is empty
-// without a fixed address: agents then know the addresses of all servers from their boot scripts.
+// agentAddrs returns the addresses of the leader that the server sends to agents, separated by commas. It is empty if
+// the leader has no fixed address: agents then know the addresses of all servers from their boot scripts.
 func (s *server) agentAddrs() string {
 	if s.manager.Shard().Server.LeaderNetwork == nil {
 		return ""

@@ -44,7 +44,8 @@ func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
 			s.log.Info("made the cluster's nonce key")
 		}
 	case len(k.bundle) > 1:
-		// A rotation changes the nonce key before the CA, and a term that knows the CA must know the nonce key of it.
+		// Read the nonce key again: a rotation changes it before the CA, and a term that knows a new CA must also know
+		// the nonce key that belongs to it.
 		k.nonce, err = s.state.LoadNonceKey(ctx)
 	}
 	return k, err

@@ -44,7 +44,7 @@ func (s *server) elect(ctx context.Context) error {
 	}
 }
 
-// termError is the error with which a term could not begin, or ended.
+// termError is the reason why a term could not begin, or ended early.
 type termError struct{ err error }
 
 func (e *termError) Error() string { return e.err.Error() }
@@ -104,7 +104,7 @@ func (s *server) watchElection(status lease.Status) {
 	}
 }
 
-// leaderChange says what ended the term before, from the status before this server became leader.
+// leaderChange returns what ended the previous term. before is the election's status before this server became leader.
 func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
 	switch {
 	case before == nil || before.Holder.Term == 0:

@@ -118,7 +118,7 @@ func (d *destroyed) Put(ctx context.Context, key string, body []byte, cond objst
 	return d.Store.Put(ctx, key, body, cond)
 }
 
-// TestStopWhileAFailedTermEnds checks that a requested stop while a failed term ends is a clean stop.
+// TestStopWhileAFailedTermEnds requests a stop while a failed term ends, and checks that the server stops cleanly.
 func TestStopWhileAFailedTermEnds(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

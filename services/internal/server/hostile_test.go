@@ -68,7 +68,8 @@ func TestHostileWorkloadCA(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			// A TLS 1.3 server verifies its client after the client's handshake is done.
+			// In TLS 1.3, the server verifies the client after the client's handshake is done, so the first read gets
+			// the error.
 			_, err = conn.Read(make([]byte, 1))
 			conn.Close()
 			switch refused := err != nil && strings.Contains(err.Error(), "certificate"); {

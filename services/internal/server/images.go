@@ -73,7 +73,7 @@ func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	return out
 }
 
-// found returns the ID of each image that a look-up has found. Fallbacks are no results.
+// found returns the ID of each image that a look-up has found. It leaves out images that have only a fallback.
 func (b *imageBook) found(shard *config.Shard) map[string]string {
 	out := map[string]string{}
 	for name, image := range shard.Images {

@@ -11,7 +11,8 @@ import (
 )
 
 // TestNewImageRolls checks that a leader whose query finds another image than that of the running VMs replaces them in
-// a group with on_image_change. A leader whose query fails replaces none: the fallback is no result.
+// a group with on_image_change. A leader whose query fails replaces none, because a fallback does not count as another
+// image.
 func TestNewImageRolls(t *testing.T) {
 	r := newTestShard(t)
 	var image atomic.Pointer[string]

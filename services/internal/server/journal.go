@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// openJournal starts the journal of a term. It ends with ctx and then writes its last part, for which the end of the
-// term does not wait.
+// openJournal starts the journal of a term. When ctx ends, the journal writes its last part. The end of the term does
+// not wait for that.
 func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal {
 	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, Cache: s.cache,
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,
@@ -24,8 +24,8 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 	return j
 }
 
-// recordStored returns a function that logs the events of a journal, and counts, measures and traces replacements from
-// them, after they are stored: it never delays a replacement.
+// recordStored returns a function that logs the events of a journal, and counts, measures and traces the replacements
+// that they describe. It runs after the events are stored, so it delays no replacement.
 func (s *server) recordStored(cluster string) func([]record.Event) {
 	var replacements journal.Replacements
 	return func(events []record.Event) {
@@ -45,7 +45,7 @@ func (s *server) recordStored(cluster string) func([]record.Event) {
 	}
 }
 
-// logEvent logs an event with its time, which is a little earlier than that of the line.
+// logEvent logs an event with its time, which is a little earlier than that of the log line.
 func logEvent(log *slog.Logger, e *record.Event) {
 	attrs := []slog.Attr{slog.String("kind", string(e.Kind)), slog.Time("at", e.At)}
 	for _, a := range []struct{ name, value string }{{"tenant", e.Tenant}, {"group", e.Group}, {"instance", e.Instance},
@@ -75,7 +75,7 @@ func journalInstance(j *journal.Journal, e shardstate.InstanceEvent) {
 	j.Record(event)
 }
 
-// actors say who causes the events of a kind.
+// actors name who causes the events of each type.
 var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventCreating: "leader", shardstate.EventCreated: "provider", shardstate.EventRegistered: "agent",
 	shardstate.EventHealthy: "agent", shardstate.EventUnhealthy: "agent", shardstate.EventNotice: "agent",

@@ -109,8 +109,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 		return err
 	}
 
-	// The configuration as loaded at the start. The parts used here cannot change in place. If they changed, Lead
-	// returns ErrRestart.
+	// Use the configuration that the server loaded at its start. If a part that is used here has changed since, Lead
+	// below returns ErrRestart.
 	shard := s.manager.Shard()
 	generator := filegen.New(filegen.Options{CA: keys.ca, WorkloadCAs: workloadCAs, NonceKey: keys.nonce,
 		Secrets: s.secrets, ReadFile: s.state.ReadFile,
@@ -152,7 +152,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
-			// Instances must get a CA before it issues.
+			// Instances must receive a new workload CA before it issues certificates.
 			RecheckFiles: len(workloadCAs) > 1 || time.Now().Before(workloadCAs[0].Starts()),
 			Interval:     func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
 			Endpoints:    s.agentAddrs},
@@ -230,8 +230,8 @@ func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 }
 
 const (
-	// removeUserdataTries is the number of calls to remove the userdata of a VM. After that it stays: its nonce is
-	// consumed.
+	// removeUserdataTries is the number of calls to remove the userdata of a VM. After them, the userdata stays. It
+	// does no harm, because its nonce is consumed.
 	removeUserdataTries = 5
 	removeUserdataPause = 10 * time.Second
 )

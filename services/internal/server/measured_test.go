@@ -101,7 +101,7 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 }
 
 // providerInterfaces returns, by interface, the methods of Provider and of every capability that package infra
-// declares. These are its exported interfaces with methods that take a context.
+// declares. A capability is an exported interface with methods that take a context.
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "../infra/infra.go", nil, 0)

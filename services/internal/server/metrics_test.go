@@ -31,7 +31,7 @@ func TestMetricsOfAShard(t *testing.T) {
 	group := func(name string) string {
 		return name + `{cluster="test",group="g",shard="a",tenant="default"}`
 	}
-	// The machines of this cloud have no agents, so none is healthy.
+	// The VMs of this fake cloud have no agents, so none is healthy.
 	for name, want := range map[string]string{
 		group("nstance_group_desired"):                                            "2",
 		group("nstance_group_actual"):                                             "2",
@@ -87,7 +87,8 @@ func unixTime(t *testing.T, text string) time.Time {
 	return time.UnixMilli(int64(seconds * 1000))
 }
 
-// TestLeaderChanges checks the cause that is counted when a server becomes leader, from what it saw of the lock before.
+// TestLeaderChanges checks the cause that a server counts when it becomes leader. The cause depends on the lock that it
+// saw before.
 func TestLeaderChanges(t *testing.T) {
 	lock := func(change func(*record.Lock)) *record.Lock {
 		l := &record.Lock{LeaderID: "other", Incarnation: "other", Term: 7}

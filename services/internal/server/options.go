@@ -34,8 +34,8 @@ type Options struct {
 	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 if this is
 	// the only one.
 	Instance int
-	// Validate means that the program only checks a configuration. ValidateFile names the file; if it is empty, the
-	// shard's configuration in the bucket is checked.
+	// Validate means that the program only checks a configuration: that in ValidateFile, or the shard's one in the
+	// bucket if ValidateFile is empty.
 	Validate     bool
 	ValidateFile string
 	// ReportHealth means that the program reports the health of the server on this machine. See [ReportHealth].

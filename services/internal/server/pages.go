@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 )
 
-// pages are the pages that only this daemon has on the health port.
+// pages returns the pages that nstance-server adds to the health port.
 func (s *server) pages() []health.Page {
 	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
 }
@@ -49,7 +49,8 @@ func (s *server) readShard() metrics.Shard {
 	return shard
 }
 
-// alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks.
+// alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks, so that systemd's
+// watchdog restarts the server.
 func (s *server) alive() bool {
 	if l := s.leading.Load(); l != nil {
 		l.leader.State.Numbers()

@@ -14,7 +14,7 @@ import (
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
 		Log: s.log, Sleep: s.env.Sleep, Joined: s.refreshForPeer})
-	// The last messages are sent after ctx ends, because a leader then hands over to its heir.
+	// A leader hands over to its heir after ctx has ended, so the network must outlive ctx.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)
 	s.env.Go("follow the leader", func() { s.peers.Run(following) })
@@ -34,8 +34,8 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 }
 
 // refreshForPeer lets the leader look for a newer configuration, because another server of the shard has become ready.
-// That server may be there to replace this one, with a configuration that this server has not read yet. VMs must learn
-// the addresses in it before this server ends.
+// That server may be there to replace this one, with a newer configuration. VMs must learn the addresses in that
+// configuration before this server ends.
 func (s *server) refreshForPeer() {
 	l := s.leading.Load()
 	if l == nil {

@@ -38,8 +38,8 @@ func (s *server) openBucket(ctx context.Context) error {
 	return nil
 }
 
-// storageResult returns the result of a request to the bucket, for metrics. An object that is missing and a condition
-// that does not hold are answers.
+// storageResult returns the result of a request to the bucket, for metrics. A missing object or a failed condition
+// counts as an answer, not as a failure.
 func storageResult(err error) string {
 	switch {
 	case err == nil:
@@ -64,7 +64,7 @@ func (s *server) prepare(ctx context.Context) error {
 	return s.repeat(ctx, func() error { return s.tryPrepare(ctx) }, s.reportNotReady)
 }
 
-// reportNotReady reports a failed start on the status page and in the log.
+// reportNotReady reports a failed try to start on the status page and in the log.
 func (s *server) reportNotReady(err error, try int, wait time.Duration) {
 	s.probe.NotReady(err.Error())
 	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())

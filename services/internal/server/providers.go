@@ -30,7 +30,7 @@ type ownMachine struct {
 
 // openProvider opens the provider of the shard and identifies this machine. A server outside the cloud starts without
 // an identity, unless the configuration has a leader network. applied means that a leader has run with this
-// configuration. Then a provider that refuses it is only logged.
+// configuration. In this case, a refusal by the provider is only logged.
 func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied bool) (ownMachine, error) {
 	kind := shard.Server.Provider.Kind
 	i := slices.IndexFunc(s.cfg.Clouds, func(c infra.Cloud) bool { return c.Name() == kind })
@@ -65,7 +65,8 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	case infra.ClassOf(err) == infra.Invalid && !applied:
 		return ownMachine{}, err
 	case err != nil && ctx.Err() == nil:
-		// A failed check or a missing resource must not prevent a server from leading. The leader raises an alert.
+		// A failed check or a missing resource must not prevent a server from leading. Once it leads, it raises an
+		// alert.
 		s.log.Warn("configuration not verified", "error", err)
 	}
 	return own, nil

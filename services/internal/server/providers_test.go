@@ -74,7 +74,8 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 	}
 }
 
-// TestOtherLeaderInterfaceIsNotReady checks that the flag is compared before the configuration is used.
+// TestOtherLeaderInterfaceIsNotReady checks that a server compares --leader-interface with a configuration before it
+// uses the configuration.
 func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

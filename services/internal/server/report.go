@@ -34,7 +34,8 @@ const (
 	defaultReportAfter = 10 * time.Minute
 	reportInterval     = 5 * time.Second
 	reportTimeout      = 5 * time.Second // of one check, and of one call of the cloud
-	// awaitFor is how long a ready server tries to be awaited: the group may begin to wait a moment after the boot.
+	// awaitFor is how long a ready server repeats its report while the scaling group does not wait for its machine. The
+	// group may begin to wait a moment after the boot.
 	awaitFor = time.Minute
 )
 
@@ -74,15 +75,14 @@ type healthReport struct {
 	check  func(context.Context) error
 	// lastLog returns the end of the server's log, or "".
 	lastLog func(context.Context) string
-	// publish writes to the bucket that the server became ready, or the problem because of which it did not. It may be
-	// nil.
+	// publish writes to the bucket that the server became ready, or why it did not. It may be nil.
 	publish func(ctx context.Context, problem error) error
 	// after is how long a server may take to become ready, and how long a ready server may be unhealthy.
 	after time.Duration
 	log   *slog.Logger
 
 	// since is the last time when the server was healthy, or the start of this process. ready means that the server was
-	// healthy once, and settled that the group needs no further answer about the launch.
+	// healthy once, and settled that the group no longer waits for the launch of this machine.
 	since          time.Time
 	readySince     time.Time
 	ready, settled bool
@@ -99,7 +99,8 @@ func (r *healthReport) run(ctx context.Context) error {
 	}
 }
 
-// step checks the server once and tells the group about it. Errors of the group are logged: the next step tries again.
+// step checks the server once and tells the group about it. It logs a failed report, and the next step repeats the
+// report.
 func (r *healthReport) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*reportTimeout)
 	defer cancel()
@@ -109,7 +110,8 @@ func (r *healthReport) step(ctx context.Context) {
 		if text := r.lastLog(ctx); text != "" {
 			problem = fmt.Errorf("%w; the end of the server's log: %s", problem, text)
 		}
-		// The machine may be gone right after the report. Its console stays for a while.
+		// Also log the problem to the machine's console. The report may end the machine, and its console stays for a
+		// while.
 		r.log.Error("the server is unhealthy", "for", now.Sub(r.since).String(), "problem", problem)
 	}
 	switch {

@@ -12,8 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// TestHostileRollbackWhileNoServerRuns plays a writer of the bucket who writes an earlier version of a sealed secret
-// and of a signed document back after the last server has stopped. The lock tells the next server of later versions.
+// TestHostileRollbackWhileNoServerRuns plays an attacker who can write to the bucket. After the last server has
+// stopped, the attacker restores an earlier version of a sealed secret or a signed document. The next server knows from
+// the lock that there were later versions.
 func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 	for name, key := range map[string]string{
 		"a sealed secret":   keys.ClusterSecret(secretstore.CAKey),
@@ -26,7 +27,7 @@ func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 			p.await("two VMs", func() bool { return r.running() == 2 })
 			earlier := r.get(key)
 
-			// The writes of the later versions do not pass through the server. It reads them in its next term.
+			// The test, not the server, writes the later versions. The server reads them in its next term.
 			secret, err := p.server.secrets.Get(t.Context(), secretstore.CAKey)
 			if err != nil {
 				t.Fatal(err)
@@ -69,8 +70,9 @@ func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 	}
 }
 
-// TestHostileMarks plays a writer of the bucket who raises the mark of the trust bundle in the lock, while no server
-// runs. The next server does not act, names the reason, and touches no VM. With the genuine lock the shard works again.
+// TestHostileMarks plays an attacker who, while no server runs, raises the mark (the version seen last) of the trust
+// bundle in the lock. The next server does not act, names the reason, and touches no VM. With the genuine lock the
+// shard works again.
 func TestHostileMarks(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA lets a standby look for a change of the CA at the first configInterval of each term: a leader that follows a
-// change restarts, which begins a term. The leader looks when it polls its configuration.
+// pollCA lets a standby look for a change of the CA once in each term. A later change begins another term, because the
+// leader restarts when it follows the change. The leader looks in pollConfig.
 func (s *server) pollCA(ctx context.Context) {
 	followed := uint64(0) // the term in which the standby looked last
 	for s.env.Sleep(ctx, configInterval) == nil {
@@ -57,8 +57,8 @@ func (s *server) followCA(ctx context.Context) error {
 	return nil
 }
 
-// followWorkloadCA lets the leader restart if the CAs that sign certificates in files have changed. The next term sends
-// the files that hold them to the instances.
+// followWorkloadCA lets the leader restart if the CAs that sign certificates in files have changed. In the next term,
+// the leader sends the instances the files that contain these CAs.
 func (s *server) followWorkloadCA(ctx context.Context, l *leadership) error {
 	cas, err := s.state.LoadWorkloadCAs(ctx)
 	if err != nil || bytes.Equal(cas.EncodeCertificates(), l.workloadCAPEM) {

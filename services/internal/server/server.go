@@ -122,7 +122,7 @@ func (s *server) main(ctx context.Context) error {
 }
 
 // linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that
-// many servers do not restart in step. Without a supervisor it does not wait.
+// many servers do not restart at the same time. Without a supervisor it does not wait.
 func (s *server) linger(ctx context.Context) {
 	if s.cfg.Supervised {
 		low, high := 10*time.Second, 40*time.Second

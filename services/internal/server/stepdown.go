@@ -16,8 +16,8 @@ const stepDownPause = 15 * time.Second
 // errSteppedDown ends a term because an operator asked for it.
 var errSteppedDown = errors.New("an operator asked the leader to step down")
 
-// awaitStepDown returns errSteppedDown after requested is closed, or nil when ctx ends. It waits a moment, so that the
-// answer to the request arrives.
+// awaitStepDown returns errSteppedDown after requested is closed, or nil when ctx ends. It waits a moment after the
+// request, so that the operator receives the answer.
 func awaitStepDown(ctx context.Context, requested <-chan struct{}) error {
 	select {
 	case <-ctx.Done():

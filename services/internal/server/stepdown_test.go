@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestStepDown shows that a leader that is asked to step down releases the lock, and does not call it a failure.
+// TestStepDown shows that a leader that is asked to step down releases the lock, and does not report a failure.
 func TestStepDown(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -28,7 +28,7 @@ type Peer struct {
 	// Expired reports that the certificate had expired when the connection was made. Only RenewCertificate may be
 	// called, for at most RenewalGrace after the expiry. Other connections are closed when the certificate expires.
 	Expired bool
-	// Number increases with each connection of a [Source].
+	// Number identifies the connection. It increases with each connection of a [Source].
 	Number uint64
 
 	// problem says why the certificate, although issued by the CA, is not one of a client of this cluster.
@@ -123,7 +123,7 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		bytes = s.bytes.bucket(from)
 	case s.role != "":
 		client = s.source.identify(conn.ConnectionState())
-		// A handshake for nothing counts as failed: of a client without rights here, or one that connects too often.
+		// A handshake also counts as failed if the client has no rights on this port, or connects too often.
 		if failed = client.Identity.Role != s.role; failed {
 			bytes = s.foreignBytes.bucket(from)
 			break
@@ -140,8 +140,8 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
 }
 
-// closeInTime closes the connection of a client when its certificate may no longer be used. It returns leave, which
-// then also ends the wait for that.
+// closeInTime closes the connection of a client when its certificate may no longer be used. It returns a function that
+// calls leave and cancels the closing.
 func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	until := client.NotAfter
 	if client.Expired {
@@ -154,8 +154,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It leaves the count of connections
-// when it is closed or fails: gRPC does not close a connection that ends before its first byte.
+// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It calls leave, which ends the
+// count of the connection, when it is closed or when a read fails: gRPC does not close a connection that ends before
+// its first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

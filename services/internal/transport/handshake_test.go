@@ -54,7 +54,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// The bound is relative to clients without limits, because this machine may be slow.
+	// The test compares with the time of clients without limits, because this machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()
@@ -100,7 +100,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// The initial burst, twenty a second, and some for other clients at the address.
+	// Allowed are the initial burst, twenty failures a second, and some for other clients at the address.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}
@@ -283,7 +283,7 @@ func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	// Otherwise the address would have no slots for ten seconds.
+	// If the aborted handshakes counted, the address would have no slots for ten seconds.
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("ten handshakes took %s after 300 that were begun and left", took)
 	}
@@ -341,8 +341,8 @@ func TestNoPortTakesAnotherRole(t *testing.T) {
 					"this port is for the role "+string(port))
 			}
 		}
-		// Certificates of files have no identity, and those of the workload CA none that counts: not even one that its
-		// key forged.
+		// A certificate for a file has no identity. A port accepts no certificate of the workload CA, not even one with
+		// a forged identity.
 		forged := forgeIdentity(t, c, c.WorkloadCA, certs[port])
 		_, err := renew(t, c.Dial(t, addr, forged))
 		wants(t, fmt.Sprintf("a forged %s of the workload CA on its port", port), err, codes.Unavailable,

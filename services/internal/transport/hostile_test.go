@@ -245,7 +245,7 @@ func heap() int64 {
 	return int64(stats.HeapInuse)
 }
 
-// Nothing is sent to a client that opens no window. The data waits in its handler, not in memory.
+// Nothing is sent to a client whose flow control window is zero. The handler waits, so no data piles up in memory.
 func TestZeroWindow(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})

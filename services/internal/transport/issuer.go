@@ -36,8 +36,8 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 }
 
 // Reissue makes again the certificate that a record refers to, for a client that did not receive it. Nothing has to be
-// written for that. ok is false if the certificate cannot be made again, is in the second half of its lifetime, or is
-// of an earlier step of a rotation of the CA: then issue a new one.
+// written for that. ok is false if the certificate cannot be made again, is in the second half of its lifetime, or was
+// issued before the current step of a CA rotation: then issue a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL

@@ -24,14 +24,15 @@ const (
 	maxAnonymous = 16384
 	// maxHandshakes and maxHandshakesPerAddress limit the handshakes that run at the same time. Others wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
-	// failurePenalty is the mean time for which a failed handshake keeps the slot of its address: about 16 handshakes
-	// of an address fail per second. Handshakes that succeed are not limited.
+	// failurePenalty is the mean time for which a failed handshake keeps the slot of its address, so at most about 16
+	// handshakes per second can fail for one address. Handshakes that succeed are not limited.
 	failurePenalty = 2 * time.Second
 	// maxBuckets is the largest number of sources that a rateLimiter remembers.
 	maxBuckets = 4096
 )
 
-// anonymousLimit leaves half of the process's file descriptors to clients with a verified certificate.
+// anonymousLimit returns the limit of connections without a verified client certificate. It leaves half of the
+// process's file descriptors to the others.
 func anonymousLimit() int {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
@@ -51,7 +52,7 @@ type anonymous struct {
 	addresses map[netip.Addr]*address
 }
 
-// address is a source address that has connections or occupies handshake slots; uses counts both.
+// address is a source address that has connections or occupies handshake slots; uses is the number of both together.
 type address struct {
 	uses       int
 	handshakes chan struct{}
@@ -63,7 +64,8 @@ func newAnonymous(limit int) *anonymous {
 }
 
 // add counts a connection until leave is called. If there are too many, it refuses the connection of an address that
-// has half of them, or else closes the oldest of all: an honest client is done within a moment.
+// has half of them, or else closes the oldest of all: an honest client completes its handshake or registration within a
+// moment.
 func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()

@@ -56,7 +56,7 @@ type portLimits struct {
 
 // The limits of each port, by the role of its clients.
 var limitsOf = map[authority.Role]portLimits{
-	// A registration is a nonce of 4 KiB and little else, and done in a moment.
+	// A registration is short, and its request is little more than a nonce of 4 KiB.
 	"": {message: 16 << 10, streams: 4, bytesPerSecond: 64 << 10, byteBurst: 64 << 10,
 		idle: 30 * time.Second, age: time.Minute, grace: 10 * time.Second},
 	// A report of 512 files is 60 KiB, and 900 KiB if each has a long error. An agent has one connection, and another

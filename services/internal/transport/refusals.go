@@ -14,8 +14,8 @@ import (
 // Lines of a [RefusalLog] per second, and how many it may write together.
 const refusalRate, refusalBurst = 10, 100
 
-// RefusalLog limits the log lines about calls that failed because of what the client sent or is, because a hostile
-// client must not fill the log. The zero value is ready to use. It is safe for concurrent use.
+// RefusalLog limits the log lines about refused calls, so that a hostile client cannot fill the log. A call is refused
+// because of what the client sent or who it is. The zero value is ready to use. It is safe for concurrent use.
 type RefusalLog struct {
 	once    sync.Once
 	limiter *rate.Limiter

@@ -109,7 +109,7 @@ func (s *Source) issue(ca authority.CA) error {
 }
 
 // Certificate returns the server's certificate. It issues a new one after half of the lifetime. If that fails, it
-// returns the present certificate until that expires.
+// returns the present certificate until that one expires.
 func (s *Source) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,8 @@ func (s *Source) config() *tls.Config {
 	}
 }
 
-// clientAuthConfig returns the TLS configuration of a port that requires client certificates. Only verify checks the
-// chain: Go's own check would refuse an expired certificate, with which an agent may still renew.
+// clientAuthConfig returns the TLS configuration of a port that requires client certificates. Only Source.verify checks
+// the chain: crypto/tls would refuse an expired certificate, with which an agent may still renew.
 func (s *Source) clientAuthConfig() *tls.Config {
 	config := s.config()
 	config.ClientAuth = tls.RequireAnyClientCert
@@ -169,7 +169,8 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	return expired, nil
 }
 
-// identify returns the client of an established connection. The first call reports what is wrong with its certificate.
+// identify returns the client of an established connection. It does not fail for a bad certificate: the error is
+// returned to the client's first call.
 func (s *Source) identify(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
 	p := &Peer{NotAfter: leaf.NotAfter}

@@ -313,7 +313,7 @@ func TestServerCertificate(t *testing.T) {
 	if err != nil || second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) {
 		t.Errorf("not renewed after half of its life (%v)", err)
 	}
-	// After the CA has expired, it issues no certificates. Existing ones are valid until they expire.
+	// An expired CA issues no certificates. Its existing certificates are valid until they expire themselves.
 	end := c.CA.Certificate().NotAfter
 	c.Clock.Advance(end.Sub(c.Clock.Now()) - time.Hour)
 	last, err := c.Source.Certificate()

@@ -21,7 +21,7 @@ const (
 	maxRunning = 4
 	// maxReason is the longest reason of a failure in bytes.
 	maxReason = 256
-	// minInterval bounds the rate of a check whatever a server asks for.
+	// minInterval is the shortest interval between two runs of a check, even if a server asks for a shorter one.
 	minInterval = time.Second
 )
 
@@ -45,7 +45,7 @@ type Runner struct {
 type running struct {
 	spec *nstancev1.HealthCheck
 	stop context.CancelFunc
-	// state and the counts of runs in a row are guarded by Runner.mu.
+	// Runner.mu guards the state and the numbers of consecutive passes and failures.
 	state           *nstancev1.HealthCheckState
 	passed, failed  uint32
 	startPeriodEnds time.Time
@@ -57,7 +57,7 @@ func New(probe Probe, changed func()) *Runner {
 		checks: map[string]*running{}}
 }
 
-// Run runs the checks until ctx ends. Then it waits for those that run.
+// Run runs the checks until ctx ends. Then it waits for the checks in progress.
 func (r *Runner) Run(ctx context.Context) error {
 	r.mu.Lock()
 	r.ctx = ctx
@@ -141,7 +141,7 @@ func (r *Runner) start(c *running) {
 // loop runs a check until ctx ends. A run that takes longer than the interval delays the next one.
 func (r *Runner) loop(ctx context.Context, c *running) {
 	interval := max(c.spec.GetInterval().AsDuration(), minInterval)
-	// The random delay spreads the runs of instances that got their checks together.
+	// The random delay spreads the runs of instances that received their checks at the same time.
 	tick := time.NewTicker(interval/2 + rand.N(interval/2))
 	defer tick.Stop()
 	for first := true; ; first = false {
@@ -177,7 +177,7 @@ func (r *Runner) run(ctx context.Context, spec *nstancev1.HealthCheck) string {
 }
 
 // count counts a run, and reports whether the status of the check changed. A failure in the start period does not
-// count. The reason of a failing check is that of the failure that reached the threshold, so that it does not change
+// count. A failing check keeps the reason of the failure that reached the threshold, so that the reason does not change
 // with every run.
 func (r *Runner) count(c *running, failure string, began time.Time) (changed bool) {
 	r.mu.Lock()

@@ -29,7 +29,8 @@ const (
 	failing  = nstancev1.HealthCheckState_STATUS_FAILING
 )
 
-// command returns a check with a command, an interval of 10 s, a timeout of 5 s, and thresholds of 3 and 2.
+// command returns a check with a command, an interval of 10 s, a timeout of 5 s, a failure threshold of 3, and a
+// success threshold of 2.
 func command(name string, words ...string) *nstancev1.HealthCheck {
 	return &nstancev1.HealthCheck{Name: name,
 		Probe:    &nstancev1.HealthCheck_Exec{Exec: &nstancev1.ExecProbe{Command: words}},
@@ -37,7 +38,7 @@ func command(name string, words ...string) *nstancev1.HealthCheck {
 		FailureThreshold: 3, SuccessThreshold: 2}
 }
 
-// results is a probe whose results the test sets by the name of the check.
+// results is a probe whose results the test sets for each check's name.
 type results struct {
 	mu       sync.Mutex
 	failures map[string]string
@@ -106,7 +107,7 @@ func state(name string, status nstancev1.HealthCheckState_Status, reason string)
 	return &nstancev1.HealthCheckState{Name: name, Status: status, Reason: reason}
 }
 
-// TestThresholds checks when the status of a check changes, and that its reason stays while it fails.
+// TestThresholds checks when the status of a check changes, and that its reason does not change while it fails.
 func TestThresholds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		probe, changes := &results{}, 0
@@ -159,7 +160,8 @@ func TestStartPeriod(t *testing.T) {
 	})
 }
 
-// TestSet checks that unchanged checks go on, changed ones start over, removed ones end, and unknown kinds are ignored.
+// TestSet checks that Set continues unchanged checks, restarts changed ones, ends removed ones, and ignores unknown
+// kinds.
 func TestSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		probe := &results{}
@@ -207,7 +209,7 @@ func TestConcurrencyAndTimeout(t *testing.T) {
 	})
 }
 
-// local runs a command of a check on this machine.
+// local runs a command of a check on this machine, and returns the reason of a failure.
 func local(t *testing.T, timeout time.Duration, words ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// searchPath is the only environment variable of a command.
+	// searchPath is the only environment variable that a command gets.
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	// maxOutput is how much of the end of a command's output is kept.
 	maxOutput = 4 << 10
-	// openPipes is the wait for output that children of a command keep open after its end.
+	// openPipes is how long to wait, after a command has ended, for its children to close the output.
 	openPipes = time.Second
 	// maxAnswer is how much of an HTTP answer is read.
 	maxAnswer = 64 << 10

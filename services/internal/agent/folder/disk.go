@@ -149,7 +149,8 @@ func (d *Disk) List() ([]string, error) {
 	return names, nil
 }
 
-// sync makes renames and removals durable. They change the directory, not the file.
+// sync makes renames and removals durable. It syncs the directory, because renames and removals change the directory,
+// not the file.
 func (d *Disk) sync() error {
 	dir, err := os.Open(d.path)
 	if err != nil {

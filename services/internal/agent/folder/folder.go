@@ -64,7 +64,7 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// MaxReportedName and MaxReportedText are the limits of a server for reports, in bytes.
+// MaxReportedName and MaxReportedText are a server's limits, in bytes, for names and texts in an agent's report.
 const (
 	MaxReportedName = 255
 	MaxReportedText = 1024

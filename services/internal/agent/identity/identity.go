@@ -25,13 +25,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
 )
 
-// Files of the identity folder. The VM's userdata writes the first two.
+// Files of the identity folder. The VM's userdata writes the CA file and the nonce file.
 const (
 	CAFile          = "ca.crt"
 	NonceFile       = "nonce.jwt"
 	KeyFile         = "identity.key"
 	CertificateFile = "identity.crt"
-	// NextKeyFile is the key of a renewal that has not ended.
+	// NextKeyFile is the key of a renewal that is not finished.
 	NextKeyFile = "identity-next.key"
 )
 
@@ -111,13 +111,13 @@ func (s *Store) NextKey() (ed25519.PrivateKey, error) {
 	return key, err
 }
 
-// Renewing reports whether a renewal has not ended. The server may have done its part.
+// Renewing reports whether a renewal is unfinished. The server may already have issued its certificate.
 func (s *Store) Renewing() bool {
 	_, err := s.dir.Stat(NextKeyFile)
 	return err == nil
 }
 
-// replaceKey makes the next key the identity key. The stored certificate is the next key's.
+// replaceKey makes the next key the identity key. The stored certificate must already be for the next key.
 func (s *Store) replaceKey(next ed25519.PrivateKey) error {
 	if err := s.writeKey(KeyFile, next); err != nil {
 		return err
@@ -256,8 +256,8 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. The certificate may
-// also be for the present key, if the server kept that. Then the next key is removed.
+// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. If the server kept
+// the present key, the certificate is for that one, and AcceptRenewal removes the next key.
 func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	if _, err := s.parse(next, certificate); err != nil {
 		cert, err := s.Accept(key, certificate, bundle)

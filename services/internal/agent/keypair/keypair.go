@@ -34,7 +34,8 @@ const (
 	maxKeys = 128
 )
 
-// Private removes all rights of others from a mode. A private key never gets them, even if the folder's mode has them.
+// Private clears the permission bits of others in a file mode. Others never get access to a private key, even if they
+// may read the other files of the folder.
 func Private(mode fs.FileMode) fs.FileMode { return mode &^ 0o007 }
 
 // Store keeps key pairs in a folder: "x.key" (PKCS#8 PEM) and "x.pub" (PKIX PEM). It is safe for concurrent use.
@@ -53,7 +54,7 @@ type pair struct {
 }
 
 // NewStore returns the store in a folder. Public files get the given mode. Private files get the same mode without the
-// rights of others.
+// permissions of others.
 func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
 	return &Store{dir: dir, mode: mode, pairs: map[string]pair{}, failed: map[string]error{}}
 }

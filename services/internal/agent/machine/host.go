@@ -1,5 +1,5 @@
-// Package machine owns what the agent reads from its machine: facts and metrics, the provider, and the fact that the
-// machine is about to stop and why.
+// Package machine reads from the agent's machine: its addresses and names, its metrics, and whether and why it is about
+// to stop.
 //
 // Invariant: no error in this package stops the agent. Values that cannot be read are left out.
 package machine
@@ -20,7 +20,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// lookup bounds operations that may wait for a name server.
+// lookup is the timeout of operations that may wait for a name server.
 const lookup = 500 * time.Millisecond
 
 // Host is the machine that the process runs on. Its methods must not be called concurrently.

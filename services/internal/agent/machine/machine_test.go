@@ -165,8 +165,8 @@ func (l *scriptedLogind) Next(context.Context) (machine.Shutdown, error) {
 	return line, nil
 }
 
-// TestWatchShutdown checks that the lock is released after the announcement, and taken again when the shutdown is
-// canceled.
+// TestWatchShutdown checks that logind's inhibitor lock is released after the announcement, and taken again after a
+// canceled shutdown.
 func TestWatchShutdown(t *testing.T) {
 	off := machine.Shutdown{}
 	for name, test := range map[string]struct {

@@ -16,7 +16,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// aws is the cloud of EC2 instances. The environment variable is that of the SDK.
+// aws describes EC2 instances. The SDK's environment variable can replace the URL of the metadata service.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
 var aws = Cloud{
 	Name:   "aws",
@@ -70,8 +70,8 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readNotice returns the current notice. An interruption, which has a time, takes precedence over a recommendation,
-// which has no time.
+// readNotice returns the current notice. An interruption, which has a time, takes precedence over a rebalance
+// recommendation, which has none.
 func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {

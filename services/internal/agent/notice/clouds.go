@@ -8,7 +8,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// NoCloud is the name for machines of other kinds than those of [Clouds].
+// NoCloud is the name for a machine that is not a VM of any of the [Clouds].
 const NoCloud = "none"
 
 // Clouds returns the clouds that the agent recognizes, in the order of their detection. To add a cloud, add it here.
@@ -22,8 +22,8 @@ type Cloud struct {
 	Detect func(Firmware) bool
 	// NewSource returns the source of the cloud's notices. It is nil if the cloud gives no notices.
 	NewSource func(Options) Source
-	// Attest returns a proof of the VM that this machine is, for the registration of an instance. It is nil if the
-	// cloud gives no proofs.
+	// Attest returns a proof that identifies the VM, for the registration of an instance. It is nil if the cloud gives
+	// no proofs.
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
 }
 
@@ -37,7 +37,7 @@ type Source interface {
 // Firmware reads the tables of a machine's firmware from /sys/class/dmi/id.
 type Firmware struct{ fs.FS }
 
-// Value returns the value with the given name, or "" if this kind of machine does not have it.
+// Value returns the value with the given name, or "" if the firmware does not have it.
 func (f Firmware) Value(name string) string {
 	text, err := fs.ReadFile(f, name)
 	if err != nil {

@@ -83,7 +83,7 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace))}
 		}
 		w.saw(standing, err)
-		// Without an ETag, a request cannot wait for a change, and the service would answer immediately.
+		// Without an ETag, a request would return immediately instead of waiting for a change.
 		if etag = next; etag == "" {
 			if err := pause(ctx, g.options.Interval); err != nil {
 				return err

@@ -33,7 +33,7 @@ type Options struct {
 // maxAnswer is the maximum number of bytes to read of an answer.
 const maxAnswer = 4 << 10
 
-// errNone means that the service has nothing under the requested path.
+// errNone means that the service answered 404: nothing is at the requested path.
 var errNone = errors.New("not found")
 
 func (o Options) withDefaults(base string, patience time.Duration) Options {
@@ -44,7 +44,7 @@ func (o Options) withDefaults(base string, patience time.Duration) Options {
 		o.Interval = 2 * time.Second
 	}
 	if o.Client == nil {
-		// Use no proxy, because the metadata service is on this machine.
+		// Use no proxy, because only this machine can reach its metadata service.
 		o.Client = &http.Client{Transport: &http.Transport{MaxIdleConns: 2, IdleConnTimeout: time.Minute,
 			ResponseHeaderTimeout: patience}, Timeout: patience}
 	}

@@ -129,7 +129,7 @@ func TestAWS(t *testing.T) {
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
 	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
 
-	// A notice is not withdrawn because the service is down, the answer is malformed, or the token has expired.
+	// A notice stays while the service is down, answers malformed text, or refuses an expired token.
 	m.change(func() { m.down = true })
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })
@@ -163,7 +163,7 @@ func TestParseAction(t *testing.T) {
 	}
 }
 
-// TestAWSOddToken checks that a token that cannot be sent is not kept, because the service can never see and refuse it.
+// TestAWSOddToken checks that the watcher drops a token that cannot be sent in a header.
 func TestAWSOddToken(t *testing.T) {
 	s := &scripted{}
 	server := httptest.NewServer(s)

@@ -2,7 +2,8 @@ package notice
 
 import "strings"
 
-// proxmox gives no notices. The provider writes sys_vendor; without it, UEFI firmware names Proxmox.
+// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor. Without it, the UEFI firmware's vendor names
+// Proxmox.
 var proxmox = Cloud{
 	Name: "proxmox",
 	Detect: func(f Firmware) bool {

@@ -37,7 +37,8 @@ func (s *scripted) set(status int, token, body, etag, flavor string) {
 	s.flavor.Store(&flavor)
 }
 
-// FuzzService checks that a notice is reported once the service is healthy again, after any answers before.
+// FuzzService checks that, whatever a metadata service answered before, a notice is reported once the service is
+// healthy again.
 func FuzzService(f *testing.F) {
 	f.Add(200, goodToken, `{"action":"terminate","time":"2026-11-21T08:22:00Z"}`, "1", "Google")
 	f.Add(200, "a\x00b", "TRUE", "a b&c", "Google")

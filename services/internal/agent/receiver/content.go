@@ -101,7 +101,7 @@ func checkJSON(content []byte) error {
 	return nil
 }
 
-// position reduces a JSON error to the part that does not quote the input.
+// position returns the kind and position of a JSON error, without what the error quotes from the input.
 func position(err error) error {
 	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
 		return fmt.Errorf("syntax error at byte %d", syntax.Offset)

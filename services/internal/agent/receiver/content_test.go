@@ -87,8 +87,7 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// An accepted text stays acceptable with a comment before it. Since every quote is closed, it also stays
-		// acceptable with a line after it.
+		// A comment before an accepted text keeps it acceptable. Every quote is closed, so a line after it does, too.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

@@ -199,7 +199,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("the link's target holds %q, %v", got, err)
 	}
 
-	// The hash is set only when the last refused file is corrected or no longer belongs to the instance.
+	// Apply sets the hash only when no refused file is left: each was corrected or no longer belongs to the instance.
 	apply(t, r, "h2", files{"bad.json": "{}"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "" || !strings.HasPrefix(reported(r)["b.env"], "error: ") {
 		t.Errorf("b.env is still refused; hash %q, states %v", r.Hash(), reported(r))
@@ -289,8 +289,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. From step number dies on, which starts at 1, nothing is done any more. With half,
-// step dies is still done, but its caller gets an error.
+// faulty counts writes and removals. From step number dies (counted from 1) on, they fail without effect. With half,
+// step number dies itself takes effect, but its caller gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int
@@ -346,7 +346,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			}
 			finished = dying.steps < dies
 
-			// The start after the crash may crash too.
+			// The restart after the crash may crash, too.
 			open(&faulty{Folder: dir, dies: dies, half: half})
 
 			r := open(dir)
@@ -361,7 +361,7 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
 			}
-			// In both cases the same batch then leads to the new set, and the hook runs.
+			// Whichever set the crash left, applying the batch again leads to the new set, and the hook has work.
 			apply(t, r, "new", new, "a.env", "b.env", "c.env")
 			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
 				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)

@@ -21,7 +21,7 @@ var predefined = map[string]struct {
 	"n1-highmem":  {6656 << 10, []int64{2, 4, 8, 16, 32, 64, 96}, 0},
 	"n1-highcpu":  {943718, []int64{2, 4, 8, 16, 32, 64, 96}, 0}, // 0.9 GiB
 	"n2-standard": {4 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96, 128}, 0},
-	// With 128 vCPUs it has less memory; see fixed.
+	// n2-highmem-128 has less memory per vCPU; see fixed.
 	"n2-highmem":   {8 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96}, 0},
 	"n2-highcpu":   {1 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96}, 0},
 	"n2d-standard": {4 << 20, []int64{2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 224}, 0},
@@ -53,8 +53,7 @@ var predefined = map[string]struct {
 	"g2-standard":  {4 << 20, []int64{4, 8, 12, 16, 24, 32, 48, 96}, 0},
 }
 
-// fixed holds the types that follow no rule. Of the types with shared cores, the older ones present one vCPU and the
-// others two.
+// fixed holds the types that follow no rule. Types with shared cores have one vCPU (the older types) or two.
 var fixed = map[string]machine{
 	"e2-micro": {2, 1 << 10}, "e2-small": {2, 2 << 10}, "e2-medium": {2, 4 << 10}, "f1-micro": {1, 614},
 	"g1-small":       {1, 1740},

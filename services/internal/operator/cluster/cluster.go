@@ -101,7 +101,7 @@ type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
 	kubeconfig *kubeconfigKeeper
-	// recreate: a recorded deletion is forgotten at the next opportunity.
+	// recreate: the next reconciliation may remove the record of a deletion and create the Cluster again.
 	recreate bool
 	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
 	cleared types.UID
@@ -112,7 +112,7 @@ type reconciler struct {
 const (
 	// endingRecheck is the time between two updates of the status while the Cluster is being deleted.
 	endingRecheck = 5 * time.Second
-	// recordRecheck is the time between two reads of the record of a deletion. ConfigMaps are not cached.
+	// recordRecheck is the time between two reads of the record of a deletion. The record, a ConfigMap, is not watched.
 	recordRecheck = 10 * time.Second
 )
 
@@ -134,7 +134,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{RequeueAfter: recordRecheck}, r.releaseInfraCluster(ctx, in.infra)
 	}
 	if in.infra != nil && !in.infra.DeletionTimestamp.IsZero() {
-		// It was deleted alone. It is created again after the deletion.
+		// The NstanceCluster was deleted without its Cluster. It is created again once its deletion has finished.
 		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
 	}
 	return scope.RetryConflict(r.maintain(ctx, in))
@@ -179,8 +179,7 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	}
 	if cluster.UID != r.cleared && r.External == nil {
 		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So the
-		// kubeconfig comes first. An error is in the status and does not stop the rest; the attempt is repeated in the
-		// background.
+		// kubeconfig must exist before. The status shows an error, and kubeconfigKeeper.run retries in the background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false

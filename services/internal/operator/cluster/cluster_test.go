@@ -46,7 +46,7 @@ type testReconciler struct {
 	recorder *events.FakeRecorder
 	tokens   int
 	clusters int
-	// limited: the operator may not create ServiceAccounts and roles, as in a cluster.
+	// limited: the operator may not create ServiceAccounts and roles, as in an installation by the chart.
 	limited bool
 }
 
@@ -408,8 +408,8 @@ func TestKubeconfig(t *testing.T) {
 	})
 }
 
-// TestKubeconfigComesWithTheCluster checks that the Secret exists when the NstanceCluster becomes provisioned, also for a
-// Cluster that is created again while the Secret of the earlier one is left.
+// TestKubeconfigComesWithTheCluster checks that the Secret exists when the NstanceCluster becomes provisioned, also for
+// a Cluster that is created again while the Secret of its predecessor still exists.
 func TestKubeconfigComesWithTheCluster(t *testing.T) {
 	w := newTestReconciler(t)
 	mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))

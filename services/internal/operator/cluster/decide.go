@@ -75,9 +75,9 @@ func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv
 	return out
 }
 
-// markInitialized marks the control plane of the Cluster as initialized. Cluster API's core derives that from a control
-// plane object or its machines, which do not exist here, and follows Nodes only afterwards. The core does not change a
-// condition that is already true.
+// markInitialized marks the control plane of the Cluster as initialized. Cluster API's core sets the condition from a
+// control plane object or its machines, which Nstance does not have, and ignores Nodes until the condition is set. The
+// core does not change a condition that is already true.
 func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {

@@ -59,7 +59,8 @@ func decidePhase(in phaseInput) phase {
 	return living
 }
 
-// end records the deletion of the Cluster, reports what it waits for, and releases the NstanceCluster.
+// end records the deletion of the Cluster, reports what the deletion waits for, and finally releases the
+// NstanceCluster.
 func (r *reconciler) end(ctx context.Context, in phaseInput) (reconcile.Result, error) {
 	if err := r.createRecord(ctx); err != nil {
 		return reconcile.Result{}, err
@@ -143,7 +144,7 @@ func deletionMessage(waits map[string]bool) string {
 	return "waiting for Cluster API"
 }
 
-// recordText tells the reader of a record what it is.
+// recordText is the explanation in the ConfigMap that records a deletion.
 const recordText = `The Cluster %[1]s was deleted. While this ConfigMap exists, nstance-operator does not
 create the Cluster again.
 Groups from the configuration of the shards keep running at their configured size, and Kubernetes does not manage them.

@@ -113,8 +113,8 @@ func (k *kubeconfigKeeper) updateSecret(ctx context.Context, cluster *clusterv1.
 	return err
 }
 
-// recordResult stores the result of the last attempt. If it differs from the one before, set logs it and records an
-// event.
+// recordResult stores the result of the last attempt. If that differs from the result before, recordResult logs it and
+// records an event.
 func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 	k.mu.Lock()
 	had := k.err

@@ -26,18 +26,18 @@ import (
 type WorkloadOptions struct {
 	// Namespace, Cluster and Tenant name the Secret that contains the kubeconfig.
 	Namespace, Cluster, Tenant string
-	// External reports whether the workload cluster is not the operator's own.
+	// External reports whether the workload cluster is another cluster than the operator's own.
 	External bool
-	// Adjust sets the operator's client settings in a client configuration. Optional.
+	// Adjust sets the operator's client settings (such as rate limits) in a client configuration. Optional.
 	Adjust func(*rest.Config)
 	// Options configure the client and cache of an external cluster. Optional.
 	Options []cluster.Option
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the workload cluster, which has the Nodes and Pods. That is the manager itself, or an external
-// cluster with a kubeconfig in a Secret. The Secret must exist. When its kubeconfig changes, the manager ends with an
-// error, and the next start uses the new one.
+// OpenWorkload returns the workload cluster, which has the Nodes and Pods. That is the manager's own cluster, or an
+// external one with a kubeconfig in a Secret. The Secret must exist. When its kubeconfig changes, the manager ends with
+// an error, and the next start uses the new one.
 func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
 		return mgr, nil
@@ -120,8 +120,8 @@ func checkSelfContained(c *clientcmdapi.Config) error {
 	return nil
 }
 
-// waitForChange returns an error when the kubeconfig has changed, and nil when ctx ends. It checks at each tick, or
-// every recheck if ticks is nil.
+// waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks at each tick,
+// or at the interval recheck if ticks is nil.
 func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
 	ticks <-chan time.Time, log *slog.Logger) error {
 	if ticks == nil {

@@ -42,7 +42,7 @@ const (
 	// minInterval is the shortest time between two runs of a loop, and maxInterval the longest.
 	minInterval = 20 * time.Millisecond
 	maxInterval = 30 * time.Second
-	// repeatAfter is the time after which a drain that is still pending despite its acknowledgement is repeated.
+	// repeatAfter is the time after which an acknowledged drain is repeated if it is still pending.
 	repeatAfter = 30 * time.Second
 )
 
@@ -87,7 +87,7 @@ func (c *coordinator) run(ctx context.Context) {
 	c.work.Wait()
 }
 
-// loop calls check when it is due, and regularly.
+// loop calls check after each signal on due, and at least once per maxInterval.
 func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(context.Context)) {
 	ticker := time.NewTicker(maxInterval)
 	defer ticker.Stop()

@@ -33,7 +33,7 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	h := t.kubectlHelper(ctx)
 	for i := range nodes {
 		if kubeletSilent(&nodes[i]) {
-			// The kubelet will never report the end of a pod.
+			// A silent kubelet never reports the end of a pod, so do not wait for that.
 			h.SkipWaitForDeleteTimeoutSeconds = 1
 		}
 	}
@@ -53,8 +53,8 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	return errors.New("evict: new pods keep appearing on a cordoned Node")
 }
 
-// runUntilDone calls do and returns its error, or the cause when ctx ends. kubectl's pause after a refused eviction
-// cannot be interrupted otherwise. It logs the remaining pods every minute.
+// runUntilDone calls do and returns its error, or the cause when ctx ends. It does not wait for do after ctx has ended,
+// because kubectl's pause after a refused eviction cannot be interrupted. It logs the remaining pods every minute.
 func (t *task) runUntilDone(ctx context.Context, nodes []corev1.Node, do func() error) error {
 	done := make(chan error, 1)
 	t.work.Go(func() { done <- do() })

@@ -40,8 +40,8 @@ const (
 	patience = 40 * time.Second
 )
 
-// testKubernetes is a real API server with a fake shard. Its Nodes have no kubelets: a pod without a grace period ends
-// immediately.
+// testKubernetes is a real API server with a fake shard. Its Nodes have no kubelets, so only a pod without a grace
+// period ends, and it ends immediately.
 type testKubernetes struct {
 	*testing.T
 	kube    *kube.Cluster
@@ -122,7 +122,7 @@ func (kube *testKubernetes) instance(pods ...func(node string) client.Object) (i
 	for _, pod := range pods {
 		object := pod(node)
 		kube.mustSucceed(kube.client.Create(kube.Context(), object))
-		// A budget protects only running pods.
+		// A PodDisruptionBudget protects only running pods.
 		running := object.(*corev1.Pod)
 		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
@@ -462,8 +462,8 @@ func testLostShard(kube *testKubernetes) {
 	kube.eventually("acknowledged", kube.hasAcknowledged(id))
 }
 
-// testUrgency checks the order of drains: two hold both slots, and of two more the one with the earlier deadline is
-// next.
+// testUrgency checks the order of drains: while two drains hold both slots, two more wait. The one with the earlier
+// deadline gets the next slot.
 func testUrgency(kube *testKubernetes) {
 	allow := kube.addBudget("urgent-0")
 	kube.addBudget("urgent-1")
@@ -505,7 +505,8 @@ func testNodeRemoval(kube *testKubernetes) {
 			return kube.node(name).Annotations[v1beta1.InstanceAnnotation] == kube.shard.ID()+"/"+id
 		})
 	}
-	// While no operator runs, the instance is deleted and dropped from the mirror, which is not synced yet.
+	// While no operator runs, the instance is deleted and leaves the mirror. The mirror is not synced yet when the
+	// operator starts.
 	kube.stop()
 	kube.shard.Kill(dies)
 	kube.shard.Forget(dies)

@@ -23,12 +23,13 @@ import (
 // While an instance exists, its Node carries an annotation with the instance's ID. The annotation identifies the Node
 // after the instance is gone, also after a restart.
 
-// nodeRemover is the memory of the removal of Nodes. Its loss costs only a few additional calls.
+// nodeRemover is the state of the removal of Nodes, kept in memory. Losing it costs only a few additional calls.
 type nodeRemover struct {
 	mu sync.Mutex
-	// changed are the instances that mirrors have notified about. The Nodes of deleted ones may lack the annotation.
+	// changed are the instances about which mirrors have sent a notification. If such an instance is deleted, its Node
+	// may lack the annotation.
 	changed map[key]bool
-	// busy are the shards with a running query. asked is the time of the last query about an instance.
+	// busy are the shards with a running query. queried is the time of the last query about an instance.
 	busy    map[string]bool
 	queried map[key]time.Time
 }
@@ -163,7 +164,7 @@ func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[strin
 		}
 		i, ok := shard.Instance(k.instance)
 		if !ok || i.GetState() != "deleted" {
-			// The instance is live, or a later notification will follow.
+			// Nothing to do: the instance is live, or a later notification will follow.
 			delete(c.remover.changed, k)
 			continue
 		}
@@ -190,7 +191,7 @@ func (r *nodeRemover) endQuery(shard string) {
 	delete(r.busy, shard)
 }
 
-// mayQuery limits the queries about one instance.
+// mayQuery limits the rate of queries about one instance.
 func (r *nodeRemover) mayQuery(k key, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

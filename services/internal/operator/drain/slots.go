@@ -45,7 +45,7 @@ func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 		}
 	}
 	s.mu.Unlock()
-	// The slot was granted at the same moment.
+	// ctx has ended, but the slot was granted at the same moment.
 	s.release()
 	return false
 }

@@ -9,7 +9,8 @@ import (
 // renewHeader is the response header with which a server asks for an early renewal.
 const renewHeader = "nstance-renew-certificate"
 
-// renewalRequests notes in the responses of servers that they ask for an early renewal. It implements stats.Handler.
+// renewalRequests detects, in the response headers of servers, requests to renew the certificate early. It implements
+// stats.Handler.
 type renewalRequests struct{ *Keeper }
 
 // RenewalRequests returns a handler for connections to servers. If a server asks for an early renewal, [Keeper.Run]

@@ -25,7 +25,7 @@ var errOtherKey = errors.New("the certificate is for another key")
 type Identity struct {
 	Who  authority.Identity
 	Leaf *x509.Certificate
-	// load returns the certificate with its key. A function keeps the key out of formatted output.
+	// load returns the certificate with its key. It is a function, so printing an Identity does not print the key.
 	load func() *tls.Certificate
 }
 
@@ -60,7 +60,7 @@ func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, te
 			who.Cluster, who.Tenant, k.Cluster, k.Tenant)
 	}
 	// Verify at the certificate's own start time, because the clocks of operator and server may differ. The callers
-	// check the end.
+	// check the expiry.
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots.pool, CurrentTime: leaf.NotBefore,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func parseTrust(text []byte) (*trustBundle, error) {
 	return &trustBundle{text: text, certs: certs, pool: authority.NewPool(certs)}, nil
 }
 
-// with returns the bundle with the CAs of another one added. An unusable or empty other bundle adds none.
+// with returns the bundle with the CAs of another one added. If the other bundle is unusable or empty, it adds none.
 func (t *trustBundle) with(bundle []byte) *trustBundle {
 	other, err := authority.ParseBundle(bundle)
 	if err != nil {

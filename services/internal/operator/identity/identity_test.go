@@ -47,7 +47,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// front is the registration service of a real leader. A test can drop its answers and redirect clients.
+// front is the registration service of a real leader. A test can make it drop answers and redirect clients.
 type front struct {
 	registerapi.Service
 	mu    sync.Mutex
@@ -180,7 +180,7 @@ func (w *testShard) consistent(t *testing.T) *x509.Certificate {
 	return leaf
 }
 
-// silent checks that no secret is in the log or in the given errors.
+// silent checks that no secret occurs in the log or in the given errors.
 func (w *testShard) silent(t *testing.T, errs ...error) {
 	t.Helper()
 	text := w.log.String() + fmt.Sprint(errs)
@@ -322,7 +322,7 @@ func TestLostAnswer(t *testing.T) {
 func TestRegistersWithAnyShard(t *testing.T) {
 	w := newTestShard(t)
 	k := w.keeper(w.kube)
-	// Shard "0" is tried first and has no listener. Shard "b" leads to a server with the certificate of another shard.
+	// Shard "0" is tried first and has no listener. The address of shard "b" is that of a server of another shard.
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
 	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(),
 		"wrong peer: a server of shard a, want shard b") {
@@ -474,7 +474,8 @@ func TestRenews(t *testing.T) {
 		}
 	}
 
-	// The server issues for the new key. An interrupted renewal is repeated for the same key, also after a restart.
+	// The server issues a certificate for the new key. An interrupted renewal is repeated for the same key, also after
+	// a restart.
 	var asked []ed25519.PublicKey
 	rekey := func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 		error) {
@@ -551,7 +552,7 @@ func TestRunRenewsInTime(t *testing.T) {
 		if k.Current().Leaf.NotAfter.Before(issued.Add(49 * time.Hour)) {
 			t.Errorf("certificate until %v", k.Current().Leaf.NotAfter)
 		}
-		// A server asks for an early renewal.
+		// The operator renews early when a server asks for it.
 		before := len(asked)
 		k.RenewalRequests().HandleRPC(t.Context(), &stats.InHeader{Client: true,
 			Header: metadata.Pairs(operatorapi.RenewHeader, "now")})

@@ -30,13 +30,13 @@ const (
 	NonceKey   = "nonce.jwt"
 	PrivateKey = "private.key"
 	PublicKey  = "public.key"
-	// NextPrivateKey is the key of a renewal that has not ended.
+	// NextPrivateKey is the key of an unfinished renewal.
 	NextPrivateKey = "next.key"
 )
 
 // Options configures a [Keeper]. All fields are required.
 type Options struct {
-	// Client reads from the API server, not a cache.
+	// Client reads from the API server, not from a cache.
 	Client    client.Client
 	Namespace string
 	// Names of the ConfigMap and the Secrets.
@@ -72,8 +72,8 @@ func New(o Options) *Keeper { return &Keeper{Options: o} }
 // Current returns the identity, nil before [Keeper.Ensure] has returned.
 func (k *Keeper) Current() *Identity { return k.current.Load() }
 
-// The Role is namespaced, because the operator needs no Secrets of other namespaces. It cannot be limited to names: the
-// environment and the cluster determine them.
+// The Role is namespaced, because the operator needs no Secrets of other namespaces. It cannot be limited to certain
+// Secrets, because their names depend on environment variables and on the cluster.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
@@ -158,7 +158,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 	}
 	if next := secret.Data[NextPrivateKey]; certificate != nil && len(next) > 0 &&
 		bytes.Equal(next, certificate.Data[corev1.TLSPrivateKeyKey]) {
-		// A renewal was interrupted after its certificate was stored.
+		// Complete a renewal that was interrupted after its certificate was stored.
 		secret.Data[PrivateKey] = next
 		delete(secret.Data, NextPrivateKey)
 		secret.Data[PublicKey] = nil // corrected below
@@ -259,7 +259,8 @@ func (k *Keeper) createKey(ctx context.Context, key ed25519.PrivateKey) (ed25519
 	return key, nil
 }
 
-// loadIdentity returns the identity of the stored certificate. If it cannot be used, stored returns nil and the reason.
+// loadIdentity returns the identity of the stored certificate. If the certificate cannot be used, loadIdentity returns
+// nil and the reason. The second error means that a request failed.
 func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secret *corev1.Secret,
 	roots *trustBundle) (*Identity,
 	error, error) {
@@ -304,7 +305,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Other keys of the Secret stay.
+		// Keep the other keys of the Secret.
 		if secret.Data == nil {
 			secret.Data = map[string][]byte{}
 		}

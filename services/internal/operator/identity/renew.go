@@ -46,7 +46,7 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() || now.Before(retry) {
 			continue
 		}
-		// A request for the next renewal may arrive as soon as this one has ended.
+		// Clear the request before the renewal: a server may ask for the next renewal as soon as this one has ended.
 		early := k.renewEarly.Swap(false)
 		if err := k.Renew(ctx, renew); err != nil {
 			if early {
@@ -114,7 +114,7 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	if err != nil {
 		return fmt.Errorf("unusable certificate from the server: %w", err)
 	}
-	// Near the end of a CA's life, all its certificates end with it.
+	// An equal expiry is accepted: near the end of a CA's life, all its certificates expire with the CA.
 	if identity.Leaf.NotAfter.Before(now.Leaf.NotAfter) {
 		return fmt.Errorf("the new certificate expires at %s, earlier than the current one",
 			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))

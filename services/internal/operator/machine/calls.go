@@ -21,7 +21,8 @@ type fault struct {
 }
 
 const (
-	// retrySoon follows an unreachable server, retryFull a lack of capacity, and retryRefused a refused request.
+	// retrySoon is the pause after an unreachable server, retryFull after a lack of capacity, and retryRefused after a
+	// refused request.
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
@@ -41,7 +42,7 @@ func faultOf(s step, err error) *fault {
 	case s != stepCreate && code == codes.NotFound:
 		return nil
 	case s == stepCreate && code == codes.AlreadyExists:
-		// The ID was used, and its instance is gone.
+		// An instance with the machine's ID existed and is gone.
 		return nil
 	}
 	switch code {

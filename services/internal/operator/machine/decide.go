@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. The steps before wait are followed by another decision. The steps after it are
-// taken once the status is stored.
+// step is the next step for a machine. The steps above stepWait are followed by another decision. The steps below it
+// are taken after the status is stored.
 type step string
 
 const (
@@ -146,7 +146,7 @@ func (v *view) chooseShard(d *decision) {
 		v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
 	}
 	if isPoolMachine(m) {
-		// The pool's controller sets both. Without them the machine cannot get an instance.
+		// The pool's controller sets the instance ID and the shard. Without both, the machine cannot get an instance.
 		refuse(v1beta1.WaitingForInstanceReason, "the pool machine has no instance ID or shard")
 		return
 	}
@@ -221,7 +221,7 @@ func (v *view) decideExisting(d *decision) {
 			v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
 		}
 	case seen:
-		// The mirror may not show the instance yet.
+		// Ask the leader: the mirror may not show the instance yet.
 		d.step = stepAsk
 	default:
 		if why := v.mayCreate(); why != "" {
@@ -305,7 +305,8 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
-		// Only this object was deleted, for example with its definition. The pool creates it again for its instance.
+		// Only this NstanceMachine was deleted, for example together with its CRD. The pool creates it again for its
+		// instance.
 		d.step = stepRelease
 		return
 	}
@@ -333,21 +334,21 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	case m.Status.State == stateDeleting && i == nil:
 		d.step = stepAsk
 	case m.Status.State == stateDeleting:
-		// The server has answered that it deletes the instance. The mirror will show the end.
+		// The server has answered that it deletes the instance. Wait until the mirror shows that the instance is gone.
 	default:
 		d.step = stepDestroy
 	}
 }
 
-// losesNode reports whether an instance that stays when its pool or the Cluster is deleted has a Node of no use,
-// because somebody deletes its Machine too. Cluster API cordons and drains the Node, and deletes it unless the Cluster
-// is being deleted. So the instance is deleted, and the static group replaces it. A shard that has not listed its
-// groups yet may have the group as a static one.
+// losesNode reports whether the instance of a static group loses its Node, although the instance could stay: its pool
+// or the Cluster is being deleted, but so is its Machine. Cluster API then drains the Node, and deletes it unless the
+// Cluster is being deleted. Such an instance is deleted, and the static group replaces it. If the shard has not listed
+// its groups yet, the group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false
 	}
-	// When the Cluster is deleted, Cluster API deletes the Machines without a drain.
+	// While a Cluster is being deleted, Cluster API does not drain a Node unless its Machine was deleted before.
 	deletion := v.owner.Status.Deletion
 	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }

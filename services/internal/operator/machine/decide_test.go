@@ -388,7 +388,7 @@ func TestStatus(t *testing.T) {
 	if s := decide(booted).status; s.Initialization.Provisioned == nil || !s.Ready {
 		t.Errorf("a registered instance is not provisioned: %+v", s)
 	}
-	// A provisioned machine stays provisioned, and a mirror that lags takes nothing back.
+	// A provisioned machine stays provisioned, even if a mirror that lags behind shows an earlier state.
 	stopped := runningView(func(v *view) {
 		v.shards[1].instance.ProviderState, v.shards[1].instance.State = "stopped", "created"
 	})

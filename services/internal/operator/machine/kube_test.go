@@ -133,7 +133,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 	// A machine ends when the server reports its instance as gone.
 	set.Of("b").Kill(m.Spec.InstanceID)
 	eventually("the Machine goes", func() bool { return !get(&clusterv1.Machine{}, "one") })
-	// The machine has no Machine and no garbage collector runs, so the controller deletes the object.
+	// The NstanceMachine no longer has a Machine, and no garbage collector runs here, so the controller deletes it.
 	eventually("the NstanceMachine goes", func() bool { return !get(&v1beta1.NstanceMachine{}, "one") })
 	for _, call := range set.Of("b").Calls() {
 		if strings.HasPrefix(call, "DeleteInstance") {

@@ -23,7 +23,8 @@ import (
 // such a Machine if its NstanceMachine is deleted at the same time, and keeps it. There is one worker.
 type orphanReconciler struct {
 	*Reconciler
-	// since maps the name of each Machine without NstanceMachine and instance to the time when that was first seen.
+	// since maps the name of each Machine without NstanceMachine and instance to the time when the operator first saw
+	// it without both.
 	since map[string]time.Time
 }
 

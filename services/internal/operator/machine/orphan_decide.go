@@ -5,7 +5,7 @@ import "time"
 const (
 	// orphanGrace is how long a pool's Machine may be without NstanceMachine and instance.
 	orphanGrace = time.Minute
-	// orphanRecheck is the time until the shards are asked again, while one of them does not answer.
+	// orphanRecheck is the time until the next decision about a Machine, while one of the shards does not answer.
 	orphanRecheck = 10 * time.Second
 )
 
@@ -13,9 +13,9 @@ const (
 type orphanInput struct {
 	// infrastructure: the NstanceMachine exists.
 	infrastructure bool
-	// shards have the instance that the Machine is named after.
+	// shards contain, for each shard, the instance that the Machine is named after, if the shard has it.
 	shards []shardView
-	// since is the time when the Machine was first seen without both. decideOrphan updates it.
+	// since is the time when the Machine was first seen without NstanceMachine and instance. decideOrphan updates it.
 	since, now time.Time
 }
 

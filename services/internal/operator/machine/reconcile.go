@@ -156,8 +156,8 @@ func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (
 	return owner, false, nil
 }
 
-// readCurrentOwner reads a Machine that the cache does not show as deleted from the API server. It returns nil if the
-// Machine does not exist.
+// readCurrentOwner reads a Machine from the API server, unless the cache shows already that it is being deleted. It
+// returns nil if the Machine does not exist.
 func (r *Reconciler) readCurrentOwner(ctx context.Context, owner *clusterv1.Machine) (*clusterv1.Machine, error) {
 	if owner == nil || !owner.DeletionTimestamp.IsZero() {
 		return owner, nil
@@ -280,7 +280,7 @@ func (r *Reconciler) removeFinalizer(ctx context.Context, m *v1beta1.NstanceMach
 	return nil
 }
 
-// deleteDiscarded deletes the Machine of an instance that is gone, or this object if it has no Machine.
+// deleteDiscarded deletes the Machine of an instance that is gone, or the NstanceMachine if it has no Machine.
 func (r *Reconciler) deleteDiscarded(ctx context.Context, v view, s step) error {
 	var obj client.Object = v.machine
 	switch s {

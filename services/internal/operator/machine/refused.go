@@ -10,12 +10,13 @@ import (
 )
 
 // refusals remembers the CreateInstance calls that servers refused, so that unrelated events do not repeat them. It
-// also remembers failed calls that may still have an effect. It is not stored: a restart costs one more call, and takes
-// longer than the effect of a lost call.
+// also remembers failed calls that may still have an effect. It exists only in memory. After a restart, a refused call
+// is repeated once, and a lost call no longer has an effect.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal
-	// lost is the time of the last CreateInstance call that failed. Its instance may exist nevertheless.
+	// lost is the time of the last CreateInstance call that failed. The call may have created its instance
+	// nevertheless.
 	lost map[types.UID]time.Time
 }
 
@@ -71,7 +72,8 @@ func (r *refusals) rememberLost(id types.UID, now time.Time) {
 	r.lost[id] = now
 }
 
-// inDoubt reports whether an answer that the instance does not exist may be premature.
+// inDoubt reports whether the server may still process a failed CreateInstance call. Until then, the answer that the
+// instance does not exist may be premature.
 func (r *refusals) inDoubt(id types.UID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

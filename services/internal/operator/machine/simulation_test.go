@@ -281,7 +281,7 @@ func (op *simulatedOperator) calls() (calls []string) {
 	return calls
 }
 
-// TestMachineDeletedUnseen checks that a Machine takes its instance with it although it is deleted, and so gone, before
+// TestMachineDeletedUnseen checks that the instance of a deleted Machine is deleted, even if the Machine is gone before
 // Cluster API has seen it.
 func TestMachineDeletedUnseen(t *testing.T) {
 	for _, created := range []bool{true, false} {
@@ -488,7 +488,7 @@ func hasText(conditions []metav1.Condition, text string) bool {
 	return false
 }
 
-// TestLostAnswer deletes a machine while a CreateInstance call with a lost answer is still being processed.
+// TestLostAnswer deletes a machine while a server still processes its CreateInstance call, whose answer was lost.
 func TestLostAnswer(t *testing.T) {
 	op := newSimulatedOperator(t, 7)
 	a := op.shards.Of("a")
@@ -542,7 +542,8 @@ func managedCluster() *clusterv1.Cluster {
 		ControlPlaneEndpoint: clusterv1.APIEndpoint{Host: "api", Port: 443}}}
 }
 
-// TestPaused checks that a paused machine, or a machine of a paused Cluster, only gets the condition.
+// TestPaused checks that a paused machine, or a machine of a paused Cluster, gets the Paused condition and no other
+// change.
 func TestPaused(t *testing.T) {
 	op := newSimulatedOperator(t, 5)
 	yes := true

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, from which the cluster
-// autoscaler scales from zero.
+// templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, which the cluster
+// autoscaler needs to scale from zero.
 type templateReconciler struct {
 	scope.Scope
 	types capacity.Source
@@ -69,8 +69,8 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// instanceType returns the template's instance type, else the group's, and a shard that has the group, nil if none is
-// known.
+// instanceType returns the template's instance type, else that of its group. It also returns a shard that has the
+// group, or nil if no such shard is known.
 func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) (string, shards.Shard) {
 	for _, s := range r.Shards.All() {
 		if g, ok := s.Group(spec.GroupRef.Name); ok && (spec.Shard == "" || spec.Shard == s.ID()) &&

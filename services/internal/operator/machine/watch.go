@@ -27,7 +27,7 @@ type index struct {
 	values client.IndexerFunc
 }
 
-// indexes are the indexes that Setup adds.
+// indexes are the cache indexes that Setup adds.
 var indexes = []index{
 	{&clusterv1.Machine{}, machineByInfrastructure, func(o client.Object) []string {
 		ref := o.(*clusterv1.Machine).Spec.InfrastructureRef

@@ -125,7 +125,7 @@ func decideSweep(w snapshot) (d decision) {
 		d.create, d.waiting, waiting = nil, false, nil
 	}
 	for _, pod := range waiting {
-		// A pod on a Node needs no other, and a pod that is being deleted will not use one.
+		// A pod that is on a Node needs no machine. A pod that is being deleted will not use one.
 		if w.alive[pod.UID] == nil || !pod.DeletionTimestamp.IsZero() || pod.Spec.NodeName != "" ||
 			pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
 			continue
@@ -145,22 +145,23 @@ func (w *snapshot) nodeOf(machine string) *corev1.Node {
 	return nil
 }
 
-// needsMachine reports whether a pod that has not finished needs its machine. A pod on another Node does not, and
-// neither does a pod on no Node that no longer requests an instance of the machine's group.
+// needsMachine reports whether a pod that has not finished needs its machine. A pod on another Node does not need it.
+// Nor does a pod without a Node that no longer requests an instance of the machine's group.
 func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceMachine, node *corev1.Node) bool {
 	switch {
 	case pod.Spec.NodeName == "":
 		group, ok := pod.Annotations[v1beta1.OnDemandGroupAnnotation]
 		return ok && group == m.Labels[v1beta1.GroupLabel]
 	case infra == nil || infra.Spec.ProviderID == "":
-		// As long as its provider ID is unknown, the instance may be the pod's Node.
+		// As long as the instance's provider ID is unknown, its Node may be the one that the pod runs on.
 		return infra != nil && infra.Status.InstanceID != ""
 	}
 	return node != nil && node.Name == pod.Spec.NodeName
 }
 
-// hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node
-// belongs to one pod, but a guest may tolerate every taint. It would be evicted with the machine.
+// hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node is
+// reserved for one pod, but a pod that tolerates every taint can run there, too. Such a guest would be evicted if the
+// machine were deleted.
 func (w *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
 	return node != nil && slices.ContainsFunc(w.pods, func(pod *corev1.Pod) bool {
 		return pod.Spec.NodeName == node.Name && w.alive[pod.UID] != nil &&
@@ -189,13 +190,13 @@ func isReserved(node *corev1.Node, m *clusterv1.Machine) bool {
 	})
 }
 
-// toleration returns what a pod needs to run on its machine's Node.
+// toleration returns the toleration that a pod needs to run on its machine's Node.
 func toleration(uid types.UID) corev1.Toleration {
 	return corev1.Toleration{Key: v1beta1.OnDemandPodNodeLabel, Operator: corev1.TolerationOpEqual,
 		Value: string(uid), Effect: corev1.TaintEffectNoSchedule}
 }
 
-// addToleration plans the toleration of a pod that lacks it.
+// addToleration plans to add the toleration to a pod that lacks it.
 func (d *decision) addToleration(pod *corev1.Pod) {
 	if !slices.Contains(pod.Spec.Tolerations, toleration(pod.UID)) && pod.DeletionTimestamp.IsZero() {
 		d.tolerate = append(d.tolerate, pod)
@@ -245,7 +246,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		return
 	}
 	if w.infra[name] != nil {
-		// The rest of an earlier machine must be deleted first.
+		// What is left of an earlier machine must be deleted first.
 		return
 	}
 	known, has, unheard := false, false, false

@@ -259,7 +259,8 @@ func TestObjects(t *testing.T) {
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
-	// The caller adds the Machine as the only owner. With another owner, the garbage collector would not delete it.
+	// The caller adds the Machine as the only owner. With another owner, the garbage collector would not delete the
+	// NstanceMachine with its Machine.
 	if len(infra.OwnerReferences) != 0 {
 		t.Errorf("%+v", infra.OwnerReferences)
 	}

@@ -83,9 +83,9 @@ type reconciler struct {
 	recorder  events.EventRecorder
 	// warned maps each pod to the last warning recorded for it. Only the single worker uses it.
 	warned map[types.UID]string
-	// tolerant are the UIDs of the pods that got a toleration. The cache may not show it yet.
+	// tolerant are the UIDs of the pods to which the operator has added a toleration. The cache may not show it yet.
 	tolerant sync.Map
-	// deleted are the UIDs of the Machines that were deleted. The cache may not show it yet.
+	// deleted are the UIDs of the Machines that the operator has deleted. The cache may not show that yet.
 	deleted sync.Map
 	// waiting reports whether a change on a shard may allow a pod's machine.
 	waiting atomic.Bool

@@ -30,7 +30,7 @@ import (
 const (
 	// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
 	cacheRetry = 5 * time.Second
-	// restRetry is the delay before the next sweep if machines are left to create.
+	// restRetry is the delay before the next sweep if this one left machines to create.
 	restRetry = 100 * time.Millisecond
 	// parallelWrites is the number of objects that a sweep writes at a time, and of machines that it creates.
 	parallelWrites = 16
@@ -74,12 +74,12 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 			return err
 		}),
 	}
-	// A pod without the toleration could not use its machine.
+	// Create no machine for a pod that did not get its toleration: the pod could not use it.
 	d.create = slices.DeleteFunc(d.create, func(c machineCreation) bool {
 		_, ok := intolerant.Load(c.pod.UID)
 		return ok
 	})
-	// The next sweep comes soon, so that Nodes that have appeared meanwhile do not wait for all machines.
+	// The next sweep creates the rest. It comes soon, and first reserves the Nodes that have appeared meanwhile.
 	rest := len(d.create) - parallelWrites
 	if rest > 0 {
 		d.create = d.create[:parallelWrites]
@@ -339,8 +339,8 @@ func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (beh
 	return false, nil
 }
 
-// stillNeeds is needsMachine for a pod and its Node as the API server knows them. A Node without a provider ID may
-// belong to the machine.
+// stillNeeds is needsMachine for a pod and its Node as the API server knows them. As long as a Node has no provider ID,
+// it may belong to the machine.
 func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machineRemoval) (bool, error) {
 	if pod.Spec.NodeName == "" || one.infra == nil || one.infra.Spec.ProviderID == "" {
 		return needsMachine(pod, one.machine, one.infra, nil), nil

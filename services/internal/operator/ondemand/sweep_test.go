@@ -98,7 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write makes a write, which may be the one after which the operator crashes. Writes come from several goroutines.
+// write does a write, and simulates the operator's crash if this is the write after which it must crash. Writes come
+// from several goroutines.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,7 +135,7 @@ func (c *clusterOf) sweep() {
 	}
 }
 
-// pod creates a pod. A planned crash does not affect these writes.
+// pod creates a pod. The test's own writes never cause a planned crash.
 func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	c.Helper()
 	was := c.crashIn
@@ -146,7 +147,7 @@ func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	if err := c.client.Create(c.Context(), pod); err != nil {
 		c.Fatal(err)
 	}
-	// The interceptor has set another UID.
+	// Restore the pod's UID, because the interceptor has set another one.
 	pod.UID = uid
 	if err := c.client.Update(c.Context(), pod); err != nil {
 		c.Fatal(err)
@@ -316,7 +317,7 @@ func TestMachineBelongsToItsPod(t *testing.T) {
 		pod.Spec.NodeName = boundTo
 		must(c.client.Update(t.Context(), pod))
 		c.sweep()
-		// A Node without a provider ID may be the machine's.
+		// A Node without a provider ID may belong to the machine.
 		if m, _ := c.state(); m["1"] != (boundTo != "other") {
 			t.Errorf("the pod runs on %s, its machine exists: %t", boundTo, m["1"])
 		}
@@ -356,7 +357,7 @@ func TestPodMissingFromTheCacheKeepsItsMachine(t *testing.T) {
 	}
 }
 
-// strict rejects object keys that the client of a real API server rejects without a request.
+// strict rejects the object keys that a real client rejects before it sends a request.
 type strict struct{ client.Reader }
 
 func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {

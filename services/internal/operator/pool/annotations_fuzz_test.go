@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
-// FuzzCapacityAnnotation checks that user-written annotations stay, that the operator's are correct, and that writing
-// them a second time changes nothing.
+// FuzzCapacityAnnotation checks that annotations written by a user stay, that those of the operator are correct, and
+// that writing them a second time changes nothing.
 func FuzzCapacityAnnotation(f *testing.F) {
 	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", "m5.large")
 	f.Add(`{"cpu":"2"}`, "4", "", "m5.large")

@@ -47,9 +47,9 @@ type liveOperator struct {
 	writes []string // requests of the manager: method and path
 	calls  []string
 	upsert chan time.Time
-	// held blocks the calls of shard b until it is closed, if it is not nil.
+	// held, if not nil, blocks all calls to shard b until it is closed.
 	held chan struct{}
-	// refuse makes a write of the manager fail before it is sent.
+	// refuse selects the writes of the manager that fail before they are sent.
 	refuse func(method, path string) bool
 }
 
@@ -407,7 +407,7 @@ func (op *liveOperator) checkLatency() {
 	}
 	slices.Sort(took)
 	op.t.Logf("from scale to call: p50 %s, p90 %s, most %s", took[len(took)/2], took[len(took)*9/10], took[len(took)-1])
-	// The bound is generous for a busy machine, but a queue that waits for a timer exceeds it.
+	// Even a busy machine stays below this bound, but a queue that waits for a timer exceeds it.
 	if took[len(took)/2] > 2*time.Second {
 		op.t.Errorf("the median from scale to call is %s, want at most 2 s", took[len(took)/2])
 	}

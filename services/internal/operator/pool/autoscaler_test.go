@@ -53,8 +53,8 @@ func (op *simulatedOperator) ids(group string) (ids []string) {
 	return ids
 }
 
-// The instances of the Machines that the cluster autoscaler marks are deleted, whatever shard they are on, however the
-// marks and the operator's work overlap, and no others.
+// Exactly the instances whose Machines the cluster autoscaler marks are deleted, on whatever shard they are, and
+// however its marks and the operator's work overlap.
 func TestAutoscalerChoosesInstances(t *testing.T) {
 	for seed := range uint64(20) {
 		op := newSimulatedOperator(t, "a", "b", "c")

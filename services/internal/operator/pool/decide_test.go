@@ -133,7 +133,7 @@ func FuzzPush(f *testing.F) {
 	})
 }
 
-// baseGroup returns the input for a shard group that was pushed, after change.
+// baseGroup returns the input for a shard group that was pushed. change modifies it.
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{
@@ -413,7 +413,8 @@ func (plan *poolPlan) changes() (names []string) {
 	return names
 }
 
-// TestWaitForFinalizer checks that a new MachinePool counts once Cluster API deletes its pool with it.
+// TestWaitForFinalizer checks that a new MachinePool counts only after it has Cluster API's finalizer, or after
+// newMachinePool.
 func TestWaitForFinalizer(t *testing.T) {
 	created := time.Unix(1000, 0)
 	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(created)}}

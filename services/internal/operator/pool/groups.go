@@ -106,8 +106,8 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// gatherInput gathers what decisions are made from. mirror is the shard's mirror of the group. in.known may be newer:
-// it is the shard's last answer while the mirror has not caught up.
+// gatherInput gathers the input of decisions about a shard group. mirror is the shard's mirror of the group. in.known
+// may be newer: it is the shard's last answer while the mirror has not caught up.
 func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
@@ -193,8 +193,8 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	return did
 }
 
-// push deletes the chosen instances until the size is reached, then pushes what still differs. An instance that the
-// shard refuses to delete is left to the shard's own choice.
+// push deletes the chosen instances until the size is reached, then pushes what still differs. If the shard refuses to
+// delete a chosen instance, the shard chooses another one itself.
 func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
 	c shardCall) (known *nstancev1.GroupStatus, err error) {
 	upsert := c.upsert

@@ -27,9 +27,11 @@ import (
 const (
 	// refusedRetry is the time until a refused request is repeated. The shard's configuration may change meanwhile.
 	refusedRetry = time.Minute
-	// answerHolds is the time for which a shard's answer takes precedence over a mirror that has not changed since.
+	// answerHolds is the time for which a shard's answer takes precedence over its mirror, as long as the mirror does
+	// not change.
 	answerHolds = 2 * time.Second
-	// removalRetry is the time until a group that was deleted, but is not shown as deleting, is deleted again.
+	// removalRetry is the time until DeleteGroup is called again, if the mirror does not show that the group is being
+	// deleted.
 	removalRetry = 10 * time.Second
 	// maxProviderIDs is the longest list of provider IDs that the API accepts.
 	maxProviderIDs = 10_000
@@ -61,7 +63,7 @@ type outcome struct {
 	// upsert is the request that the shard refused, and refused is its reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// The mirror showed before when the shard answered after.
+	// before is what the mirror showed when the shard answered with after.
 	before, after *nstancev1.GroupStatus
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
@@ -81,7 +83,8 @@ type shardCall struct {
 	// chosen are instances to delete with a decrement of the size before the upsert.
 	chosen []string
 	remove bool
-	// refused is the shard's reason for refusing the same request earlier. The request is repeated after again.
+	// refused is the shard's reason for refusing the same request earlier. The request is repeated after the time
+	// again.
 	refused string
 	again   time.Duration
 }
@@ -131,7 +134,8 @@ func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids
 type callResult struct {
 	call shardCall
 	err  error
-	// group is the answer to an upsert. restored is the answer to a deletion.
+	// group is the answer to an upsert. restored is the answer to a deletion: the group is static, so the shard only
+	// removed its override.
 	group    *nstancev1.GroupStatus
 	restored bool
 }
@@ -193,7 +197,7 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// The last known condition may still hold.
+		// Keep the last known condition while the shard connects: the condition may still hold.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"connecting to shard %s", in.group.Spec.Shard)

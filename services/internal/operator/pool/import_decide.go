@@ -112,7 +112,7 @@ func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]boo
 }
 
 // importedPool returns a pool with the group's own settings, so that pushing it changes nothing. The parts of a dynamic
-// group must agree: pushing the settings of one shard would replace the instances of another.
+// group must have the same settings on all shards: pushing those of one shard would replace the instances on another.
 func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (
 	pool *v1beta1.NstanceMachinePool, why string) {
 	shards := slices.Sorted(maps.Keys(parts))

@@ -89,7 +89,7 @@ func (r *importer) Reconcile(ctx context.Context, _ reconcile.Request) (reconcil
 	if err := r.listGroups(ctx, of, &in); err != nil {
 		return reconcile.Result{}, err
 	}
-	// A shard may have answered late, and the Cluster may have been deleted meanwhile.
+	// The shards' answers may have taken long. The Cluster may have been paused or deleted meanwhile.
 	if p, err := r.Permission(ctx, r.Reader); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}

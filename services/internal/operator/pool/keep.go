@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// adoptionRetry is the time until a machine is looked at again that an earlier pool has left behind.
+// adoptionRetry is the time until the operator tries again to adopt a machine that an earlier pool left behind.
 const adoptionRetry = 2 * time.Second
 
 // keepMachines keeps the Machines of static groups while their pool is being deleted. Otherwise Kubernetes would remove
@@ -60,7 +60,7 @@ func (p *pools) isStatic(m *v1beta1.NstanceMachine) bool {
 }
 
 // adoptMachine makes a pool the owner of an NstanceMachine that an earlier pool for the same group has left behind. It
-// returns true if it is too early.
+// returns true if it is too early to decide.
 func (r *machineReconciler) adoptMachine(ctx context.Context, infra *v1beta1.NstanceMachine,
 	pool *v1beta1.NstanceMachinePool, mp *clusterv1.MachinePool) (wait bool, err error) {
 	machine, err := r.machineOf(ctx, infra.Name)

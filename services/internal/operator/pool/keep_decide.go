@@ -27,9 +27,9 @@ func ownedBy(object metav1.Object, uid types.UID) bool {
 	})
 }
 
-// keptMachine returns the Machine of an instance that stays when its pool is deleted, nil if it is the wanted one
-// already. The Cluster owns the Machine in place of the MachinePool. So Kubernetes does not remove the Machine with the
-// MachinePool, and Cluster API removes it with the Cluster.
+// keptMachine returns the Machine of an instance that stays when its pool is deleted, as it must be written. It returns
+// nil if nothing must change. The Cluster owns the Machine in place of the MachinePool. So Kubernetes does not remove
+// the Machine with the MachinePool, and Cluster API removes it with the Cluster.
 func keptMachine(m *clusterv1.Machine, mp *clusterv1.MachinePool, cluster *clusterv1.Cluster) *clusterv1.Machine {
 	if owner := metav1.GetControllerOf(m); owner == nil || owner.UID != mp.UID || !m.DeletionTimestamp.IsZero() {
 		return nil

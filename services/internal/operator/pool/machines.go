@@ -29,7 +29,7 @@ import (
 // contract). Package machine reconciles these objects.
 type machineReconciler struct{ pools }
 
-// setup registers a controller that reconciles by shard group.
+// setup registers a controller that reconciles the machines of one shard group at a time.
 func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
 	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(specChanged)).

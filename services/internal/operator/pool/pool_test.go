@@ -93,7 +93,8 @@ func TestImportAndScale(t *testing.T) {
 	}
 }
 
-// TestImportWaitsForAllShards checks that no group is imported while a shard is missing: the sum would be wrong.
+// TestImportWaitsForAllShards checks that no group is imported while a shard is missing: the sum of the replicas would
+// be wrong.
 func TestImportWaitsForAllShards(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	op.shards.Of("b").SetState(func(s *shards.State) { s.Reachable, s.Synced = false, false })
@@ -332,7 +333,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestCallFails checks that a temporary failure is returned as an error, which the queue retries.
+// TestCallFails checks that the reconciler returns a temporary failure as an error, so that the queue retries it.
 func TestCallFails(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	op.shards.Of("a").Fail(op.recordCalls("a", func(string) error {

@@ -33,7 +33,8 @@ type poolReconciler struct{ pools }
 
 func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
-	// The reconciler watches its own writes as well, for the reason given in the setup of shard groups.
+	// The reconciler watches its own writes as well, because each was computed from a cache that may have been out of
+	// date.
 	return b.For(&v1beta1.NstanceMachinePool{}).
 		Owns(&v1beta1.NstanceShardGroup{}).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
@@ -44,8 +45,8 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForChange returns requests for all pools when a shard is added, removed, lost or found. Shards that a pool
-// names may become known.
+// requestsForChange returns requests for all pools when a shard is added, removed, lost or found. A shard that a pool
+// names may become known or unknown.
 func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	if c.Kind != shards.ShardState {
 		return nil
@@ -155,7 +156,7 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 		return !annotated && m.DeletionTimestamp.IsZero()
 	})
 	slices.SortFunc(marked, func(a, b clusterv1.Machine) int {
-		// The autoscaler's mark is a time, and Machines without a mark are being deleted already.
+		// The autoscaler's mark is a time. Machines without a mark come first, because they are being deleted already.
 		return cmp.Or(strings.Compare(a.Annotations[clusterv1.DeleteMachineAnnotation],
 			b.Annotations[clusterv1.DeleteMachineAnnotation]), strings.Compare(a.Name, b.Name))
 	})

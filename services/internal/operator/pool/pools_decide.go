@@ -54,7 +54,7 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// shards share the replicas. unknown are shards of the spec that are neither configured nor in use.
+	// shards share the replicas. unknown are shards of the pool's spec that are neither configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
@@ -70,8 +70,8 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// A shard group without a controller in the managed Cluster has lost its owner and is adopted. So is one that
-		// the MachinePool owns since another MachinePool of the pool was deleted.
+		// A shard group without a controller in the managed Cluster has lost its owner and is adopted. It is also
+		// adopted if the MachinePool has owned it since the pool was deleted with another MachinePool.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
 			in.machinePool != nil && owner.UID == in.machinePool.UID) {
@@ -139,7 +139,7 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 			case have == nil:
 				plan.create = append(plan.create, newShardGroup(in, share))
 			case !have.DeletionTimestamp.IsZero():
-				// It is created again once its deletion has finished.
+				// The shard group is created again once its deletion has finished.
 			case !slices.Contains(mine, have):
 				problems = append(problems, fmt.Sprintf("shard group %s belongs to another pool", name))
 			default:
@@ -171,7 +171,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 // usedShards returns the shards that share the replicas, and the unknown ones: shards of the spec that are neither
 // configured nor have a shard group. An unknown shard may be a typing error. It gets no share, and as long as the spec
-// names one, no shard loses its group. The shards with the most instances come first, so that the remainder stays.
+// names one, no shard loses its group. The shards with the most instances come first, so that the remainder of the
+// division stays where it is.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -228,7 +229,8 @@ func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// chooseInstances adds the victims of a shard group's shard to its [v1beta1.RemoveAnnotation], and drops the removed.
+// chooseInstances adds the victims of a shard group's shard to its [v1beta1.RemoveAnnotation], and drops those in
+// removed.
 func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
 	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
 	for _, v := range chosen {
@@ -309,7 +311,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// A status is lost when objects are moved to another cluster, so an ID stays until it is known to be gone.
+		// A status is lost when objects are moved to another cluster, so an ID stays until its instance is known to be
+		// gone.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)
@@ -428,7 +431,7 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &d) != nil || d.InstanceType == "" {
 			continue
 		}
-		// A type that was just changed in the pool is not in the shard's status yet.
+		// After a change of the pool's type, the shard's status still shows the old one.
 		if want := plan.pool.Spec.InstanceType; want != "" && want != d.InstanceType || d.Capacity == nil {
 			d.Capacity = capacity.Of(cmp.Or(want, d.InstanceType))
 		}

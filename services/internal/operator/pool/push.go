@@ -26,7 +26,7 @@ func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
 	request := &nstancev1.UpsertGroupRequest{Group: want.Group}
 	switch {
 	case group == nil, group.GetDeleting() && !group.GetIsStatic():
-		// A dynamic group that is being deleted is defined in full again.
+		// If a dynamic group is being deleted, the request defines it again, in full.
 		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(wantedSize(want)),
 			want.Template,
 			want.InstanceType, want.SubnetPool

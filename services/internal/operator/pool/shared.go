@@ -63,8 +63,8 @@ func (r *poolReconciler) reportShared(ctx context.Context, pool *v1beta1.Nstance
 	return nil
 }
 
-// findHeir returns the MachinePool that keeps a pool which is being deleted, nil if the deletion is meant. It reads
-// from the API server, because the answer decides whether instances are deleted.
+// findHeir returns the MachinePool that keeps a pool which is being deleted, nil if the pool must really be deleted. It
+// reads from the API server, because the answer decides whether instances are deleted.
 func (r *poolReconciler) findHeir(ctx context.Context, in poolInput) (*clusterv1.MachinePool, error) {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending {
 		return nil, nil
@@ -112,7 +112,7 @@ func (r *poolReconciler) handOver(ctx context.Context, pool *v1beta1.NstanceMach
 	return nil
 }
 
-// restorePool creates a pool that handOver let go. It waits for the end of every MachinePool that is being deleted,
+// restorePool creates a pool again after its handOver. It waits for the end of every MachinePool that is being deleted,
 // because Cluster API would delete the new pool too.
 func (r *poolReconciler) restorePool(ctx context.Context, name string) error {
 	users, err := r.listUsers(ctx, r.Client, name)
@@ -132,7 +132,7 @@ func (r *poolReconciler) restorePool(ctx context.Context, name string) error {
 		if p, err := r.Permission(ctx, r.Reader, mp); err != nil || p.Paused || p.Ending {
 			return err
 		}
-		// Its appearance causes another reconciliation, which removes the annotation.
+		// When the cache shows the pool, another reconciliation removes the annotation.
 		if err := r.Client.Create(ctx, pool); err != nil {
 			return fmt.Errorf("create pool %s again: %w", name, err)
 		}

@@ -40,8 +40,8 @@ func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool
 	})
 }
 
-// decideHeir returns the MachinePool that keeps a pool which is being deleted, nil if the deletion is meant. Cluster
-// API deletes the pool of every deleted MachinePool, even if another MachinePool references the pool too.
+// decideHeir returns the MachinePool that keeps a pool which is being deleted, nil if the pool must really be deleted.
+// Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool references the pool too.
 func decideHeir(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	living := livingUsers(users)
 	if len(living) == len(users) {
@@ -90,7 +90,7 @@ type storedPool struct {
 	Spec        v1beta1.NstanceMachinePoolSpec `json:"spec"`
 }
 
-// storePool sets the annotation of a MachinePool from which the pool is created again.
+// storePool stores a pool in an annotation of its MachinePool, from which restorePool creates it again.
 func storePool(mp *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) error {
 	stored := storedPool{Labels: pool.Labels, Annotations: pool.Annotations, Spec: *pool.Spec.DeepCopy()}
 	stored.Spec.ProviderIDList = nil // taken from the shards again

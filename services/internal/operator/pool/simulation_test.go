@@ -36,8 +36,8 @@ const (
 	testCluster   = "c--t"
 )
 
-// simulatedOperator is the package's reconcilers with a Kubernetes API and shards in memory. They run only inside pass
-// and settle.
+// simulatedOperator is the package's reconcilers with a Kubernetes API and shards in memory. They run only inside
+// reconcileAll and settle.
 type simulatedOperator struct {
 	t      testing.TB
 	client client.Client // its writes are not recorded
@@ -367,7 +367,7 @@ func (op *simulatedOperator) reconcileAll() (errs []error) {
 	return errs
 }
 
-// settle makes passes until one has no write and no call. It returns all writes and calls.
+// settle calls reconcileAll until there is no write and no call. It returns all writes and calls.
 func (op *simulatedOperator) settle() (writes, calls []string) {
 	op.t.Helper()
 	op.takeRecorded()

@@ -114,7 +114,7 @@ func TestScaleShares(t *testing.T) {
 }
 
 // From an equal split, a pool without victims always gets the equal split of its replicas. After victims the sum is
-// right, and a share changes only in the direction of the pool.
+// right, and a share grows only if the pool grows, and shrinks only if the pool shrinks.
 func TestScaleSharesProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {

@@ -35,7 +35,7 @@ const (
 	maxStanding = 10000
 )
 
-// reporter receives errors from any goroutine and records them in its own.
+// reporter receives errors from any goroutine and records them in its own goroutine.
 type reporter struct {
 	scope.Scope
 	pending  chan shards.Change

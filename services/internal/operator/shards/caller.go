@@ -15,8 +15,8 @@ import (
 // callTimeout limits one call.
 const callTimeout = 10 * time.Second
 
-// leaderClient calls a shard's leader and updates the mirror from the answers, so that the caller sees its own change
-// in the mirror when the call returns.
+// leaderClient calls a shard's leader and updates the mirror from the answers, so that the mirror shows the caller's
+// change when the call returns.
 type leaderClient struct{ *shard }
 
 var _ grpc.ClientConnInterface = leaderClient{}

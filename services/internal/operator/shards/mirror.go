@@ -36,11 +36,11 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// deletedAt is the time at which an instance was first seen deleted. The IDs in guessed were not reported as
-	// deleted; the leader does not know them.
+	// deletedAt is the time at which an instance was first seen deleted. guessed contains the IDs of instances that no
+	// leader reported as deleted, but that the leader does not know.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
-	// missingSince is the time since which a leader has not known an instance that may still appear.
+	// missingSince is the time at which a leader first did not know an instance. The instance may still appear.
 	missingSince map[string]time.Time
 	zone, region string
 }
@@ -60,7 +60,7 @@ func newMirror(id string, now func() time.Time) *mirror {
 // ID implements [Shard].
 func (m *mirror) ID() string { return m.id }
 
-// mark returns the number of the latest change. Updates that carry it do not overwrite later changes.
+// mark returns the number of the latest change. An update that is passed this number does not overwrite later changes.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,7 +137,8 @@ func (m *mirror) counts() map[string]int {
 	return out
 }
 
-// setGroup stores a group. since is the mark at the start of the call that returned it; later changes win.
+// setGroup stores a group. since is the mark at the start of the call that returned the group. Changes after that mark
+// take precedence.
 func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	if g.GetGroup() == "" {
 		return nil
@@ -255,8 +256,9 @@ func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// applyList stores all live instances as listed after the mark since. It returns the IDs that a leader reported
-// earlier and that are not listed. The caller must ask for each and pass the answer to setInstance or lose.
+// applyList stores a complete list of the live instances, which was read after the mark since. It returns the IDs that
+// a leader reported earlier and that are not listed. The caller must ask for each and pass the answer to setInstance or
+// markUnknown.
 func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -275,7 +277,7 @@ func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (chang
 	return append(changes, m.dropOldDeleted()...), missing
 }
 
-// markUnknown marks an instance as deleted that the leader does not know. A reserved instance is kept for
+// markUnknown marks an instance as deleted, because the leader does not know it. A reserved instance is kept for
 // settleReserved: a new leader learns of its predecessor's reservations only from the provider.
 func (m *mirror) markUnknown(id string, since uint64) []Change {
 	m.mu.Lock()

@@ -32,7 +32,7 @@ const (
 	relist = time.Minute
 	// parallelQueries is the number of concurrent calls about missing instances.
 	parallelQueries = 8
-	// resubscribe is the pause before watches that were too slow are started again.
+	// resubscribe is the pause before the operator restarts a watch that the leader ended because it was too slow.
 	resubscribe = 250 * time.Millisecond
 )
 
@@ -82,7 +82,7 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 // runWatches runs the three watches and the lists until one of them ends.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// The groups and the instances each call whole after their first complete read.
+	// whole is called twice: after the first complete read of the groups, and after that of the instances.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}
@@ -131,8 +131,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. Its snapshot contains only instances that are being deleted. After the snapshot it
-// closes listed: from then on a list cannot miss a change.
+// watchInstances follows instances. Its snapshot contains only instances that are being deleted. It closes listed after
+// the snapshot. Every later change is in a list or in the watch.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -163,7 +163,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly lists all instances once may is closed, and then regularly. An error of the first list is returned.
+// listRegularly waits until may is closed. Then it lists all instances immediately and at intervals. An error of the
+// first list is returned.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {
@@ -221,7 +222,7 @@ func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServ
 	return nil
 }
 
-// receive calls each for every message of a stream. It returns the error that ended the stream.
+// receive calls the function each for every message of a stream. It returns the error that ended the stream.
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
 	for err == nil {
 		var r R

@@ -24,10 +24,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// Thief is a process that has got hold of the nonce of a victim's VM. It calls the registration port of a leader with a
+// Thief is a process that has stolen the nonce of a victim's VM. It calls the registration port of a leader with a
 // provider of the cloud, from an address that the victim's VM has.
 type Thief struct {
-	// Victim is the VM whose nonce it has, and Own the VM that it runs on.
+	// Victim is the VM whose nonce the thief has, and Own the VM that the thief runs on.
 	Victim, Own infra.VM
 
 	leader *leadertest.Leader
@@ -81,8 +81,8 @@ func (thief *Thief) Register(t *testing.T, proof []byte) error {
 	return err
 }
 
-// Refused checks that a registration with a proof is refused with a reason, that log and journal have the refusal with
-// its source, and that the nonce is not consumed.
+// Refused checks that a registration with a proof is refused with a reason, that the log and the journal contain the
+// refusal with its source address, and that the nonce is not consumed.
 func (thief *Thief) Refused(t *testing.T, name string, proof []byte, reason string) {
 	t.Helper()
 	id := thief.Victim.Tags.Instance.String()
