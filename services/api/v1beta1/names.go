@@ -10,7 +10,7 @@ const (
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
-	// OnDemandGroupNodeLabel on a Node contains the group of an on-demand machine. Pods select such Nodes by it.
+	// OnDemandGroupNodeLabel on a Node contains the group of an on-demand machine. Pods select Nodes by this label.
 	OnDemandGroupNodeLabel = "node.cluster.x-k8s.io/on-demand-group"
 	// OnDemandPodNodeLabel on a Node contains the UID of the pod that the on-demand machine belongs to. It is also the
 	// key of a taint (NoSchedule) with the same value, which only that pod tolerates.

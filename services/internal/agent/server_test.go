@@ -65,7 +65,7 @@ type fakeServer struct {
 	keysWithFiles     bool // the header of reports says that key requests come with the files
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
-	// The server sends these first on every stream.
+	// The server sends these messages first on every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
 }

@@ -101,7 +101,7 @@ type server struct {
 	// served is true if a term served requests since the last failed term.
 	served atomic.Bool
 	status atomic.Pointer[lease.Status]
-	// followedCA is the objstore.Token of a `ca.crt` with only the CA in use, which means that no rotation is under way.
+	// followedCA is the objstore.Token of a `ca.crt` that contains only the CA in use: no rotation is under way.
 	followedCA atomic.Value
 	restart    context.CancelCauseFunc
 }

@@ -164,7 +164,7 @@ func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[strin
 		}
 		i, ok := shard.Instance(k.instance)
 		if !ok || i.GetState() != "deleted" {
-			// Nothing to do: the instance is live, or a later notification will follow.
+			// Forget the change: the instance is live, or a later notification will follow.
 			delete(c.remover.changed, k)
 			continue
 		}

@@ -63,7 +63,7 @@ type outcome struct {
 	// upsert is the request that the shard refused, and refused is its reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// before is what the mirror showed when the shard answered with after.
+	// after is the shard's last answer about the group, and before is what the mirror showed then.
 	before, after *nstancev1.GroupStatus
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
