@@ -96,8 +96,8 @@ func TestSecurityNamesTests(t *testing.T) {
 	}
 }
 
-// TestPagesNameTests verifies that docs/contributing/tests.md lists each page of docs/how-to and docs/start exactly once,
-// and that the tests and scripts which it names for the page exist.
+// TestPagesNameTests verifies that docs/contributing/tests.md lists each page of docs/how-to and docs/start exactly
+// once, and that the tests and scripts which it names for the page exist.
 func TestPagesNameTests(t *testing.T) {
 	raw, err := os.ReadFile("../docs/contributing/tests.md")
 	if err != nil {
@@ -167,8 +167,8 @@ func TestStartPagesUseVariables(t *testing.T) {
 	}
 }
 
-// TestDocumentListsEvents verifies that docs/reference/events.md lists exactly the kinds of events and the causes of the
-// code.
+// TestDocumentListsEvents verifies that docs/reference/events.md lists exactly the kinds of events and the causes of
+// the code.
 func TestDocumentListsEvents(t *testing.T) {
 	raw, err := os.ReadFile("../docs/reference/events.md")
 	if err != nil {

@@ -19,8 +19,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testUninstallHook runs `helm uninstall` with the hook that deletes the Cluster. The test does the part of the kubelet:
-// it runs the Job's container with its arguments, environment, files and service account, and reports the result.
+// testUninstallHook runs `helm uninstall` with the hook that deletes the Cluster. The test does the part of the
+// kubelet: it runs the Job's container with its arguments, environment, files and service account, and reports the
+// result.
 func (i *installed) testUninstallHook(t *testing.T) {
 	const namespace = "hook"
 	i.namespace(t, namespace)

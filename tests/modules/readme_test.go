@@ -51,8 +51,8 @@ func directories(t *testing.T) (dirs []string) {
 	return dirs
 }
 
-// TestGenerated checks that the README of each module and each example of a cloud documents the variables and outputs in its
-// HCL.
+// TestGenerated checks that the README of each module and each example of a cloud documents the variables and outputs
+// in its HCL.
 func TestGenerated(t *testing.T) {
 	for _, dir := range directories(t) {
 		module, err := readModule(dir)

@@ -264,8 +264,9 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	l.removePods(t, elsewhere, undecided)
 }
 
-// testNewNode stops the operator while the Node of an on-demand machine registers. With the taint that the documentation
-// gives to the kubelet, a pod that selects nothing does not get the Node, and the pod of the machine does.
+// testNewNode stops the operator while the Node of an on-demand machine registers. With the taint that the
+// documentation gives to the kubelet, a pod that selects nothing does not get the Node, and the pod of the machine
+// does.
 func (l *lab) testNewNode(t *testing.T) {
 	ctx := t.Context()
 	l.tainted.Store(true)

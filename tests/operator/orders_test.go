@@ -93,8 +93,8 @@ func (l *lab) testDeletionOrder(t *testing.T, order string) {
 	l.unchanged(t, workers, kept, created)
 }
 
-// testDeleteDefinitions deletes Nstance's definitions, and with them all objects, while west hangs. Then it installs the
-// definitions again.
+// testDeleteDefinitions deletes Nstance's definitions, and with them all objects, while west hangs. Then it installs
+// the definitions again.
 func (l *lab) testDeleteDefinitions(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {

@@ -37,8 +37,8 @@ const (
 	stillness = 2 * time.Second
 )
 
-// TestSequence makes random changes and faults: edits, scalings, deletions, pods, restarts, hanging shards and lost VMs.
-// After every change:
+// TestSequence makes random changes and faults: edits, scalings, deletions, pods, restarts, hanging shards and lost
+// VMs. After every change:
 //
 //   - no VM is created while a deletion is under way.
 //

@@ -80,8 +80,8 @@ func read(t *testing.T) map[string]page {
 	return pages
 }
 
-// TestLinks verifies that every link within the site leads to a file and, with a fragment, to an element of it. Links to
-// the repository must name files of this clone.
+// TestLinks verifies that every link within the site leads to a file and, with a fragment, to an element of it. Links
+// to the repository must name files of this clone.
 func TestLinks(t *testing.T) {
 	pages := read(t)
 	links := 0

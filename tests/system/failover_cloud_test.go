@@ -151,8 +151,8 @@ func (c *cloud) metadataOf(name string) http.Handler {
 	})
 }
 
-// environment returns the variables that direct a program's EC2 calls to this cloud. The object store accepts the access
-// key of this cloud, because a program has only one.
+// environment returns the variables that direct a program's EC2 calls to this cloud. The object store accepts the
+// access key of this cloud, because a program has only one.
 func (c *cloud) environment(name string) []string {
 	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" +
 		c.secret, "AWS_EC2_METADATA_DISABLED=false",

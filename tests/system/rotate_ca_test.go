@@ -31,10 +31,11 @@ const (
 	rotationLimit = 45 * time.Minute
 )
 
-// TestRotateCA rotates the cluster's CA and nonce key with `nstance-admin cluster rotate-ca` while a client of the operator API calls
-// the shard every half second. The command is interrupted once in each step and started again. In the first step the
-// leader is killed. In both steps a VM is killed and must be replaced. No call may fail because of a certificate, and no
-// other VM may be replaced. In the end only the new CA is trusted, and only nonces of the new key are accepted.
+// TestRotateCA rotates the cluster's CA and nonce key with `nstance-admin cluster rotate-ca` while a client of the
+// operator API calls the shard every half second. The command is interrupted once in each step and started again. In
+// the first step the leader is killed. In both steps a VM is killed and must be replaced. No call may fail because of a
+// certificate, and no other VM may be replaced. In the end only the new CA is trusted, and only nonces of the new key
+// are accepted.
 func TestRotateCA(t *testing.T) {
 	runShard(t, "scripts/rotate-ca.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, rotationLimit, fmt.Errorf("no end after %v", rotationLimit))

@@ -275,7 +275,8 @@ locals {
     Resource = arns
   } if length(arns) > 0]
 
-  # A server reports to the Auto Scaling group of its machine, which the module shard names, that it is ready or unhealthy.
+  # A server reports to the Auto Scaling group of its machine, which the module shard names, that it is ready or
+  # unhealthy.
   health_statements = { for shard, grant in var.shards : shard => [{
     Sid       = "ReportServerHealth"
     Effect    = "Allow"

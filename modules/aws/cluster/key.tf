@@ -3,8 +3,8 @@
 # plan or the state.
 #
 # Each version of the key, in each service, is a secret with a name that was not used before. Another version or service
-# therefore makes a second secret, nstance_cluster opens the cluster's secrets with the first key and seals them with the
-# second, and the first secret is destroyed last (create_before_destroy).
+# therefore makes a second secret, nstance_cluster opens the cluster's secrets with the first key and seals them with
+# the second, and the first secret is destroyed last (create_before_destroy).
 
 ephemeral "nstance_encryption_key" "this" {}
 

@@ -1,4 +1,5 @@
-# The network of the VMs: a new or an existing VPC, regional subnets, Cloud NAT, and firewall rules of the whole network.
+# The network of the VMs: a new or an existing VPC, regional subnets, Cloud NAT, and firewall rules of the whole
+# network.
 
 locals {
   ipv6 = var.ip_family != "ipv4"

@@ -50,7 +50,8 @@ func (c *Cloud) needs(call *rest.Call) []need {
 	return nil
 }
 
-// storageNeeds returns the permissions for calls of objects. https://cloud.google.com/storage/docs/access-control/iam-json
+// storageNeeds returns the permissions for calls of objects.
+// https://cloud.google.com/storage/docs/access-control/iam-json
 func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
 	bucket, name := call.Params["bucket"], cmp.Or(call.Params["object"], call.Query.Get("name"))
 	path, of := "projects/_/buckets/"+bucket, c.Storage.PolicyOf(bucket)

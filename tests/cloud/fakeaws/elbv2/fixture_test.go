@@ -64,7 +64,8 @@ type asked struct {
 	conditions       policy.Context
 }
 
-// testService is the service behind its HTTP API, with its own clock. It records the permissions that the service requests.
+// testService is the service behind its HTTP API, with its own clock. It records the permissions that the service
+// requests.
 type testService struct {
 	*elb.Client
 	t       *testing.T
