@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
+  description = "The cluster whose shards get the roles: the output `cluster` of the module `cluster`."
   type = object({
     id          = string
     bucket_arn  = string
@@ -79,7 +79,7 @@ variable "vpc_id" {
 }
 
 variable "target_group_arns" {
-  description = "ARNs of the target groups that the servers may register VMs with, by any name: the output `target_group_arns` of the module `network`."
+  description = "ARNs of the target groups that the servers may register VMs with, such as the output `target_group_arns` of the module `network`. You choose the keys of the map."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -134,7 +134,7 @@ variable "ebs_kms_key_arns" {
 }
 
 variable "launch_resource_arns" {
-  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` of VMs may name. A listed dedicated host or host resource group permits all dedicated hosts of the account, because EC2 has no permission for a single one."
+  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` of VMs may name. If the list has a dedicated host or a host resource group, VMs may use all dedicated hosts of the account, because EC2 has no permission for a single host."
   type        = list(string)
   default     = []
   nullable    = false

@@ -58,7 +58,7 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by zone. A role is any name, such as `public`, `servers` or `workers`. Each role becomes a subnet pool of the shards in
-    its zones. A zone may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index identifies it.
+    its zones. A zone may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index in the list identifies it.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.
     * `existing`: ID of an existing subnet. The ID must be known when planning. The module does not change the subnet's routes and settings.
@@ -199,7 +199,8 @@ variable "endpoints" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Network load balancers, by a name that groups can use. The servers register a group's healthy VMs with the target group of each listener.
+    Network load balancers, by name. Groups refer to a load balancer by this name. The servers then register the group's healthy VMs with the target group
+    of each listener.
 
     * `subnets`: the role of the load balancer's subnets, one for each zone. A load balancer that loses a zone is replaced, and gets another DNS name.
     * `internal`: the load balancer is reachable only from the VPC.

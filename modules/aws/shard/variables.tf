@@ -152,7 +152,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "The role, in the module `network`, of the subnets for the servers and the leader's address."
+  description = "Role of the subnets that have the servers and the leader's address. It is a key in `subnets` of the module `network`."
   type        = string
   default     = "servers"
   nullable    = false
@@ -185,7 +185,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where servers download nstance-server from, by architecture, if their image lacks it. Its SHA-256 is checked. For Debian 12 and Amazon Linux 2023: see [what was tried](../../../docs/reference/aws.md#what-was-tried). The systemd units are those of the images."
+  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer. [What was tried](../../../docs/reference/aws.md#what-was-tried) covers Debian 12 and Amazon Linux 2023."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
@@ -219,7 +219,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced. While servers are rolled, the old server stays until a new one is ready."
+  description = "Number of seconds after which a server's machine is replaced, if the server is new and has not become ready, or if it was unhealthy all this time. While servers are replaced, an old server stays until a new one is ready."
   type        = number
   default     = 600
   nullable    = false
@@ -231,7 +231,7 @@ variable "server_ready_timeout" {
 }
 
 variable "leader_dns" {
-  description = "A DNS name of the leader's address: `name`, in the Route 53 zone `zone_id` (usually a private zone of the VPC), with `ttl` seconds. Agents and operators then find the leader after a change of its address."
+  description = "A DNS name for the leader's address: `name`, in the Route 53 zone `zone_id` (usually a private zone of the VPC), with a TTL of `ttl` seconds. With this name, agents and operators find the leader even after a change of its address."
   type = object({
     zone_id = string
     name    = string

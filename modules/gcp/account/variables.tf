@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
+  description = "The cluster whose shards get service accounts: the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string

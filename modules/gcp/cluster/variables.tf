@@ -27,7 +27,7 @@ variable "location" {
 }
 
 variable "prefix" {
-  description = "Prefix of all keys in the bucket, for a bucket that is shared with other uses. Without a slash at either end."
+  description = "Prefix of the names of all objects in the bucket, for a bucket that has other uses too. It has no slash at either end."
   type        = string
   default     = ""
   nullable    = false
@@ -39,7 +39,7 @@ variable "prefix" {
 }
 
 variable "versioning" {
-  description = "Keep earlier versions of objects in the bucket, so that deleted configuration, CA and secrets can be restored. Earlier versions of documents that servers write, which change often, are kept for a day."
+  description = "Keep earlier versions of objects in the bucket, so that a deleted configuration, CA or secret can be restored. Documents that servers write change often, so the bucket keeps their earlier versions for only a day."
   type        = bool
   default     = true
   nullable    = false
@@ -93,7 +93,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry, such as \"90d\", from which each apply takes steps to replace the CA. By default applies do not replace the CA. Only for clusters with secrets in the bucket."
+  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From that time on, each apply takes the steps that are possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }
@@ -125,7 +125,7 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because others have no `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because others have no resource `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false

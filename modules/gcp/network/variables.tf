@@ -10,7 +10,7 @@ variable "name" {
 }
 
 variable "vpc" {
-  description = "The VPC. With `existing`, the name of a VPC, the module adds its resources to this VPC instead of making one. On Google Cloud only subnets have address ranges."
+  description = "The VPC. If `existing` names a VPC, the module adds its resources to this VPC instead of making one. On Google Cloud, subnets have address ranges, but a VPC has none."
   type = object({
     existing = optional(string)
   })
@@ -33,7 +33,7 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by region. A role is any name, such as `servers` or `workers`. Each role becomes a subnet pool of the shards in its
-    regions. A region may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index identifies it.
+    regions. A region may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index in the list identifies it.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.
     * `leader_ipv4_cidr`: the subnet's secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
@@ -97,8 +97,8 @@ variable "iap_ssh" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Passthrough network load balancers, by a name that groups can use. The servers add a group's healthy VMs to the instance group of their zone. A VM
-    can be in the instance group of one load balancer only.
+    Passthrough network load balancers, by name. Groups refer to a load balancer by this name. The servers then add the group's healthy VMs to the load
+    balancer's instance group in their zone. A VM can be in the instance group of one load balancer only.
 
     * `zones`: the zones of the load balancer's VMs, in one region.
     * `internal`: the load balancer is reachable only from the VPC. Its address is in the first subnet of the role `subnets`.

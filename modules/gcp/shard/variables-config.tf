@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "Subnet roles of the module `network` that become subnet pools of the shard, with the role's name. Default: every role with a subnet in the region that the shard may use."
+  description = "Roles of subnets of the module `network` that become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet in the shard's region that the shard may use."
   type        = list(string)
   default     = null
 
@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use, also as the pool of their template. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use, whether they choose the pool or take that of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -76,7 +76,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Queries for machine images that the servers repeat, by the name that templates use: `{{ .Image.name }}`."
+  description = "Queries for machine images, by name. The servers repeat the queries. A template inserts the image with `{{ .Image.name }}`."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates that VMs can get, by the name that files use."
+  description = "Templates of the certificates that VMs can get, by name. A file refers to its certificate's template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)
@@ -142,7 +142,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "Templates, by the name that groups use. A template says how to make a VM."
+  description = "Templates, by name. A template says how to make VMs, and groups refer to it by its name."
   type = map(object({
     kind           = string
     arch           = string
@@ -263,8 +263,8 @@ variable "groups" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Unmanaged instance groups in addition to those of the module `network`, by the name that groups use. Allow their traffic with `agent_ingress`. Only
-    `load_balancer_health` of a template needs the instance group's regional backend services.
+    Unmanaged instance groups in addition to those of the module `network`, by name. Groups of VMs refer to them by this name. Allow the traffic of their load balancers with
+    `agent_ingress`. Templates with `load_balancer_health` also need the regional backend services of the instance group.
   TEXT
   type        = map(object({ instance_group_name = string, backend_service_names = optional(list(string)) }))
   default     = {}
@@ -277,7 +277,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs, by any name. In addition, clients of load balancers of the module `network` reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self` means the shard's other VMs."
+  description = "Sources that may reach the VMs. You choose the keys of the map. In addition, clients of load balancers of the module `network` reach the listeners' ports. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self` means the shard's other VMs."
   type = map(object({
     protocol   = string
     from_port  = optional(number)
@@ -308,14 +308,14 @@ variable "agent_environment" {
 }
 
 variable "agent_commands" {
-  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template: `{{ quote .Vars.name }}`."
+  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template, so they can use variables: `{{ quote .Vars.name }}`."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "agent_binaries" {
-  description = "Where VMs download nstance-agent from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd unit is that of the images."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -140,7 +140,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "The role, in the module `network`, of the subnets for the servers and the leader's address."
+  description = "Role of the subnets that have the servers and the leader's address. It is a key in `subnets` of the module `network`."
   type        = string
   default     = "servers"
   nullable    = false
@@ -173,7 +173,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where servers download nstance-server from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd units are those of the images."
+  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
@@ -215,7 +215,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become healthy before its machine is replaced."
+  description = "Number of seconds after which the machine of a new server is replaced if the server has not become healthy."
   type        = number
   default     = 600
   nullable    = false
@@ -227,7 +227,7 @@ variable "server_ready_timeout" {
 }
 
 variable "leader_dns" {
-  description = "A DNS name of the leader's address: `name`, in the Cloud DNS zone `managed_zone` (usually a private zone of the VPC), with `ttl` seconds. Agents and operators then find the leader after a change of its address."
+  description = "A DNS name for the leader's address: `name`, in the Cloud DNS zone `managed_zone` (usually a private zone of the VPC), with a TTL of `ttl` seconds. With this name, agents and operators find the leader even after a change of its address."
   type = object({
     managed_zone = string
     name         = string

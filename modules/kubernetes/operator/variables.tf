@@ -31,7 +31,7 @@ variable "ca_certificate_pem" {
 }
 
 variable "namespace" {
-  description = "Namespace of the ConfigMap, which must be the namespace of the HelmRelease or of Flux's Kustomization."
+  description = "Namespace of the ConfigMap, which must be that of the HelmRelease or the Kustomization of Flux that uses it."
   type        = string
   nullable    = false
   default     = "nstance-system"

@@ -1,5 +1,5 @@
 variable "servers" {
-  description = "The servers' VMs on this host, by a name that is also the host name and the server's ID. Each optionally has a `mac` address, and a `network_config` of cloud-init for an address without DHCP."
+  description = "The servers' VMs on this host, by name. The name is also the VM's host name and the server's ID. A VM can have a `mac` address, and a `network_config` of cloud-init if it does not use DHCP."
   type = map(object({
     mac            = optional(string)
     network_config = optional(string)
@@ -24,13 +24,13 @@ variable "server_userdata" {
 }
 
 variable "image" {
-  description = "Volume of the storage pool with the server's image. The disk of each server is first a copy of it."
+  description = "Volume, in the storage pool, that has the server's image. The disk of each new VM is made as a copy of this volume."
   type        = string
   nullable    = false
 }
 
 variable "pool" {
-  description = "The storage pool of libvirt with the server's image, which also gets the VMs' disks."
+  description = "The storage pool of libvirt that has the server's image. The VMs' disks are also made in this pool."
   type        = string
   default     = "default"
   nullable    = false
@@ -82,7 +82,7 @@ variable "disk_gib" {
 }
 
 variable "domain_type" {
-  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs, which is many times slower."
+  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs. `qemu` is many times slower."
   type        = string
   default     = "kvm"
   nullable    = false

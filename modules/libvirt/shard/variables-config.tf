@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use, also as the pool of their template. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use, whether they choose the pool or take that of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -60,7 +60,7 @@ variable "tenants" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates that VMs can get, by the name that files use."
+  description = "Templates of the certificates that VMs can get, by name. A file refers to its certificate's template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)
@@ -107,7 +107,7 @@ variable "defaults" {
 }
 
 variable "templates" {
-  description = "Templates, by the name that groups use. A template says how to make a VM."
+  description = "Templates, by name. A template says how to make VMs, and groups refer to it by its name."
   type = map(object({
     kind           = string
     arch           = string
@@ -220,14 +220,14 @@ variable "agent_environment" {
 }
 
 variable "agent_commands" {
-  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template: `{{ quote .Vars.name }}`."
+  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template, so they can use variables: `{{ quote .Vars.name }}`."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "agent_binaries" {
-  description = "Where VMs download nstance-agent from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd unit is that of the images."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

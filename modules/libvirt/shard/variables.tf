@@ -35,14 +35,14 @@ variable "hosts" {
 }
 
 variable "pool" {
-  description = "Name of the storage pool of libvirt with images and disks, on every host."
+  description = "Name of libvirt's storage pool for images and disks. Every host has a pool of this name."
   type        = string
   default     = "default"
   nullable    = false
 }
 
 variable "domain_type" {
-  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs, which is many times slower."
+  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs. `qemu` is many times slower."
   type        = string
   default     = "kvm"
   nullable    = false
@@ -61,7 +61,7 @@ variable "reserved_mib" {
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by the name that templates use. Each pool is a list of the hosts' networks, `HOST/NETWORK`, which the leader tries in order."
+  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the hosts' networks, `HOST/NETWORK`, which the leader tries in order."
   type        = map(list(string))
   nullable    = false
 
@@ -72,7 +72,7 @@ variable "subnet_pools" {
 }
 
 variable "leader_network" {
-  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
+  description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
   type = object({
     ipv4     = optional(string)
     ipv6     = optional(string)
@@ -119,7 +119,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where servers download nstance-server from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd units are those of the images."
+  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -1,5 +1,5 @@
 variable "servers" {
-  description = "The servers' VMs, by a name that is also the host name and the server's ID. Each has a `node`, and optionally a `vm_id`, and an address `ipv4_cidr` with an `ipv4_gateway`. A VM without an address uses DHCP."
+  description = "The servers' VMs, by name. The name is also the VM's host name and the server's ID. Each VM has a `node`, and optionally a `vm_id`, and an address `ipv4_cidr` with an `ipv4_gateway`. A VM without an address uses DHCP."
   type = map(object({
     node         = string
     vm_id        = optional(number)
@@ -43,7 +43,7 @@ variable "storage" {
 }
 
 variable "snippets_storage" {
-  description = "Storage on every node that allows snippets, for the boot scripts. The provider bpg/proxmox writes the snippets over SSH."
+  description = "Storage for the boot scripts. Every node must have it, and it must allow snippets. The provider bpg/proxmox writes the snippets over SSH."
   type        = string
   default     = "local"
   nullable    = false

@@ -42,7 +42,7 @@ variable "fingerprints" {
 }
 
 variable "ca_file" {
-  description = "File on the servers with the CA of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Default: the CAs of the servers' system."
+  description = "File on the servers with the CA of the nodes' certificates, a copy of `/etc/pve/pve-root-ca.pem`. Default: the CAs that the servers' operating system trusts."
   type        = string
   default     = null
 }
@@ -61,14 +61,14 @@ variable "resource_pool" {
 }
 
 variable "seed_storage" {
-  description = "Storage of Proxmox VE for ISO images, on every node. It holds the boot script of a VM until its agent has registered."
+  description = "Storage of Proxmox VE for ISO images, which every node must have. It holds the boot script of a VM until the VM's agent has registered."
   type        = string
   default     = "local"
   nullable    = false
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by the name that templates use. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`, which the leader tries in order."
+  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`, which the leader tries in order."
   type        = map(list(string))
   nullable    = false
 
@@ -79,7 +79,7 @@ variable "subnet_pools" {
 }
 
 variable "leader_network" {
-  description = "The address that the leader takes by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
+  description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
   type = object({
     ipv4     = optional(string)
     ipv6     = optional(string)
@@ -126,7 +126,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Where servers download nstance-server from, by architecture, if their image lacks it. Its SHA-256 is checked. The systemd units are those of the images."
+  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

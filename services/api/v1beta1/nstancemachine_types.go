@@ -17,8 +17,8 @@ type GroupReference struct {
 }
 
 // NstanceMachineSpec is the desired state of an NstanceMachine. With the label cluster.x-k8s.io/pool-name, the machine
-// represents an instance of a group (a MachinePool Machine). Without the label, the operator creates and deletes the
-// instance.
+// represents an instance of a group (a MachinePool Machine). Without the label, the operator creates an instance for
+// the machine, and deletes it with the machine.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"

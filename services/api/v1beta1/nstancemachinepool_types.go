@@ -8,8 +8,8 @@ import (
 // NstanceMachinePoolSpec describes a group of instances on one or more shards. The number of instances is the replicas
 // field of the MachinePool that references the pool.
 //
-// A static group is defined in the shards' configuration. Of a static group, a pool can change only the size,
-// instanceType and vars.
+// A static group is defined in the shards' configuration. An NstanceMachinePool can change only the size, instanceType
+// and vars of a static group.
 type NstanceMachinePoolSpec struct {
 	// group is the name of the group on the servers.
 	// +required

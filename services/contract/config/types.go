@@ -30,10 +30,10 @@ type Shard struct {
 	Tenants map[string]Tenant `json:"tenants,omitempty"`
 	// Load balancers that groups can name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
-	// Machine images, by the name that templates use: `{{ .Image.name }}`. Names are identifiers (letters, digits,
-	// underscores).
+	// Machine images, by name. Templates insert an image with `{{ .Image.name }}`. Names are identifiers (letters,
+	// digits, underscores).
 	Images map[string]Image `json:"images,omitempty"`
-	// Templates of the certificates that instances can get, by the name that files use.
+	// Templates of the certificates that instances can get, by name. Files refer to a template by this name.
 	Certificates map[string]Certificate `json:"certificates,omitempty"`
 	// Values that every template inherits.
 	Defaults Defaults `json:"defaults,omitzero"`
@@ -109,8 +109,8 @@ type Server struct {
 	Advertise Addresses `json:"advertise,omitzero"`
 	// A fixed address that moves to whichever server leads.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
-	// Lists of the provider's subnets, by the name that templates and groups use. The server tries the subnets of a
-	// list in order until one has capacity.
+	// Lists of the provider's subnets, by name. Templates and groups refer to a list by its name. The server tries the
+	// subnets of a list in order until one has capacity.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
 	// The subnet pools that dynamic groups may use, whether they choose the pool or have that of their template.
 	// Default: every pool. An empty list allows none.

@@ -22,10 +22,10 @@ func (a *app) clusterCommand() *cobra.Command {
 		Long: `The commands of "cluster" work on the bucket of a cluster directly. No server needs to
 run.
 
-Secrets (the CA's key, the key that signs registration nonces, and your own) are in the
-bucket, sealed with the cluster's encryption key. That key has 32 bytes, raw or base64.
-It is read from NSTANCE_ENCRYPTION_KEY unless --key-provider and --key-source say
-otherwise.`}
+The bucket holds the secrets of the cluster (the CA's key, the key that signs
+registration nonces, and your own), sealed with the encryption key. This key is 32 bytes,
+raw or in base64. Commands read it from NSTANCE_ENCRYPTION_KEY, unless --key-provider and
+--key-source name another place.`}
 	s := new(secretFlags)
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
@@ -39,11 +39,12 @@ func (a *app) clusterInitCommand(s *secretFlags) *cobra.Command {
 	var certFile, keyFile string
 	cmd := &cobra.Command{
 		Use: "init", Short: "Make a cluster's CA and keys", Args: cobra.NoArgs,
-		Long: `Makes the CA and the key that signs registration nonces, unless they exist, and writes
-the CA's certificate to cluster/ca.crt in the bucket. Running the command again changes
-nothing. With Terraform it is not needed, because the provider does the same.
+		Long: `Makes a cluster's CA and the key that signs registration nonces, unless they exist, and
+writes the CA's certificate to cluster/ca.crt in the bucket. Running the command again
+changes nothing. Clusters made with Terraform do not need the command, because the
+Terraform provider does the same.
 
-If a cluster is in use and has lost its CA, "cluster init" fails and makes no second one.`,
+If a cluster in use has lost its CA, "cluster init" fails and makes no new CA.`,
 		Example: `  export NSTANCE_ENCRYPTION_KEY=$(openssl rand -base64 32)   # keep it: nothing can be read without
   nstance-admin cluster init --cluster-id example --storage-bucket my-bucket
   nstance-admin cluster init --cluster-id example --storage-bucket my-bucket --ca-cert ca.pem --ca-key ca-key.pem`,
@@ -128,9 +129,9 @@ func (a *app) clusterNonceCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "nonce", Short: "Make a registration nonce for an operator", Args: cobra.NoArgs,
 		Long: `Makes a registration nonce: a JWT with which an operator registers once, at any shard,
-and gets its certificate. Any holder can register with it, so treat it like a password.
-The command writes the operator's ID and the time when the nonce expires to standard
-error.`,
+and gets its certificate. Anyone who has the nonce can use it, so keep it like a
+password. The command writes the operator's ID and the time when the nonce expires to
+standard error.`,
 		Example: `  nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --tenant default --expiry 3h --output nonce.jwt
 
   kubectl create secret generic nstance-operator-nonce \

@@ -75,10 +75,12 @@ func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
 		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
-keys, registrations and configurations. Each entry has the time, and the user's name
-according to the user's machine. Entries stay in cluster/journal/ for 30 days; the next
-change then deletes them. Changes that leaders make for operators are in the shards'
-journals: nstance-admin events --since 24h.`,
+keys, registrations and configurations. Each entry has the time of the change, and the
+names of the user and the machine. Entries are in cluster/journal/. Each new change
+deletes those that are older than 30 days.
+
+The cluster's journal does not have the changes that leaders make for operators. The
+journals of the shards have these: "nstance-admin events --since 24h" shows them.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
 	}
 	var since time.Duration

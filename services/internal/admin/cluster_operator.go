@@ -37,9 +37,9 @@ func (a *app) registerOperatorCommand(s *secretFlags) *cobra.Command {
 to a directory: ca.crt, identity.crt and, unless --public-key-file is given,
 identity.key. nstance-admin itself uses such a directory as --identity-dir.
 
-Run "register-operator" again with the same directory to renew the certificate: the
-operator and its key stay the same. Nothing changes while more than a third of the
-certificate's life is left.`,
+To renew the operator's certificate, run "register-operator" again with the same
+directory. The operator and its key stay the same. While more than a third of the
+certificate's life is left, the command changes nothing.`,
 		Example: `  nstance-admin cluster register-operator --cluster-id example --storage-bucket my-bucket --output-dir ~/.nstance
   nstance-admin cluster register-operator --storage-bucket my-bucket --tenant prod --public-key-file op.pub --output-dir out`,
 	}

@@ -20,8 +20,8 @@ import (
 func (a *app) operatorCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "operator", Short: "List and remove registered operators",
 		Long: `An operator is a client of shards with its own certificate: nstance-operator in a
-Kubernetes cluster, and each user of nstance-admin. Register one with
-"nstance-admin cluster nonce" or "nstance-admin cluster register-operator".`}
+Kubernetes cluster, or a user of nstance-admin. Register an operator with "nstance-admin
+cluster nonce" or "nstance-admin cluster register-operator".`}
 	cmd.AddCommand(a.operatorListCommand(s), a.operatorRemoveCommand(s))
 	return cmd
 }
@@ -45,8 +45,8 @@ func (a *app) operatorListCommand(s *secretFlags) *cobra.Command {
 	var removed bool
 	cmd := &cobra.Command{
 		Use: "list", Short: "List registered operators", Args: cobra.NoArgs,
-		Long: `Lists the operators, the oldest first, and when the newest certificate of each ends. The
-command fails if it finds a record that the cluster's CA has not signed.`,
+		Long: `Lists the operators, the oldest first, each with the time when its newest certificate
+expires. The command fails if an operator's record is not signed by the cluster's CA.`,
 		Example: `  nstance-admin cluster operator list --storage-bucket my-bucket`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", "", "only operators of this tenant")

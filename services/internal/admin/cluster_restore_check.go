@@ -37,9 +37,10 @@ func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
     must; without the encryption key the command says that this is not checked
   * each shard has a configuration, and the record of each instance belongs to a group of it
 
-For each problem the command says what it means after a restore, and the next step. If
-there is a problem, the exit status is 1. The archive is unpacked to a temporary
-directory, which needs the space of all objects and is deleted again.`,
+For each problem, "restore-check" says what it means after a restore, and the next step.
+If there is a problem, the exit status is 1. The command unpacks the archive into a
+temporary directory, which needs space for all objects, and deletes this directory at the
+end.`,
 		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
   nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
 	}

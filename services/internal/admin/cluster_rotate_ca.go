@@ -37,27 +37,29 @@ nonces, without an interruption, in four steps:
   3. wait until they have certificates of the new CA;
   4. remove the old CA from cluster/ca.crt, and refuse nonces of the old key.
 
-After step 4, unused operator nonces that were made before step 2 are not valid. Make new
-ones.
+After step 4 of "rotate-ca", unused operator nonces from before step 2 are not valid.
+Make new ones.
 
-Leaders follow each step within three minutes, and agents within five more, so a rotation
-takes about twenty minutes. If "rotate-ca" is interrupted or times out, the cluster keeps
-working: run it again, and it continues. After the last step, it begins a new rotation.
+Leaders follow each step of a CA rotation within three minutes, and agents within five
+more, so a rotation takes about twenty minutes. If "rotate-ca" is interrupted or times
+out, the cluster keeps working. Run the command again, and it continues the rotation. If
+no rotation is under way, it starts a new one.
 
-Operators must get certificates of the new CA, too. nstance-operator renews its own. For
-an identity directory, run "nstance-admin cluster register-operator" again while the
-command waits; remove operators that no longer run with "nstance-admin cluster operator
-remove".
+In a CA rotation, operators need certificates of the new CA, too. nstance-operator renews
+its own. To renew the certificate in an identity directory, run "nstance-admin cluster
+register-operator" again while "rotate-ca" waits. Use "nstance-admin cluster operator
+remove" to remove operators that no longer run.
 
-If the cluster was made before there was a workload CA, step 4 waits until certificates
-of the old CA in files of instances have expired, up to four months. Run the command
-again then.
+In a cluster that was made before there were workload CAs, files of instances can have
+certificates of the cluster's CA. Step 4 of "rotate-ca" then waits up to four months,
+until those of the old CA have expired. Run the command again after that.
 
-A rotation ends by removing the old CA, and with it unused nonces. "rotate-ca" therefore
-asks for a confirmation on a terminal, and elsewhere needs --yes, except with --status.
+At its end, a CA rotation removes the old CA and makes unused nonces invalid. Therefore
+"rotate-ca" asks for a confirmation on a terminal, and needs --yes elsewhere. With
+--status it changes nothing and does not ask.
 
-All servers, agents and operators must run a version that knows "rotate-ca". The
-configurations of all shards must be in the bucket that the command is given.`,
+Before you run "rotate-ca", upgrade all servers, agents and operators to a version that
+supports it. The bucket that you name must have the configurations of all shards.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # take the steps that are possible now
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,

@@ -24,22 +24,27 @@ func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-workload-ca", Short: "Replace the CA of the certificates in files of instances",
 		Args: cobra.NoArgs,
-		Long: `Replaces the CA that signs the certificates in files of instances, in three steps:
+		Long: `Replaces the workload CA, which signs the certificates in files of instances, in three
+steps:
 
   1. make a new CA, which starts after the time of --notice. Leaders learn of it within
      half an hour and send the files that hold the workload CA, now with both CAs;
   2. from its start on, the new CA signs new and renewed certificates;
   3. after the longest life of a certificate, 90 days, remove the old CA.
 
-Each run of "rotate-workload-ca" takes the step that is possible now, says when the next
-one is, and returns. Run it again at that time; at any other time it changes nothing.
-After the last step, the next run begins a new rotation. Each step is one write to the
-bucket, so a run can be interrupted. It asks for a confirmation on a terminal, and
-elsewhere needs --yes, except with --status.
+Each run of "rotate-workload-ca" takes the step that is possible now, prints the time of
+the next step, and returns. Run it again at that time. An earlier run changes nothing,
+and a run after the last step begins a new rotation. A run can be interrupted, because
+each step is one write to the bucket.
 
-Before the new CA starts, services on instances must load the changed files, and programs
-outside the instances must trust both CAs: --output-cert writes the certificates. First
-upgrade all servers to a version that knows "rotate-workload-ca".`,
+"rotate-workload-ca" asks for a confirmation on a terminal, and needs --yes elsewhere.
+With --status it changes nothing and does not ask.
+
+Before the new workload CA starts to sign, services on instances must have loaded the
+changed files, and programs outside the instances must trust both CAs. --output-cert
+writes the certificates of both CAs to a file.
+
+Before you run "rotate-workload-ca", upgrade all servers to a version that supports it.`,
 		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status
   nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --status --output-cert workload-ca.crt`,

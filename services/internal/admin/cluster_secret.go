@@ -20,9 +20,9 @@ import (
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
-		Long: `Secrets are delivered to instances by files of kind "secret" in a template. Four names
-are those of the cluster's own keys: ca.key, ca-next.key, workload-ca.key and
-registration-nonce.key.`}
+		Long: `A template delivers a secret to its instances with a file of kind "secret". Four secrets
+are the cluster's own keys, which templates cannot deliver: ca.key, ca-next.key,
+workload-ca.key and registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
 }
@@ -32,11 +32,11 @@ func (a *app) secretSetCommand(s *secretFlags) *cobra.Command {
 	var absent bool
 	cmd := &cobra.Command{
 		Use: "set NAME", Short: "Store a secret", Args: cobra.ExactArgs(1),
-		Long: `Stores a secret, read from standard input or a file, byte for byte. It is never taken
-from the command line, which others on the machine can see.
+		Long: `Stores a secret. The command reads it, byte for byte, from standard input or a file, but
+never from the command line, which other users of the machine can see.
 
-"secret set" can restore a missing key of the cluster itself from a backup. It never
-replaces such a key.`,
+"secret set" can also restore one of the cluster's own keys, such as ca.key, from a
+backup, but only if this key is missing. It never replaces such a key.`,
 		Example: `  printf %s "$PASSWORD" | nstance-admin cluster secret set db.password --storage-bucket my-bucket
   nstance-admin cluster secret set tls.key --from-file tls.key --storage-bucket my-bucket`,
 	}
@@ -235,8 +235,9 @@ func (a *app) secretDeleteCommand(s *secretFlags) *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "delete NAME", Short: "Delete a secret", Args: cobra.ExactArgs(1),
-		Long: `Deletes a secret. It is no error if the secret does not exist. Without ca.key no server
-starts and no certificate is renewed, so the cluster's own keys need --force.`,
+		Long: `Deletes a secret. It is no error if the secret does not exist. To delete one of the
+cluster's own keys, such as ca.key, add --force. Without ca.key, no server starts and no
+certificate is renewed.`,
 		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")
@@ -273,16 +274,16 @@ starts and no certificate is renewed, so the cluster's own keys need --force.`,
 func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
-		Long: `Seals every secret that is sealed with an old encryption key again with the current one.
-Follow this order, so that servers can read secrets all the time:
+		Long: `Seals every secret that is sealed with an old encryption key again, now with the current
+key. Follow this order, so that servers can read the secrets at any time:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys
   2. run this command with the new key and --old-key
   3. take the old key out of the configurations
 
-"rotate-key" asks for a confirmation on a terminal. Elsewhere it does not need --yes,
-because nothing is lost.`,
+"rotate-key" asks for a confirmation on a terminal. Without a terminal, it does not need
+--yes, because it deletes nothing.`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
 	f, sure := outputFlag(cmd), sureFlags(cmd)

@@ -18,17 +18,21 @@ import (
 func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "snapshot", Short: "Copy the objects of the bucket into one archive", Args: cobra.NoArgs,
-		Long: `Writes all objects below the prefix that a restore needs into one .tar.gz file. Servers
-may run meanwhile. The command reads documents that change meanwhile again, up to five
-times, so that the archive has all of them as they were at one moment. It says if some
-kept changing. Locks, journals and logs change all the time, so it reads them only once.
+		Long: `Copies from the bucket all objects of the cluster that a restore needs, into one .tar.gz
+file. Servers may run at the same time. If documents change while the command runs, it
+reads them again, up to five times, so that the archive has all documents as they were at
+one moment. If some kept changing, the command says so. It reads locks, journals and logs
+only once, because they change all the time.
 
-In the archive of a snapshot, each object has the name objects/ and its key.
-manifest.json has the SHA-256, ETag and time of each copied version. The archive is
-written under a temporary name and renamed, and replaces no file. Only you can read it:
-it contains the cluster's keys, sealed with the encryption key, the configurations, and
-with them whatever secrets those hold. The encryption key is not in it; keep that
-elsewhere. Secrets in a service outside the bucket are not in it either.
+In the archive of a snapshot, each object is a file with the path objects/ and the
+object's key. manifest.json lists the SHA-256, ETag and time of each object. "cluster
+snapshot" writes the archive under a temporary name, then renames it. It replaces no
+file.
+
+Only your user can read the archive of a snapshot. It contains the cluster's keys, sealed
+with the encryption key, and the configurations with all secrets in them. It does not
+contain the encryption key, which you must keep elsewhere, nor secrets in a service
+outside the bucket.
 
 "cluster snapshot" changes nothing in the bucket, and needs no encryption key. Check the
 archive with "nstance-admin cluster restore-check". docs/how-to/back-up-and-restore.md

@@ -23,11 +23,13 @@ import (
 func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
-		Long: `Reads every object below the prefix. Each must have a key that Nstance knows, parse,
-belong to this cluster and to a shard with a configuration, and open with the encryption
-key if it is sealed. The command writes one object and deletes it again, to prove that
-the bucket honours conditional writes. It changes nothing else. It does not ask the
-cloud: "orphans list" shows VMs without a record.`,
+		Long: `Reads every object of the cluster in the bucket and reports each problem: a name that
+Nstance does not use, content that does not parse, an object of another cluster or of a
+shard without a configuration, or sealed content that the encryption key does not open.
+
+To prove that the bucket honours conditional writes, "cluster verify" writes one object
+and deletes it again. It changes nothing else. It does not look for VMs without a record:
+"orphans list" shows those.`,
 		Example: `  nstance-admin cluster verify --storage-bucket my-bucket`,
 	}
 	f := outputFlag(cmd)

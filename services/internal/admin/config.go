@@ -16,9 +16,9 @@ import (
 
 func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations",
-		Long: `A shard's configuration, config/{shard}.jsonc in the bucket, is written by the Terraform
-provider, or by "push". Servers read it from time to time; "refresh" makes them read it
-now.`}
+		Long: `A shard's configuration is the object config/{shard}.jsonc in the bucket. The Terraform
+provider or "config push" writes it. The shard's leader reads it every three minutes.
+"config refresh" makes the leader read it immediately.`}
 	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPlanCommand(),
 		a.configDiffCommand(), a.configHistoryCommand(), a.configPushCommand())
 	return cmd
@@ -27,8 +27,8 @@ now.`}
 func (a *app) configStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show which configuration is in force", Args: cobra.NoArgs,
-		Long: "Shows who leads each shard and which configuration it has applied, and, if a newer\none was refused, " +
-			"what is wrong with it.",
+		Long: `Shows for each shard its leader and the configuration that the leader has applied. If the
+leader refused a newer configuration, the command shows what is wrong with it.`,
 		Example: `  nstance-admin config status --all-shards
   nstance-admin config status --shard us-west-2a --output yaml`,
 	}

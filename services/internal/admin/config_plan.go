@@ -111,11 +111,11 @@ func planOf(c compared) configPlan {
 func (a *app) configPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
-		Long: `Compares a file with the shard's configuration in the bucket, and shows which groups
-would roll, which would get new files, which would be emptied, and whether the leader
-would restart. The Terraform provider computes rolling_groups with the same code. If the
-bucket's newest configuration is not valid, the command compares the file with the one
-that a leader applied last. It changes nothing.`,
+		Long: `Compares a configuration file with the shard's configuration in the bucket, and changes
+nothing. The command shows in which groups instances would be replaced, get new files, or
+all be deleted, and whether the leader would restart. If the configuration in the bucket
+is not valid, the command compares the file with the last one that a leader applied. The
+Terraform provider computes rolling_groups with the same code.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}
@@ -161,8 +161,9 @@ func (p configPlan) write(w io.Writer) {
 func (a *app) configDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff FILE", Short: "Compare a configuration file with the one in the bucket", Args: cobra.ExactArgs(1),
-		Long: `Shows the lines in which a file differs from the shard's configuration in the bucket, as
-diff -u does. Shows nothing if they are the same. "config plan" shows the effects.`,
+		Long: `Shows, as diff -u does, the lines in which a configuration file differs from the shard's
+configuration in the bucket. Shows nothing if there is no difference. "config plan" shows
+what the differences do to running instances.`,
 		Example: `  nstance-admin config diff us-west-2a.jsonc --storage-bucket my-bucket`,
 	}
 	var b bucketFlags
@@ -181,8 +182,8 @@ diff -u does. Shows nothing if they are the same. "config plan" shows the effect
 func (a *app) configHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
-		Long: `Shows from the shards' journals when leaders applied a configuration, and its ETag.
-"cluster journal" shows who pushed it.`,
+		Long: `Shows when the leaders of shards applied configurations, and the ETag of each, from the
+shards' journals. "cluster journal" shows who pushed a configuration.`,
 		Example: `  nstance-admin config history --all-shards --since 168h`,
 	}
 	var since time.Duration

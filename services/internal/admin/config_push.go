@@ -21,14 +21,14 @@ func (a *app) configPushCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
 		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
-clusters without Terraform. The file names its shard. Nothing is written if the
-configuration is not valid, if it does not fit the groups that were created at run time,
-or if another program writes at the same time.
+clusters without Terraform. The file itself names the shard. The command writes nothing
+if the configuration is not valid, if it lacks something that a dynamic group needs, or
+if another program writes the configuration at the same time.
 
-"config push" shows what the change does to running instances and whether the leader
-restarts, like "config plan", and asks for a confirmation on a terminal. Without a
-terminal it needs --yes if the change replaces or deletes instances, or if the bucket has
-neither a valid nor an applied configuration to compare with.
+Like "config plan", "config push" shows what the change does to running instances, and
+whether the leader restarts. It asks for a confirmation on a terminal. Elsewhere it needs
+--yes if the change replaces or deletes instances, or if the bucket has neither a valid
+nor an applied configuration to compare the file with.
 
 With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket

@@ -84,7 +84,8 @@ func (a *app) currentContext() (savedContext, error) {
 
 func (a *app) contextCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "context", Short: "Choose the cluster that commands talk to",
-		Long: `Contexts are in $XDG_CONFIG_HOME/nstance/config.yaml, by default ~/.config:
+		Long: `A context has the settings for one cluster. The file with the contexts is
+$XDG_CONFIG_HOME/nstance/config.yaml, by default ~/.config/nstance/config.yaml:
 
   current: prod
   contexts:
@@ -96,8 +97,8 @@ func (a *app) contextCommand() *cobra.Command {
       identity_dir: /home/alice/.nstance/dev
       shard: dev-1
 
-Flags and environment variables override the settings of the context.
-NSTANCE_ADMIN_CONTEXT chooses another context for one command.`}
+Flags and environment variables override the settings of the current context. To use
+another context for one command of nstance-admin, set NSTANCE_ADMIN_CONTEXT.`}
 	cmd.AddCommand(a.contextListCommand(), a.contextUseCommand())
 	return cmd
 }

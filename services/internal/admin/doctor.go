@@ -41,8 +41,7 @@ type finding struct {
 func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Find out what is wrong with a shard, even without a leader", Args: cobra.NoArgs,
-		Long: `Checks a shard from this machine. Neither a leader nor a running server is needed. It
-checks:
+		Long: `Checks a shard from this machine, even if no server of the shard runs. "doctor" checks:
 
   * the bucket with your own credentials: read, list and write one object, which is
     deleted again

@@ -18,18 +18,19 @@ func (a *app) eventsCommand() *cobra.Command {
 	var filter fleet.HistoryFilter
 	cmd := &cobra.Command{
 		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
-		Long: `Follows the shards' events until the command is interrupted: instances (creating,
-registered, unhealthy, pending deletion …), groups, and errors. The output begins with
-the present state. When a connection is lost, the command connects again and begins with
-the state at that time.
+		Long: `Prints the events of shards as they happen, until the command is interrupted: changes of
+instances (creating, registered, unhealthy, pending deletion …), changes of groups, and
+errors. The output begins with the current state. If a connection is lost, the command
+connects again and prints the state at that time.
 
-With --since, --group, --instance, --kind or --cause, "events" prints events of the
-shards' journals instead, with their times, reasons and causes, and ends. A leader keeps
-the newest 10,000 events. The bucket has those of 30 days (server.journal_retention).
+With --since, --group, --instance, --kind or --cause, "events" instead prints past events
+from the shards' journals, with their times, reasons and causes, and ends. A leader keeps
+the newest 10,000 events. The bucket keeps events for 30 days (server.journal_retention).
 
-With --output json, each event is one object on one line. "at" is the server's time.
-"snapshot" is true for the state at the beginning, which ends with one event snapshot_end
-for groups and one for instances.`,
+With --output json, "events" prints each event as one object on one line. The field "at"
+is the time on the server's clock. "snapshot" is true in the events that describe the
+state at the beginning. Two events snapshot_end mark the end of this part: one for groups
+and one for instances.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a

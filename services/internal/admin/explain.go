@@ -14,11 +14,12 @@ import (
 
 func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "explain", Short: "Show what the leader will do next, and why",
-		Long: `Shows what a leader would do next for a group, why, and what it waits for. The leader's
-own planner makes the plan from the leader's current state. The command changes nothing.
+		Long: `Shows what a leader would do next for a group or an instance, why, and what it waits for.
+The leader's own planner makes this plan from the leader's current state. The commands of
+"explain" change nothing.
 
-Every instance is classified by the first planning rule that applies. The rules and
-their numbers are in docs/reference/planning-rules.md.`}
+The planner classifies each instance by the first planning rule that applies to it.
+docs/reference/planning-rules.md lists the rules with their numbers.`}
 	cmd.AddCommand(a.explainGroupCommand(), a.explainInstanceCommand())
 	return cmd
 }
@@ -26,8 +27,9 @@ their numbers are in docs/reference/planning-rules.md.`}
 func (a *app) explainGroupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "group GROUP", Short: "Show what happens next in a group", Args: cobra.ExactArgs(1),
-		Long: "Shows the next actions for a group with their reasons, what blocks it and its rollout,\n" +
-			"when it is planned again, and the rule that classifies each instance.",
+		Long: `Shows the next actions for a group with their reasons, what blocks the group and its
+rollout, when the leader plans the group again, and the planning rule that classifies
+each instance.`,
 		Example: `  nstance-admin explain group workers --shard us-west-2a
   nstance-admin explain group workers --all-shards --output json | jq '.shards[] | {shard, actions}'`,
 	}
@@ -47,8 +49,9 @@ func (a *app) explainGroupCommand() *cobra.Command {
 func (a *app) explainInstanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "instance INSTANCE", Short: "Show what happens next to an instance", Args: cobra.ExactArgs(1),
-		Long: "Shows the rule that classifies one instance, what is under way for it, and the next\nactions that " +
-			"concern it. With --all-shards, the command looks for the instance in every\nshard.",
+		Long: `Shows the planning rule that classifies an instance, the actions that are under way for
+it, and the next actions that concern it. With --all-shards, the command looks for the
+instance in every shard.`,
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)

@@ -20,10 +20,10 @@ func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "group", Short: "List, scale, roll, create and delete groups",
-		Long: `Groups are sets of VMs of one template that are kept at a size. Static groups come from
-the shard's configuration. Dynamic groups are made with "group create" or by an operator.
-Only size, instance type and vars of a static group can be changed without a new
-configuration.
+		Long: `A group has a template, from which its VMs are made, and a size: the number of VMs that
+the leader keeps running. Static groups come from the shard's configuration. Dynamic
+groups are made with "group create" or by an operator. Only the size, instance type and
+vars of a static group can be changed without a new configuration.
 
 The commands of "group" see only groups of the tenant for which the identity in use was
 registered.`}
@@ -187,8 +187,8 @@ func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.Gro
 func (a *app) groupCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
-		Long: `Creates a dynamic group from a template of the shard's configuration. For a flag that is
-not given, the template's value applies.`,
+		Long: `Creates a dynamic group from a template of the shard's configuration. For each flag that
+you leave out, the group has the template's value.`,
 		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
   nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
 	}
@@ -238,9 +238,10 @@ func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete GROUP", Short: "Delete a dynamic group, or the changes to a static one",
 		Args: cobra.ExactArgs(1),
-		Long: `Deletes a dynamic group: its instances are drained and terminated. For a static group it
-deletes only the changes, so that the values of the configuration apply again. To delete
-a static group, remove it from the configuration.`,
+		Long: `Deletes a dynamic group: the leader drains and terminates its instances. Of a static
+group, the command deletes only the changes that were made at run time, so that the
+values of the configuration apply again. To delete the static group itself, remove it
+from the configuration.`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
@@ -272,20 +273,23 @@ func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
 	switch do {
 	case fleet.PauseRollout:
 		cmd.Short = "Stop the rollout of a group"
-		cmd.Long = `Stops a rollout: instances with an outdated configuration, and aged ones, are no longer
-replaced. A replacement that is under way is finished. Lost and unhealthy instances are
-still replaced, with the new configuration. The pause also holds under a new leader.`
+		cmd.Long = `Pauses the rollout of a group: instances are no longer replaced because of an outdated
+configuration or their eligible_age. A replacement that is under way is finished. Lost
+and unhealthy instances are still replaced, with the new configuration. The pause also
+holds under a new leader, until "group resume" ends it.`
 		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
 	case fleet.ResumeRollout:
 		cmd.Short = "Continue a rollout that is paused or halted"
-		cmd.Long = `Ends a pause of a group's rollout. A rollout that halted because instances with the new
-configuration failed starts again, and counts failures from zero.`
+		cmd.Long = `Ends the pause of a group's rollout. The command also restarts a rollout that halted
+because instances with the new configuration failed. The count of failures then starts
+from zero.`
 		cmd.Example = "  nstance-admin group resume workers --shard us-west-2a"
 	default:
 		cmd.Short = "Replace all instances of a group"
-		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge, as after a change of its
-configuration: with canaries, pauses and halts. Each call replaces them once more. The
-command asks for a confirmation on a terminal, and elsewhere needs --yes.`
+		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge instances, even if
+nothing has changed. The group's settings for canaries, pauses and halts apply, as after
+a change of its configuration. Each call replaces all instances again. The command asks
+for a confirmation on a terminal, and needs --yes elsewhere.`
 		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`
 	}

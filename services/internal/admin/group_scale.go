@@ -19,15 +19,17 @@ func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
 		Long: `Changes only the size of a group. Other changes that are made to the group at the same
-time are kept. With several shards, say what SIZE is: --per-shard gives the group this
-size in each of them, --total divides it evenly over those that have the group.
+time are kept. For several shards, add one of two flags. With --per-shard, the group gets
+SIZE in each shard. With --total, SIZE is divided evenly among the shards that have the
+group.
 
-A smaller size deletes instances. "group scale" then asks for a confirmation on a
-terminal, and elsewhere needs --yes. For a larger size it does not ask. With --dry-run it
-asks the leaders which instances they would delete, and changes nothing.
+To make a group smaller, "group scale" deletes instances. It asks for a confirmation of
+this on a terminal, and needs --yes elsewhere. With --dry-run, it shows which instances
+the leaders would delete, and changes nothing.
 
-"group scale" returns when the new size is durable; "nstance-admin events" shows the
-effects. With --wait it returns when the group has that size and is healthy.`,
+"group scale" returns when the new size is stored; "nstance-admin events" shows the
+effects. With --wait, it returns when the group has this size and all its instances are
+healthy.`,
 		Example: `  nstance-admin group scale workers 5 --shard us-west-2a --wait
   nstance-admin group scale workers 9 --all-shards --total
   nstance-admin group scale workers 0 --all-shards --per-shard --yes`,

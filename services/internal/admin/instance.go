@@ -14,9 +14,9 @@ import (
 
 func (a *app) instanceCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "instance", Short: "List, describe, protect, create and delete instances",
-		Long: `Instances are VMs. Those of a group are created and replaced by the server; "create"
-makes an additional one on demand, which does not count towards the group's size and
-stays until it is deleted.`}
+		Long: `Instances are VMs. The leader creates and replaces the instances of a group. "instance
+create" makes an additional, on-demand instance, which does not count towards the group's
+size and stays until it is deleted.`}
 	cmd.AddCommand(a.instanceListCommand(), a.instanceDescribeCommand(), a.instanceCreateCommand(),
 		a.instanceDrainCommand(), a.instanceProtectCommand(), a.instanceDeleteCommand())
 	return cmd
@@ -189,8 +189,9 @@ func drift(i fleet.Instance) string {
 func (a *app) instanceCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP", Short: "Create an on-demand instance of a group", Args: cobra.ExactArgs(1),
-		Long: `Creates an instance like those of the group, in addition to the group's size. It is not
-replaced when it fails, and stays until it is deleted.
+		Long: `Creates an on-demand instance: it is like the other instances of the group, but does not
+count towards the group's size. It is not replaced if it fails, and stays until it is
+deleted.
 
 A repeated call with the same --instance-id never makes a second instance.`,
 		Example: `  nstance-admin instance create workers --shard us-west-2a --instance-type c7g.4xlarge

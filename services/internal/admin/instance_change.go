@@ -14,11 +14,13 @@ import (
 func (a *app) instanceDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete INSTANCE", Short: "Delete an instance", Args: cobra.ExactArgs(1),
-		Long: `Deletes an instance: it is drained, as its group says, and terminated. If it counts
-towards a group's size, the server makes another in its place. With --decrement the
-group's size is lowered by one in the same step, and no other instance takes its place.
+		Long: `Deletes an instance: the leader drains it, for at most the group's drain_timeout, and
+terminates it. If the instance counts towards the group's size, the leader makes another
+one in its place. With --decrement, the leader instead lowers the group's size by one in
+the same step.
 
-"instance delete" returns when the deletion is durable; with --wait, when the VM is gone.`,
+"instance delete" returns when the order to delete is stored. With --wait, it returns
+when the VM is gone.`,
 		Example: `  nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --all-shards --reason "disk is failing" --yes
   nstance-admin instance delete wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --decrement --yes`,
 	}
@@ -45,9 +47,9 @@ func (a *app) instanceDrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "drain INSTANCE", Short: "Drain an instance, delete it, and wait until it is gone",
 		Args: cobra.ExactArgs(1),
-		Long: `Deletes an instance like "instance delete --wait": it is drained, as its group says, and
-terminated, and the command waits until it is gone. A drain without a deletion does not
-exist. To keep an instance out of rollouts and scale-downs, use "instance protect".`,
+		Long: `Drains and deletes an instance, and waits until it is gone, like "instance delete
+--wait". Nstance cannot drain an instance without deleting it. To exclude an instance
+from rollouts and scale-downs, use "instance protect".`,
 		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --wait-timeout 15m --yes`,
 	}
 	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, sureFlags(cmd)
@@ -89,10 +91,11 @@ func (a *app) instanceProtectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "protect INSTANCE", Short: "Protect an instance from voluntary replacement and from a smaller size",
 		Args: cobra.ExactArgs(1),
-		Long: `Protects an instance: it is neither rotated because of drift or age, nor chosen by a
-scale-down. Lost, silent and expired (forced_age) instances are replaced all the same,
-and "instance delete" deletes it. The protection also holds under a new leader, until
---off ends it.`,
+		Long: `Protects an instance: the leader does not replace it because of drift or because of its
+eligible_age, and does not choose it for deletion when the group gets smaller. The leader
+still replaces it if it is lost or silent, or reaches forced_age. "instance delete" still
+deletes it. The protection also holds under a new leader, until "instance protect --off"
+ends it.`,
 		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
   nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
 	}

@@ -30,8 +30,8 @@ func (a *app) serveCommand() *cobra.Command {
 	s := new(scope)
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Serve the web page and the HTTP API", Args: cobra.NoArgs,
-		Long: `Serves at /ui/ a web page that shows the shards in --servers, and their operator API as
-JSON over HTTP. Most calls take ?shard=S or ?all_shards=true:
+		Long: `Serves a web page at /ui/ and a JSON API over HTTP, for the shards in --servers. Most
+calls of the API take ?shard=S or ?all_shards=true:
 
   GET  /status   /orphans   /events   /events/follow   /config/status
   GET  /groups   /group?group=G   /group/explain?group=G
@@ -42,22 +42,26 @@ JSON over HTTP. Most calls take ?shard=S or ?all_shards=true:
   POST /server/step-down   /orphans/confirm
   GET  /health   /openapi.json     describes every call, with its parameters
 
-Callers of "serve" need a token from --token-file: "Authorization: Bearer TOKEN". Each
-line of the file holds a token of at least 16 characters, a name and a token, or a name,
-a token and a role: viewer, operator or admin. Viewers only read. The log names who
-changed something. To see the page, a person logs in with a token. On the page, a token
-without a role is a viewer's.
+With --token-file, clients of "nstance-admin serve" need a token from this file. They
+send it in the header "Authorization: Bearer TOKEN". To see the web page, a person logs
+in with a token. The log of "serve" has the name of the token that made a change.
 
-Without a token file, "serve" serves only this machine, without a login: 127.0.0.1:8080
-unless --bind names another loopback address.
+A line of a token file has one of the forms TOKEN, NAME TOKEN, or NAME TOKEN ROLE. A
+token has at least 16 characters. The role is viewer, operator or admin. Viewers only
+read. A token without a role has the role operator in the API, and viewer on the web
+page.
 
-With --storage-bucket, the web page of "serve" also shows every client what only the
+Without --token-file, "nstance-admin serve" needs no login, but only this machine can
+connect: it listens on 127.0.0.1:8080, or on the loopback address in --bind.
+
+With --storage-bucket, the web page of "nstance-admin serve" also shows what only the
 bucket has: the lock of a shard without a leader, and what a newer configuration would
-change. This needs credentials that may read the bucket.
+change. Every user of the page sees this. The command needs credentials that may read the
+bucket.
 
-If "serve" listens on other addresses than this machine's, it needs TLS: give
---tls-cert-file and --tls-key-file. With --insecure, tokens and answers are sent in plain
-text, for a proxy in front that serves TLS.`,
+If "nstance-admin serve" listens on an address that other machines can reach, it needs
+TLS: give --tls-cert-file and --tls-key-file. Behind a proxy that serves TLS, give
+--insecure instead. Tokens and answers are then sent in plain text.`,
 		Example: `  nstance-admin serve
   curl -s 'http://127.0.0.1:8080/groups?all_shards=true'
 

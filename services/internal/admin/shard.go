@@ -17,9 +17,9 @@ import (
 func (a *app) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the leaders and the health of shards", Args: cobra.NoArgs,
-		Long: `Shows for each shard its leader, heir, term and configuration, and counts its groups,
-instances and connected agents. Active errors, and why a newer configuration was refused,
-follow the table. Without --shard, the command asks every shard.`,
+		Long: `Shows a table with each shard's leader, heir, term and configuration, and its numbers of
+groups, instances and connected agents. Below the table are the active errors, and why a
+newer configuration was refused. Without --shard, the command asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
 	}
@@ -125,9 +125,9 @@ func (a *app) serverListCommand() *cobra.Command {
 func (a *app) stepDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "step-down", Short: "Make the leader hand over to another server", Args: cobra.NoArgs,
-		Long: `Makes the leader of a shard hand over, and keeps it out of the election for 15 s. If
-there is no other server, the same one leads again after that. The command needs an
-identity with the role admin.`,
+		Long: `Makes the leader of a shard hand over to another server, and keeps it out of the election
+for 15 s. If the shard has no other server, the same server leads again after this time.
+The command needs an identity with the role admin.`,
 		Example: `  nstance-admin server step-down --shard us-west-2a`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
@@ -152,10 +152,12 @@ identity with the role admin.`,
 
 func (a *app) orphansCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "orphans", Short: "List VMs without a record, and allow their termination",
-		Long: `An orphan is a VM of the shard that has no record. The leader terminates a few of them
-without asking. Many point to a fault, such as a wrong bucket, so the leader waits until
-a person has confirmed them. These commands need an identity with the role admin, which
-"cluster register-operator --role admin" makes.`}
+		Long: `An orphan is a VM with the shard's tags but without a record in the bucket. The leader
+terminates a few orphans without asking. Many orphans can mean a fault, such as a wrong
+bucket, so the leader terminates them only after a person has confirmed them.
+
+The commands of "orphans" need an identity with the role admin, which "cluster
+register-operator --role admin" makes.`}
 	cmd.AddCommand(a.orphansListCommand(), a.orphansConfirmCommand())
 	return cmd
 }
@@ -192,9 +194,9 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 func (a *app) orphansConfirmCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "confirm VM...", Short: "Allow the leader to terminate the orphans of a shard",
 		Args: cobra.MinimumNArgs(1),
-		Long: `Allows the leader to terminate the VMs without a record. Name all of them, as "orphans
-list" shows them: the leader refuses the call if the shard has others by now. The VMs are
-terminated without a drain.`,
+		Long: `Allows the leader to terminate all orphans of a shard: its VMs without a record. Name
+every VM that "orphans list" shows. If these are not all orphans of the shard by now, the
+leader refuses the call. The leader terminates the VMs without a drain.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -31,9 +31,10 @@ type supportOptions struct {
 func (a *app) supportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "support", Short: "Write a bundle for a report about a fault, without secrets", Args: cobra.NoArgs,
-		Long: `Writes a bundle, one .tar.gz file, to attach to a report. The command needs neither a
-leader nor a running server: the bundle names what could not be read, with the reason.
-For each shard the bundle has
+		Long: `Writes a bundle, one .tar.gz file, to attach to a report about a fault. The command needs
+neither a leader nor a running server: the bundle names what could not be read, with the
+reason. It lists the names, sizes and times of all objects of the bucket. For each shard,
+it has:
 
   * what doctor finds
   * the lock, the report of the newest server, and the configuration: the newest, the one
@@ -42,14 +43,12 @@ For each shard the bundle has
     leader, the events that are in the bucket
   * the leader's metrics, if its health port is reachable from here
 
-and the names, sizes and times of all objects of the bucket.
-
-A bundle of "support" shows only fields that are known to be harmless. It never has keys,
-tokens, nonces, certificates, values of args, vars and environment variables, boot
-scripts or contents of files; objects with secrets are listed by name and not read.
-Errors and alerts keep the words that Nstance itself uses, numbers, times, and names that
-the bundle shows elsewhere. It has names of groups, and addresses and IDs of VMs. Read
-the bundle before you send it.
+A bundle of "support" has only fields that are known to be harmless, such as names of
+groups, and addresses and IDs of VMs. It never has keys, tokens, nonces, certificates,
+boot scripts, contents of files, or values of args, vars and environment variables.
+Objects with secrets are listed by name and not read. From errors and alerts it keeps
+only the words that Nstance itself uses, numbers, times, and names that it shows
+elsewhere. Read the bundle before you send it.
 
 Like "doctor", "support" writes one object to the bucket and deletes it again.`,
 		Example: `  nstance-admin support --storage-bucket my-bucket

@@ -81,8 +81,9 @@ func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 func (a *app) uiCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ui", Short: "Open the web page in a browser", Args: cobra.NoArgs,
-		Long: `Serves the web page of "serve" for this machine only, on a free port, and opens it in a
-browser: that of $BROWSER, or the system's. The command serves until it is interrupted.`,
+		Long: `Serves the web page of "nstance-admin serve" to this machine only, on a free port, until
+the command is interrupted. It opens the page in the browser that $BROWSER names, or else
+in the system's default browser.`,
 		Example: `  nstance-admin ui
   nstance-admin ui --no-browser     # only print the address`,
 	}

@@ -25,8 +25,8 @@ type versions struct {
 func (a *app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
-		Long: `Prints the version of this program. With --all, also the versions of the leaders and
-of the agents in every shard.`,
+		Long: `Prints the version of this program. With --all, also prints the versions of the leaders
+and agents of every shard.`,
 		Example: `  nstance-admin version --all`,
 	}
 	s := new(scope)

@@ -36,9 +36,8 @@ func (p *patienceFlags) addTimeout(cmd *cobra.Command) {
 func (a *app) groupWaitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
-		Long: `Waits until a group has its size, all its instances are healthy and none is outdated, and
-shows the progress on standard error. The exit status is 1 if --wait-timeout ends before
-that.`,
+		Long: `Waits until a group has its size, and all its instances are healthy and up to date. Shows
+the progress on standard error. If --wait-timeout ends before that, the exit status is 1.`,
 		Example: `  nstance-admin group wait workers --shard us-west-2a --wait-timeout 30m`,
 	}
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}

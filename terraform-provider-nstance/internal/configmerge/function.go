@@ -31,7 +31,7 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 		MarkdownDescription: "Merges documents in JSON with comments, such as the settings of all shards and those " +
 			"of one shard. It merges like the servers merge `args`: objects member by member, where the later " +
 			"document wins; any other value, `null` included, replaces the earlier one. Returns plain JSON for " +
-			"`config_jsonc` of an `nstance_shard`, which checks it. The single documents may be incomplete.",
+			"`config_jsonc` of an `nstance_shard`, which checks it. Each of the documents may be incomplete.",
 		Parameters: []function.Parameter{function.StringParameter{Name: "document",
 			MarkdownDescription: "The document that the patches override, such as `file(\"common.jsonc\")`."}},
 		VariadicParameter: function.StringParameter{

@@ -85,8 +85,8 @@ func (DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *da
 		MarkdownDescription: "The script that a machine boots with (userdata), for a server of a shard or for the " +
 			"shard's instances. For instances, it is a template that the server renders. The script writes " +
 			"`/etc/nstance/server.env` or `/etc/nstance/agent.env` and starts the unit `nstance-server` or " +
-			"`nstance-agent` of the image. It is a POSIX `sh` script of less than 4 KiB, without the commands that " +
-			"you add, and holds no secret.",
+			"`nstance-agent` of the image. It is for a POSIX `sh`, holds no secret, and has less than 4 KiB without " +
+			"the commands that you add.",
 		Attributes: map[string]schema.Attribute{
 			"role": schema.StringAttribute{
 				MarkdownDescription: "Which program boots: `server`, or `agent` for the instances of a shard. For " +

@@ -1012,7 +1012,8 @@ func (x *File) GetKind() string {
 	return ""
 }
 
-// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch, then stores the hash.
+// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch, then stores
+// runtime_hash, the hash of the instance's runtime configuration.
 type FilesCommit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	RuntimeHash string                 `protobuf:"bytes,1,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`

@@ -2193,7 +2193,7 @@ type ExplainGroupResponse struct {
 	BlockedReason string `protobuf:"bytes,5,opt,name=blocked_reason,json=blockedReason,proto3" json:"blocked_reason,omitempty"`
 	// When the group is planned again even if nothing happens.
 	NextPlanAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=next_plan_at,json=nextPlanAt,proto3" json:"next_plan_at,omitempty"`
-	// True while so many instances are silent or unhealthy that none of them is replaced (rule 26).
+	// True while so many instances are silent or unhealthy that none of them is replaced (rules 26 and 61).
 	UnhealthyGuard bool               `protobuf:"varint,7,opt,name=unhealthy_guard,json=unhealthyGuard,proto3" json:"unhealthy_guard,omitempty"`
 	Instances      []*InstanceVerdict `protobuf:"bytes,8,rep,name=instances,proto3" json:"instances,omitempty"`
 	// The active errors of the group and of its shard.
