@@ -122,7 +122,7 @@ variable "key_pairs" {
 }
 
 variable "ebs_kms_key_arns" {
-  description = "ARNs of your own KMS keys that encrypt disks, snapshots or images of VMs. The account's key for EBS needs no entry. See [Keys for disks](#keys-for-disks)."
+  description = "ARNs of your own KMS keys that encrypt disks, snapshots or images of VMs. The account's key for EBS needs no entry in this list. See [Keys for disks](#keys-for-disks)."
   type        = list(string)
   default     = []
   nullable    = false

@@ -84,7 +84,7 @@ variable "zone" {
 }
 
 variable "server_count" {
-  description = "Number of servers. With 1 there is no standby. With 2 one server is a hot standby, which takes over within seconds. With 0 existing VMs keep running, but lost ones are not replaced until there is a server again."
+  description = "Number of servers. With 1, there is no standby. With 2, one server is a hot standby, which takes over within seconds. With 0, existing VMs keep running, but lost ones are not replaced until there is a server again."
   type        = number
   default     = 1
   nullable    = false

@@ -23,9 +23,10 @@ instances (creating, registered, unhealthy, pending deletion …), changes of gr
 errors. The output begins with the current state. If a connection is lost, the command
 connects again and prints the state at that time.
 
-With --since, --group, --instance, --kind or --cause, "events" instead prints past events
-from the shards' journals, with their times, reasons and causes, and ends. A leader keeps
-the newest 10,000 events. The bucket keeps events for 30 days (server.journal_retention).
+With --since, --group, --instance, --kind or --cause, "events" does not wait for new
+events: it prints past events from the shards' journals, with their times, reasons and
+causes, and ends. A leader keeps the newest 10,000 events. The bucket keeps events for 30
+days (server.journal_retention).
 
 With --output json, "events" prints each event as one object on one line. The field "at"
 is the time on the server's clock. "snapshot" is true in the events that describe the

@@ -50,7 +50,7 @@ Objects with secrets are listed by name and not read. From errors and alerts it 
 only the words that Nstance itself uses, numbers, times, and names that it shows
 elsewhere. Read the bundle before you send it.
 
-Like "doctor", "support" writes one object to the bucket and deletes it again.`,
+Like "doctor", "support" tests the bucket: it writes one object and deletes it again.`,
 		Example: `  nstance-admin support --storage-bucket my-bucket
   nstance-admin support --storage-bucket my-bucket --shard us-west-2a --since 2h --output bundle.tar.gz`,
 	}
