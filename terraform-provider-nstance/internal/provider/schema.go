@@ -39,10 +39,10 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 	}
 	resp.Schema = schema.Schema{
 		MarkdownDescription: "Nstance keeps fleets of VMs alive. This provider writes what its servers read from a " +
-			"bucket: the CA, secrets, operators, and the configuration of each shard. It also manages dynamic groups, " +
-			"through the servers' API. While settings of the provider are unknown, a plan works without the bucket, " +
-			"the key and a server. Otherwise it needs permission to read the bucket, and more only for ephemeral " +
-			"resources of this provider.",
+			"bucket: the CA, secrets, operators, and the configuration of each shard. It also manages dynamic " +
+			"groups, through the servers' API. While settings of the provider are unknown, a plan works without the " +
+			"bucket, the key and a server. Otherwise it needs permission to read the bucket, and more only for " +
+			"ephemeral resources of this provider.",
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket with the cluster's objects. Credentials come from the usual places " +
