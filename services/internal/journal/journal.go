@@ -269,8 +269,7 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	return true
 }
 
-// clean deletes the parts of days whose retention is over, once a day. It looks a week further back, for days on which
-// no leader cleaned.
+// clean deletes the parts of days whose retention is over, once a day.
 func (w *writer) clean(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, putTimeout)
 	defer cancel()
@@ -281,14 +280,13 @@ func (w *writer) clean(ctx context.Context) {
 	}
 	w.cleaned = today
 	oldest := now.Add(-w.options.Retention()).UTC().Truncate(24 * time.Hour)
-	for day := 1; day <= 7; day++ {
-		old, err := w.options.Store.List(ctx, keys.JournalDayPrefix(w.options.Shard, oldest.AddDate(0, 0, -day)))
-		for i := 0; i < len(old) && err == nil; i++ {
-			err = w.options.Store.Delete(ctx, old[i].Key)
+	parts, err := w.options.Store.List(ctx, keys.JournalPrefix(w.options.Shard))
+	for i := 0; i < len(parts) && err == nil; i++ {
+		if key, bad := keys.Parse(parts[i].Key); bad == nil && key.Time.Before(oldest) {
+			err = w.options.Store.Delete(ctx, parts[i].Key)
 		}
-		if err != nil {
-			w.options.Log.Warn("old parts of the journal not deleted", "error", err)
-			return
-		}
+	}
+	if err != nil {
+		w.options.Log.Warn("old parts of the journal not deleted", "error", err)
 	}
 }

@@ -210,10 +210,18 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 	})
 }
 
-// TestRetention checks that parts are deleted after their retention, and that younger parts stay.
+// TestRetention checks that parts are deleted after their retention, also long after it, and that younger parts stay.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New()
+		body, err := record.EncodeEvents([]record.Event{event("ancient")})
+		if err == nil {
+			_, err = store.Put(t.Context(), keys.Journal("a", time.Now().AddDate(-1, 0, 0), 1, 1), body,
+				objstore.IfAbsent())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 		j := start(t, store, 3)
 		j.Record(event("first"))
 		time.Sleep(20 * 24 * time.Hour)
