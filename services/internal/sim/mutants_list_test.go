@@ -216,7 +216,7 @@ var mutants = []mutant{
 		why: "VMs that an earlier leader created and that are about to be adopted are created a second time",
 		edit: mutate.Edit{Package: "internal/shardstate", In: "State.Snapshot",
 			Find:    "g.pending + n",
-			Replace: "g.pending"}},
+			Replace: "g.pending + 0*n"}},
 	{name: "late drain", why: "a leader that learns late of a deletion terminates the VM immediately",
 		edit: mutate.Edit{Package: "internal/plan", In: "lateDrain",
 			Find:    "30 * time.Second",
