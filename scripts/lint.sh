@@ -56,6 +56,9 @@ actionlint=$(scripts/tool.sh actionlint)
 run gofmt gofmt_clean
 run vet go vet ./...
 run golangci-lint "$golangci_lint" run --allow-parallel-runners ./...
+for module in images/container scripts/release; do
+	run "golangci-lint of $module" env -C "$module" "$golangci_lint" run --allow-parallel-runners ./...
+done
 run buf-lint "$buf" lint
 run buf-breaking buf_breaking
 run actionlint "$actionlint"

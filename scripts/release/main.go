@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -183,6 +184,9 @@ func (r *release) check(ctx context.Context) (warnings []string, err error) {
 			"NSTANCE_GPG_KEY is not set")
 	}
 	if _, err := os.Stat(filepath.Join(r.Root, ".git")); err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 		return append(warnings, "this is no git repository: nothing shows that the source is that of "+r.Revision), nil
 	}
 	changed, err := build.Output(ctx, r.Root, "git", "status", "--porcelain")

@@ -31,8 +31,8 @@ func readKeys() (k keys, err error) {
 			err = key.UnmarshalText([]byte(text))
 		}
 		if err != nil {
-			return k, errors.New("NSTANCE_MINISIGN_KEY is no minisign key, or NSTANCE_MINISIGN_PASSWORD does not open " +
-				"it")
+			return k, errors.New("NSTANCE_MINISIGN_KEY is no minisign key, or NSTANCE_MINISIGN_PASSWORD does not " +
+				"open it")
 		}
 		k.minisign = &key
 	}

@@ -142,7 +142,8 @@ func (s *libvirtShard) serverScript(environment map[string]string) (string, erro
 				">/etc/systemd/system/nstance-server.service.d/20-onprem.conf",
 			"install -d -m 755 /etc/nstance",
 			"mount -o ro /dev/disk/by-label/nstance /mnt",
-			"find /mnt -maxdepth 1 -type f -exec install -m 600 -o nstance-server -g nstance-server -t /etc/nstance {} +",
+			"find /mnt -maxdepth 1 -type f " +
+				"-exec install -m 600 -o nstance-server -g nstance-server -t /etc/nstance {} +",
 			"umount /mnt",
 		}}}.Script()
 }

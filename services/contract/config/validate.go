@@ -218,8 +218,10 @@ func (c *checker) addresses() {
 		if advertised == reflect.ValueOf(c.s.Server.Bind).Field(i).String() {
 			continue
 		}
-		if _, _, err := splitAddress(advertised); err != nil {
+		if _, port, err := splitAddress(advertised); err != nil {
 			c.add(path, "%v", err)
+		} else if port == 0 {
+			c.add(path, "%s has port 0, to which no client can connect", quote(advertised))
 		}
 	}
 }

@@ -122,9 +122,10 @@ func TestValidate(t *testing.T) {
 			[]string{
 				`server.bind.election_addr: port 8991 is that of server.bind.health_addr too`}},
 		{"advertise",
-			with(`, "advertise": {"health_addr": ":1", "agent_addr": @"a_b c:2", "operator_addr": "host.example:3"}`,
+			with(`, "advertise": {"health_addr": ":1", "agent_addr": @"a_b c:2", "operator_addr": "host.example:3", "election_addr": @"host:0"}`,
 				"", "", ""), []string{
-				`server.advertise.agent_addr: "a_b c:2" has a host that is neither an IP address nor a name`}},
+				`server.advertise.agent_addr: "a_b c:2" has a host that is neither an IP address nor a name`,
+				`server.advertise.election_addr: "host:0" has port 0, to which no client can connect`}},
 		{"leader network", aws(`, "leader_network": {"ipv4": @"::1", "ipv6": @"10.0.0.1", "interface_id": @"vpc-1"}`,
 			"", "", ""), []string{
 			`server.leader_network.ipv4: "::1" is not an IPv4 address`,

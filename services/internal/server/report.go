@@ -137,8 +137,11 @@ func (r *healthReport) step(ctx context.Context) {
 	}
 }
 
-// lastLog returns the last lines of the server's log. It returns "" on machines without journald.
+// lastLog returns the last lines of the server's log. It returns "" on machines without journald, and if journald does
+// not answer in time: the report must not wait for it.
 func lastLog(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
 	out, err := exec.CommandContext(ctx, "journalctl", "-u", "nstance-server", "-o", "cat", "-n", "5",
 		"--no-pager").Output()
 	if err != nil {

@@ -73,7 +73,8 @@ func (w *World) checkScaleDown(t *term, d *document) {
 	p := g.Purchase
 	size, _ := g.SizeAt(w.sched.now.Add(-wallSkew))
 	if later, _ := g.SizeAt(w.sched.now.Add(wallSkew)); !ok || p.SpotPercent == 0 || later != size ||
-		w.sched.now.Equal(t.beforeAt) || w.sched.now.Sub(t.server.pausedUntil) < time.Second || t.server.slowness() > 0 {
+		w.sched.now.Equal(t.beforeAt) || w.sched.now.Sub(t.server.pausedUntil) < time.Second ||
+		t.server.slowness() > 0 {
 		return
 	}
 	for _, a := range w.fleet.asked {

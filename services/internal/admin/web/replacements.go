@@ -1,6 +1,7 @@
 package web
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -72,6 +73,8 @@ func (r *replacements) forget(now time.Time) {
 			delete(r.failed, id)
 		}
 	}
+	// The journal may lack the end of a replacement, if the leader died.
+	maps.DeleteFunc(r.running, func(_ string, d replacement) bool { return d.began.Before(before) })
 }
 
 // statistics describe the replacements of a period.

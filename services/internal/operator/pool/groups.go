@@ -204,8 +204,12 @@ func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v
 		if err != nil && !isRefusal(err) {
 			return nil, err
 		}
-		r.Log.Info("deleted chosen instance", "shard", group.Spec.Shard, "group", group.Spec.Group, "instance", id,
-			"error", err)
+		log := r.Log.With("shard", group.Spec.Shard, "group", group.Spec.Group, "instance", id)
+		if err != nil {
+			log.Warn("the shard refused to delete the chosen instance", "error", err)
+		} else {
+			log.Info("deleted the chosen instance")
+		}
 		if answer.GetGroup() == nil {
 			continue
 		}
