@@ -68,8 +68,12 @@ With --refresh the shard's leader applies the configuration immediately.`,
 			}
 		}
 		c := compared{name: shard.Server.Shard, file: body, after: shard}
-		if done, err := a.push(cmd, &b, sure, c, wantETag); err != nil || done || !refresh {
+		if done, err := a.push(cmd, &b, sure, c, wantETag); err != nil || done {
 			return err
+		}
+		if !refresh {
+			a.note("The leader reads it within three minutes. nstance-admin config refresh makes it read it now.")
+			return nil
 		}
 		return a.refresh(cmd.Context(), s, "table")
 	}

@@ -118,7 +118,7 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	case err != nil:
 		return finding{check, false, err.Error(), a.nextFor(err, "check the secrets store and the credentials")}
 	}
-	return finding{check, true, "opens the CA's key", ""}
+	return finding{check, true, "opens the CA's key (your encryption key: the servers may have another)", ""}
 }
 
 // soon is the least time that a CA's certificate must still be valid. With less, doctor reports a problem.

@@ -74,9 +74,10 @@ func (a *app) checkServer(ctx context.Context, who string, ports []port) (found 
 	if len(found) > 1 {
 		check = "ports " + who
 	}
-	return []finding{{check, false, "no port answers: its process is probably not running (connection refused: " +
-		strings.Join(refused, ", ") + ")",
-		"on its machine: journalctl -u nstance-server -n 30, and doctor with --cache-dir for its disk"}}
+	return []finding{{check, false, "no port answers: its process is probably not running, or not ready (connection " +
+		"refused: " + strings.Join(refused, ", ") + ")",
+		"on its machine: journalctl -u nstance-server -n 30, curl localhost:8990/health, and doctor with --cache-dir " +
+			"for its disk"}}
 }
 
 // checkPort connects to a port and looks at the certificate of its server. It sends no request. The error is that of
@@ -95,7 +96,7 @@ func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error
 		InsecureSkipVerify: true}) //nolint:gosec // it only looks at the certificate, which may be bad
 	if err := client.HandshakeContext(ctx); err != nil {
 		return finding{check, false, "open, but it does not answer with TLS: " + err.Error(),
-			"is it a port of nstance-server?"}, nil
+			"if it is a port of nstance-server, its process hangs: ps -o stat (T is stopped), then restart it"}, nil
 	}
 	return a.describeEnd(check, client.ConnectionState().PeerCertificates[0], 0, "restart the server: it gets a "+
 		"certificate when it starts, and renews it while its clock and the CA are right"), nil

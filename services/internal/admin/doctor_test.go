@@ -279,7 +279,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 			t.Cleanup(server.Close)
 			p.lock.Addresses.Agent = server.Listener.Addr().String()
 			p.putLock(t)
-		}, []string{"agent port of server-1"}, "does not answer with TLS", "a port of nstance-server"},
+		}, []string{"agent port of server-1"}, "does not answer with TLS", "its process hangs"},
 		"stale lock": {"file", func(t *testing.T, p *patient) {
 			p.lock.RenewedAt = p.lock.RenewedAt.Add(-time.Hour)
 			p.putLock(t)
