@@ -59,8 +59,8 @@ and deletes it again. It changes nothing else. It does not look for VMs without 
 		})
 		if n := len(result.Problems); n > 0 && err == nil {
 			err = withHint(fmt.Errorf("%d problems in the bucket", n),
-				"restore a damaged object from the bucket's versions or a backup, and move away an object that does not "+
-					"belong there")
+				"restore a damaged object from the bucket's versions or a backup, and move away an object that does "+
+					"not belong there")
 		}
 		return err
 	}

@@ -176,8 +176,8 @@ func (f *Fleet) registration(role string) string {
 	if identity, err := f.Identity(); err == nil {
 		text += " --cluster-id " + identity.Who.Cluster + " --tenant " + identity.Who.Tenant
 	}
-	return fmt.Sprintf("with access to the bucket: %s --role %s --storage-bucket BUCKET --output-dir %s; servers learn "+
-		"a changed role within five minutes", text, role, f.options.IdentityDir)
+	return fmt.Sprintf("with access to the bucket: %s --role %s --storage-bucket BUCKET --output-dir %s; servers "+
+		"learn a changed role within five minutes", text, role, f.options.IdentityDir)
 }
 
 func hint(code codes.Code) string {
