@@ -503,8 +503,9 @@ func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 	ask(t, full.server(t), []question{{"no keys", "kms:CreateGrant", disk, grant("true"), false}})
 }
 
-// TestServerStartsOnlyWithListedResources checks launch_resource_arns. EC2 asks for no permission for a dedicated host.
-// A listed host or group of hosts therefore permits the tenancy "host".
+// TestServerStartsOnlyWithListedResources checks that a server can launch only with the resources in
+// launch_resource_arns. EC2 checks no permission for a dedicated host itself, so the policy can restrict only the
+// tenancy: it permits the tenancy "host" if any host or group of hosts is listed.
 func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	host, template := ec2+"dedicated-host/h-0a", ec2+"launch-template/lt-0a"
 	hosts := "arn:aws:resource-groups:us-west-2:" + account + ":group/hosts"

@@ -351,7 +351,7 @@ func (s *libvirtShard) roll(ctx context.Context) error {
 	return nil
 }
 
-// scaleToZero deletes all VMs. Of their disks, seeds and consoles nothing is left.
+// scaleToZero deletes all VMs and waits until none of their disks, seeds and consoles is left.
 func (s *libvirtShard) scaleToZero(ctx context.Context) error {
 	if err := s.configure(ctx, "v2", 0); err != nil {
 		return err

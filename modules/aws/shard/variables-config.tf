@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of the certificates that VMs can get, by name. A file refers to its certificate's template by this name."
+  description = "Templates of the certificates that VMs can get, by name. An entry of `files` that puts a certificate on a VM names the certificate's template."
   type = map(object({
     kind         = string
     cn           = optional(string)
@@ -262,7 +262,7 @@ variable "groups" {
 }
 
 variable "load_balancers" {
-  description = "Target groups in addition to those of the module `network`, by name. Groups of VMs refer to them by this name. Allow the traffic of their load balancers with `agent_ingress`."
+  description = "Target groups in addition to those of the module `network`, by name. A group of VMs refers to a target group by this name. With `agent_ingress`, allow the traffic from the target groups' load balancers to the VMs."
   type        = map(object({ target_group_arns = list(string) }))
   default     = {}
   nullable    = false

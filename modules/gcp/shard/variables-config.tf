@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of the certificates that VMs can get, by name. A file refers to its certificate's template by this name."
+  description = "Templates of the certificates that VMs can get, by name. An entry of `files` that puts a certificate on a VM names the certificate's template."
   type = map(object({
     kind         = string
     cn           = optional(string)

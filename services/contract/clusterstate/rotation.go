@@ -205,9 +205,9 @@ func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	return r.Rotation, nil
 }
 
-// RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Call it when no
-// certificate of the old CA is left, because their holders are refused from then on. It changes nothing if no rotation
-// is under way.
+// RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Do not call it
+// while certificates of the old CA are in use, because from then on their holders are refused. It changes nothing if no
+// rotation is under way.
 func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
 	r, err := s.readRotation(ctx)

@@ -25,7 +25,7 @@ type Operator struct {
 	ID       ident.ID `json:"id"`
 	Cluster  string   `json:"cluster"`
 	Tenant   string   `json:"tenant"`
-	// Name is for people, such as "alice". The journal names it. Role limits what the operator may do; "":
+	// Name is a human-readable name, such as "alice". The journal shows it. Role limits what the operator may do; "":
 	// RoleOperator.
 	Name string       `json:"name,omitempty"`
 	Role OperatorRole `json:"role,omitempty"`

@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// The names in examples/ and in the documentation. The encryption key is public and protects nothing.
+// The names that examples/ and the documentation use. The encryption key is published, so it protects nothing.
 const (
 	Cluster = "example-cluster"
 	Shard   = "dev-1"

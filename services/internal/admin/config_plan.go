@@ -26,8 +26,8 @@ type compared struct {
 	applied bool
 }
 
-// parseBefore parses the stored configuration. If it is not valid, parseBefore takes the one that a leader applied
-// last, without a check of its signature: it only describes a change.
+// parseBefore parses the stored configuration. If it is not valid, parseBefore takes the configuration that a leader
+// applied last. It does not check the signature of that one, which is used only to describe a change.
 func (c *compared) parseBefore(ctx context.Context, state *clusterstate.State) {
 	if c.before, _ = config.ParseStored(c.name, c.stored); c.before != nil || c.stored == nil {
 		return

@@ -170,7 +170,7 @@ func BenchmarkRegistration(b *testing.B) {
 // registrantsEnv makes this program run as the process of clients that register.
 const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
 
-// registrants is the input of the process of clients that register, and registered is its output.
+// registrants is the input of a child process that runs clients that register. registered is its output.
 type registrants struct {
 	CA, Addr string
 	Nonces   []string

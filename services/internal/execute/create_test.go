@@ -234,8 +234,8 @@ func (b *bench) register(t *testing.T, id ident.ID) {
 	}
 }
 
-// TestCreateThatSucceedsLate covers a create call that succeeds after a lookup of the VM found nothing. Once the agent
-// has registered, the create is not refused: the instance stays, and no other placement is tried.
+// TestCreateThatSucceedsLate covers a create call that succeeds although a lookup had not found the VM before. If the
+// agent has registered meanwhile, the create counts as successful: the instance stays, and no other placement is tried.
 func TestCreateThatSucceedsLate(t *testing.T) {
 	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
 		t.Run(name, func(t *testing.T) {

@@ -46,7 +46,7 @@ type Input struct {
 	Group   config.Group
 	Record  record.Instance
 	Address Address
-	// Claimed is what the agent last reported of its machine. Only the content of files can hold it.
+	// Claimed is what the agent last reported about its machine. Only the content of files may use it.
 	Claimed render.Claimed
 	// Have are the files on the instance. RuntimeHash is the hash of their configuration. Both come from the agent's
 	// report.

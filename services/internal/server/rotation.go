@@ -57,8 +57,8 @@ func (s *server) followCA(ctx context.Context) error {
 	return nil
 }
 
-// followWorkloadCA lets the leader restart if the CAs that sign certificates in files have changed. In the next term,
-// the leader sends the instances the files that contain these CAs.
+// followWorkloadCA makes the leader restart if the workload CAs have changed. These CAs sign the certificates in
+// instances' files. In its next term, the leader sends the instances the files that contain the new CAs.
 func (s *server) followWorkloadCA(ctx context.Context, l *leadership) error {
 	cas, err := s.state.LoadWorkloadCAs(ctx)
 	if err != nil || bytes.Equal(cas.EncodeCertificates(), l.workloadCAPEM) {

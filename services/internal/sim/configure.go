@@ -88,8 +88,8 @@ func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	if !ok {
 		w.fail(ruleNewest, "term %d applies a configuration that was never written", t.number)
 	}
-	// A server that resumes after the end of its lease may still apply an older version to its own snapshot. That is
-	// harmless, because it cannot act any more.
+	// A server that was paused until after the end of its lease may still apply an older version of the configuration
+	// to its own snapshot. That is harmless, because the server can no longer act.
 	acts := t.Remaining() > 0 && !t.server.fooled
 	if acts && version < w.people.applied {
 		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number,

@@ -208,7 +208,7 @@ func (w *World) Run() (result Result, err error) {
 	return w.result, w.err
 }
 
-// converge plays the part of a run in which there are no faults.
+// converge executes the part of a run in which there are no faults.
 func (w *World) converge(broken func() bool) {
 	if w.err == nil {
 		w.calm()

@@ -103,8 +103,8 @@ func (a *anonymous) release(from netip.Addr) {
 	}
 }
 
-// startHandshake waits until the server and the address of a connection that add has counted have a free slot. Call
-// done before leave.
+// startHandshake waits for a free slot for a handshake, both of the server and of the connection's address. The
+// connection must have been counted by add. Call done before leave.
 func (a *anonymous) startHandshake(conn net.Conn) (done func(failed bool), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()

@@ -43,7 +43,7 @@ func (v *vm) digest() string {
 
 var drive = regexp.MustCompile(`^((ide|sata|scsi|virtio)[0-9]+|efidisk0|tpmstate0|unused[0-9]+)$`)
 
-// drives returns the drives of a VM that the VM owns.
+// drives returns the volumes of the VM's drives, by setting, without CD-ROMs, which do not belong to the VM.
 func (v *vm) drives() map[string]string {
 	all := map[string]string{}
 	for setting, value := range v.conf {

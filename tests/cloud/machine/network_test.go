@@ -238,7 +238,8 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// TestForwardedAddress sends packets for an address of no interface to one machine, then to another, then to none.
+// TestForwardedAddress sends packets to an address that no interface has. The network forwards the address first to one
+// machine, then to another, then to none.
 func TestForwardedAddress(t *testing.T) {
 	w := newTestRunner(t, nil).with("answerer")
 	unchecked := func(s *contract.Spec) { s.Primary.SourceDestCheck = false }

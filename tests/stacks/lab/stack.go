@@ -88,7 +88,7 @@ func (s *Stack) With(vars map[string]any) *Stack {
 	return &Stack{options: &options}
 }
 
-// WithEnvironment returns the same stack with an environment variable added.
+// WithEnvironment returns a copy of the stack that also has an environment variable.
 func (s *Stack) WithEnvironment(name, value string) *Stack {
 	options := *s.options
 	options.EnvVars = maps.Clone(options.EnvVars)

@@ -4014,7 +4014,8 @@ func (x *ErrorEvent) GetResolved() bool {
 	return false
 }
 
-// EventFilter selects events of the caller's tenant and of the shard as a whole. Empty fields select all.
+// EventFilter selects among the events of the caller's tenant and those that concern no single tenant. An empty field
+// does not restrict the selection.
 type EventFilter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`

@@ -189,7 +189,8 @@ func (r *testCloud) create(p infra.Provider) infra.VM {
 	return vm
 }
 
-// instance describes an instance with the account's own permissions.
+// instance calls DescribeInstances for an instance. It uses the permissions of the account, not those of the server's
+// role.
 func (r *testCloud) instance(id string) types.Instance {
 	r.t.Helper()
 	out, err := r.root.DescribeInstances(r.t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{id}})

@@ -113,7 +113,7 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	return vm, nil
 }
 
-// changed passes a VM's states from the time at onwards to Config.Changed. The caller holds p.mu.
+// changed passes to Config.Changed the states that a VM took on at a time or later. The caller holds p.mu.
 func (p *Provider) changed(m *machine, at time.Time) {
 	if p.cfg.Changed == nil {
 		return

@@ -341,7 +341,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// listNode describes the VMs of an owner among some VMs of a node.
+// listNode takes a list of VMs of one node, and describes those that belong to an owner.
 func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string, online bool,
 	guests []resource) (vms []infra.VM, err error) {
 	live := map[int]liveVM{}

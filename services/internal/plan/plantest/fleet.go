@@ -251,7 +251,8 @@ func (f *Fleet) askBalancers() {
 
 func (vm *VM) speaks() bool { return vm.Agent && !vm.Cut && vm.Truth == plan.ProviderRunning }
 
-// Run plans, applies the plans, and advances the clock from event to event for d. It stops at the first violation.
+// Run repeatedly makes a plan, applies it and advances the clock to the next event, until d has passed. It stops at the
+// first violation.
 func (f *Fleet) Run(d time.Duration) {
 	end := f.Now.Add(d)
 	for f.err == nil {
@@ -292,7 +293,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	if f.Forgotten {
 		return
 	}
-	// A second plan must not repeat work in progress, and nothing may change before the requested time.
+	// A second plan must not repeat work that is in progress. Until the time at which the first plan asked to be made
+	// again, nothing new may be planned.
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {

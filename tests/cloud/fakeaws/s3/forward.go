@@ -65,7 +65,7 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	return q.s.client.Do(r)
 }
 
-// headers returns the request's headers for the server.
+// headers returns the headers with which the request is forwarded to the real S3 server behind the fake.
 func (q *request) headers() http.Header {
 	h := maps.Clone(q.Request.Header)
 	for _, name := range ownHeaders {

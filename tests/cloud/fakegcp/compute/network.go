@@ -16,7 +16,7 @@ import (
 var reference = regexp.MustCompile(
 	`^(?:https?://[^/]+/compute/v1/)?(projects/[^/]+/(?:global|(?:zones|regions)/[^/]+)/[a-zA-Z]+/[a-z0-9-]+)$`)
 
-// partial matches the URL of a resource without its project, which the API takes in the place of a whole one.
+// partial matches a resource URL that omits the project. The API accepts such a partial URL instead of a full one.
 // https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
 var partial = regexp.MustCompile(`^(?:global|(?:zones|regions)/[a-z0-9-]+)/[a-zA-Z]+/[a-z0-9-]+(?:/[a-z0-9-]+)?$`)
 
@@ -172,7 +172,7 @@ func (c *Compute) addNetworks() {
 	}})
 }
 
-// checkSubnet checks that the ranges of a subnet overlap none of its network.
+// checkSubnet checks that the ranges of a subnet overlap no range of another subnet in the same network.
 func (c *Compute) checkSubnet(_ *rest.Call, r *Resource, _ map[string]any) error {
 	ranges := func(body map[string]any) (out []netip.Prefix, err error) {
 		texts := []string{rest.Text(body, "ipCidrRange")}
