@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Check is one permission check that a call made. Calls of the account itself are checked and recorded, too.
+// Check is one permission check that a call made. Calls with the account's own key are checked and recorded, too.
 type Check struct {
 	Action   string // ec2:RunInstances
 	Resource string // ARN, or *
@@ -77,7 +77,7 @@ func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.
 	return ctx
 }
 
-// denial returns each service's own error for a denied check.
+// denial returns the error for a denied check, in the form of the call's service.
 func denial(call *wire.Call, check Check) error {
 	switch call.Service {
 	case "ec2":

@@ -35,7 +35,7 @@ func must[T any](out T, err error) func(t *testing.T) T {
 	}
 }
 
-// until polls reached for at most 10 s.
+// until calls reached repeatedly until it returns true, for at most 10 s.
 func until(t *testing.T, what string, reached func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -50,7 +50,7 @@ func until(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-// profile makes an instance profile for a role that allow made. Both have the same name.
+// profile makes an instance profile for a role that [testCloud.allow] made. Both have the same name.
 func (w *testCloud) profile(t *testing.T, role string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())

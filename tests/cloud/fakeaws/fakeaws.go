@@ -39,7 +39,7 @@ type Config struct {
 	Machines func(api http.Handler) (ec2.Machines, error)
 	// S3 is the server behind the buckets. Nil means that there is no S3.
 	S3 *s3.Backend
-	// Probe answers the health checks of load balancers, one round every HealthEvery (0: 1 s). Nil means that running
+	// Probe runs the health checks of load balancers, one round every HealthEvery (0: 1 s). Nil means that running
 	// instances are healthy.
 	Probe       elbv2.Probe
 	HealthEvery time.Duration

@@ -125,7 +125,7 @@ func TestPrincipals(t *testing.T) {
 	}
 
 	w.clock.Store(int64(6*time.Hour + time.Minute))
-	// The client's clock no longer matches the cloud's clock: its signature is too old before its session ends.
+	// The cloud's clock is now ahead of the client's. The signature is too old, although the session is still valid.
 	_, err := sts.NewFromConfig(session).GetCallerIdentity(t.Context(), nil)
 	wantCode(t, err, "SignatureDoesNotMatch")
 	w.clock.Store(0)

@@ -50,7 +50,7 @@ func (c *Cloud) needs(call *rest.Call) []need {
 	return nil
 }
 
-// storageNeeds returns the permissions for calls of objects.
+// storageNeeds returns the permissions for calls about objects.
 // https://cloud.google.com/storage/docs/access-control/iam-json
 func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
 	bucket, name := call.Params["bucket"], cmp.Or(call.Params["object"], call.Query.Get("name"))
@@ -77,7 +77,7 @@ func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
 	return nil
 }
 
-// secretNeeds returns the permissions for calls of secrets. IAM conditions see the project's number, not its ID.
+// secretNeeds returns the permissions for calls about secrets. IAM conditions see the project's number, not its ID.
 // https://cloud.google.com/secret-manager/docs/access-control
 func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 	name := cmp.Or(call.Params["name"], call.Params["parent"])
@@ -107,7 +107,7 @@ func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
 	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}
 
-// on returns a permission for a resource of Compute Engine, given by its URL or path.
+// on returns a permission for the Compute Engine resource with a URL or path.
 func on(permission, link string) need {
 	if i := strings.Index(link, "projects/"); i > 0 {
 		link = link[i:]

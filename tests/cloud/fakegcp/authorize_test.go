@@ -34,7 +34,7 @@ func (c caller) call(as, method, path, body string) (code int, answer string) {
 	return w.Code, w.Body.String()
 }
 
-// own makes a call as the project's owner, which must succeed.
+// own makes a call as the project's owner. The call must succeed.
 func (c caller) own(method, path, body string) {
 	c.Helper()
 	if code, answer := c.call(credentials.Account, method, path, body); code != http.StatusOK {

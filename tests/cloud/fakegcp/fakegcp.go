@@ -65,7 +65,7 @@ func New(zones ...string) (*Cloud, error) {
 	return c, nil
 }
 
-// useKeys lets Compute Engine and Cloud Storage encrypt with keys of Cloud KMS, each by its agent.
+// useKeys lets Compute Engine and Cloud Storage encrypt with keys of Cloud KMS, each with its own service account.
 // https://cloud.google.com/storage/docs/encryption/customer-managed-keys
 func (c *Cloud) useKeys() {
 	c.Storage.Agent = "service-" + Number + "@gs-project-accounts.iam.gserviceaccount.com"
@@ -99,8 +99,8 @@ func Environment(url string) map[string]string {
 	}
 }
 
-// ServeHTTP implements http.Handler. The first part of a path names the service. For compute and storage, which have
-// their names in their paths, it is part of the service's own path.
+// ServeHTTP implements http.Handler. The first part of a path names the service. Compute and storage get the whole
+// path, because their own paths begin with their names.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch name {
@@ -122,7 +122,7 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	service.ServeHTTP(w, r)
 }
 
-// Service returns the server of a service, such as "compute", for faults.
+// Service returns the server of a service, such as "compute", so that tests can inject faults.
 func (c *Cloud) Service(name string) *rest.Server { return c.services[name] }
 
 // Calls returns the ledger of all services.

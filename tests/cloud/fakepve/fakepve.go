@@ -2,7 +2,7 @@
 //
 // It refuses what the real API refuses: parameters that are not in the API's schema, calls that the token may not make,
 // calls to nodes that are down. Changes run as tasks that can fail after the call was accepted. The statuses in
-// cluster/resources are old until [Cluster.Broadcast] is called.
+// cluster/resources are outdated until [Cluster.Broadcast] is called.
 package fakepve
 
 import (
@@ -190,8 +190,8 @@ type Guest struct {
 	Dir string
 }
 
-// Boot makes VMs that start from now on real: QEMU boots the guest, with the userdata on a CD-ROM. VMs can connect to
-// this machine and not to each other. Without Boot, the process of a VM does nothing.
+// Boot makes QEMU boot the guest in every VM that starts later, with the userdata on a CD-ROM. VMs can connect to this
+// machine and not to each other. Without Boot, the process of a VM does nothing.
 func (c *Cluster) Boot(guest Guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -79,8 +79,8 @@ var (
 // need is a privilege on a path. The path may have parameters in braces.
 type need struct{ path, privilege string }
 
-// operation is a call of the API: its parameters, and the privileges that it checks before its code runs. The caller
-// must have all of needs, and one of oneOf unless oneOf is empty.
+// operation is a call of the API: its parameters, and the privileges that the API checks before it runs the call's
+// code. The caller must have all of needs, and one of oneOf unless oneOf is empty.
 type operation struct {
 	params map[string]param
 	needs  []need

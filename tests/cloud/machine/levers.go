@@ -114,7 +114,7 @@ func (i *Instance) network() (*netns, error) {
 	return &netns{f}, err
 }
 
-// DialVPC connects from a host in a VPC that is not a machine.
+// DialVPC connects from a host that is in the VPC but is not a machine.
 func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net.Conn, error) {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -123,9 +123,9 @@ func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net
 	return v.ns.dial(ctx, network, address)
 }
 
-// ListenVPC listens on a host in a VPC that is not a machine. It serves the parts of a VPC that are not instances, such
-// as load balancers and endpoints. ListenVPC adds the address to the host, with the VPC's prefix length. Port 0 selects
-// any free port.
+// ListenVPC listens on a host that is in the VPC but is not a machine. It serves the parts of a VPC that are not
+// instances, such as load balancers and endpoints. ListenVPC adds the address to the host, with the VPC's prefix
+// length. Port 0 selects any free port.
 func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.Listener, error) {
 	v, err := r.network(vpc)
 	if err != nil {

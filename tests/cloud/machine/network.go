@@ -34,9 +34,8 @@ type port struct {
 	nic  contract.NIC
 }
 
-// settings are the kernel settings of every namespace. They make addresses usable immediately and announce them when
-// they come up. They also make only the interface that has an address answer for it, and keep the path of a packet to
-// what the routes say.
+// settings are the kernel settings of every namespace. New addresses are usable and announced immediately. Only the
+// interface that has an address answers ARP requests for it. Packets follow the configured routes only.
 var settings = map[string]string{
 	"ipv4/conf/all/arp_notify": "1", "ipv4/conf/default/arp_notify": "1", "ipv4/conf/all/arp_ignore": "1",
 	"ipv4/conf/all/arp_announce": "2",
@@ -170,8 +169,8 @@ func (p *port) announce(ns *netns) error {
 	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
 }
 
-// SetRoute lets the router of a VPC send packets for an IPv4 address to the machine that has the address via. An
-// invalid via removes the route.
+// SetRoute lets the router of a VPC send packets for an IPv4 address to the machine with the address via. If via is
+// invalid, SetRoute removes the route.
 func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -195,8 +194,8 @@ func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	return nil
 }
 
-// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces, and removes the earlier ones. It
-// does what a cloud's guest agent does for addresses that the network forwards to the machine.
+// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces, and removes those of the
+// previous call. It does what a cloud's guest agent does for addresses that the network forwards to the machine.
 func (i *Instance) SetLocal(addresses []netip.Addr) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

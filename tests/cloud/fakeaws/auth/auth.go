@@ -153,8 +153,8 @@ func payloadHash(r *http.Request, service string, body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sign computes the signature of the same request. The signer covers all headers that it finds, so the copy has only
-// the headers that the client signed.
+// sign computes the signature that a request must have. The signer covers all headers that it finds, so the copy has
+// only the headers that the client signed.
 func (s *Signature) sign(r *http.Request, key Key, payload string) (string, error) {
 	again := &http.Request{Method: r.Method, Host: r.Host, Header: http.Header{}, URL: new(url.URL)}
 	*again.URL = *r.URL

@@ -47,7 +47,7 @@ func capture(t *testing.T, token string) (aws.Config, *captured) {
 	}, got
 }
 
-// verify checks the captured request as the cloud does.
+// verify checks the captured request as the fake AWS does.
 func (c *captured) verify(t *testing.T, key auth.Key, now time.Time) error {
 	t.Helper()
 	r := c.request.Clone(t.Context())

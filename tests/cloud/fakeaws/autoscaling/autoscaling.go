@@ -3,8 +3,8 @@
 //
 // Invariant: a group's members are instances that it launched. A member stays until EC2 reports it as terminated.
 // Between two passes of Reconcile, only calls change state. The service acts with its own permissions, like AWS's
-// service-linked role. It checks that the caller may launch the group's instances when the group is made or its
-// template changes.
+// service-linked role. When a group is made or its template changes, the caller must have permission to launch the
+// instances.
 //
 // Actions, errors and defaults follow the "Amazon EC2 Auto Scaling API Reference", version 2011-01-01.
 package autoscaling
@@ -152,7 +152,7 @@ func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error
 	return c.Authorize("autoscaling:"+c.Action, s.arn(g, ""), all)
 }
 
-// allowAny asks for permission for an action without a resource level.
+// allowAny asks for permission for an action that policies cannot limit to a resource.
 func allowAny(c *wire.Call) error { return c.Authorize("autoscaling:"+c.Action, "*", nil) }
 
 // group returns the group with a name.

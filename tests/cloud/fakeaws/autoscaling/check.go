@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// check refuses settings that do not fit together, or that name resources that do not exist. launches is true if the
-// request sets what the group launches. The caller then needs permission to launch it.
+// check refuses settings that contradict each other or name resources that do not exist. launches is true if the
+// request sets what the group launches. In that case the caller needs permission to launch it.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	switch {
 	case *g.MinSize < 0 || *g.MaxSize < 0:
@@ -48,7 +48,7 @@ func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	return nil
 }
 
-// checkNetwork finds the group's subnets and sets the zones to theirs.
+// checkNetwork finds the group's subnets and sets the group's zones to the zones of the subnets.
 func (s *Service) checkNetwork(g *group) error {
 	subnets := g.subnets()
 	if len(subnets) == 0 {
@@ -80,7 +80,7 @@ func (s *Service) checkTemplate(c *wire.Call, g *group) error {
 	if err != nil {
 		return invalid("Invalid launch template: %s", message(err))
 	}
-	// Answers contain both the ID and the name.
+	// Answers contain both the ID and the name of the template.
 	spec.LaunchTemplateId, spec.LaunchTemplateName = &t.ID, &t.Name
 	launch := s.instanceLaunch(g)
 	launch.Subnet = g.subnets()[0]

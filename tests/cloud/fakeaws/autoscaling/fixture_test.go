@@ -46,7 +46,7 @@ type asked struct {
 	context          policy.Context
 }
 
-// testAccount is EC2 and Auto Scaling with a common test clock, behind the real SDK.
+// testAccount is EC2 and Auto Scaling with a common test clock. Tests call it with the real SDK.
 type testAccount struct {
 	*testing.T
 	ec2     *ec2.Service

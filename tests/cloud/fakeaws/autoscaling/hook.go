@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Transitions at which a hook can wait.
+// Transitions at which a hook can make an instance wait.
 const (
 	launching = "autoscaling:EC2_INSTANCE_LAUNCHING"
 	ending    = "autoscaling:EC2_INSTANCE_TERMINATING"

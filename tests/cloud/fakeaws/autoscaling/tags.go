@@ -44,7 +44,7 @@ func (g *group) propagated() map[string]string {
 	return out
 }
 
-// checkTags refuses tags of other resources, invalid tags, and too many tags.
+// checkTags refuses tags that name another resource, invalid tags, and too many tags.
 func (s *Service) checkTags(g *group, tags []tag) error {
 	keys := map[string]bool{}
 	for _, t := range tags {

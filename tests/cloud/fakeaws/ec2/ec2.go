@@ -37,8 +37,8 @@ type Config struct {
 	Attaching time.Duration
 }
 
-// Faults are the faults that tests inject inside EC2. The cloud around EC2 injects failed, delayed and lost calls. A
-// *fault.Set implements Faults.
+// Faults are the faults that tests inject inside EC2. Failed, delayed and lost calls are injected outside EC2, by the
+// cloud. A *fault.Set implements Faults.
 type Faults interface {
 	// Lag returns the time after a resource's creation in which Describe operations do not find it, because EC2 is
 	// eventually consistent.
@@ -195,7 +195,7 @@ func (s *Service) conditions(id string) policy.Context {
 	return c
 }
 
-// allow asks for permission for an action ("AttachNetworkInterface") on each of the resources.
+// allow asks for permission for an action, such as "AttachNetworkInterface", on each of the resources.
 func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	for _, id := range ids {
 		arn := s.ARN(id)
@@ -209,7 +209,7 @@ func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	return nil
 }
 
-// allowAny asks for permission for an action without a resource level, such as all Describe actions.
+// allowAny asks for permission for an action that policies cannot limit to a resource, such as all Describe actions.
 func (s *Service) allowAny(c *wire.Call, action string) error {
 	return c.Authorize("ec2:"+action, "*", policy.Context{"ec2:Region": {s.cfg.Region}})
 }

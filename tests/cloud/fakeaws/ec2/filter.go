@@ -102,9 +102,9 @@ type query struct {
 	nextToken  string
 }
 
-// find answers a Describe operation. It returns one page of the resources with the IDs that pass the filters. An ID
-// without a visible resource is the documented NotFound error. values has a function for each filter that the operation
-// knows.
+// find answers a Describe operation. It returns one page of the resources that pass the filters, limited to the query's
+// IDs if there are any. An ID without a visible resource gives the NotFound error. values has a function for each
+// filter that the operation knows.
 func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T,
 	next string, err error) {
 	for _, f := range q.filters {

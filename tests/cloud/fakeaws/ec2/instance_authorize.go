@@ -92,8 +92,8 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	return s.allowProfile(c, l)
 }
 
-// allowPlacement asks for permission to use the placement group or the group of hosts. Permissions for a dedicated host
-// do not exist: the instance's tenancy says only that it is on a host.
+// allowPlacement asks for permission to use the placement group or the group of hosts. AWS has no permission for a
+// dedicated host: a policy sees only that the instance's tenancy is "host".
 func (s *Service) allowPlacement(c *wire.Call, l *launch) error {
 	p := l.data.Placement
 	if p == nil {

@@ -148,8 +148,8 @@ func TestTemplatePermissions(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndLicensePermissions checks that a launch needs permission for a snapshot that it names, with the
-// snapshot's owner, and for a licence configuration.
+// TestSnapshotAndLicensePermissions checks that a launch needs permission for each snapshot and license configuration
+// that it names. The check for a snapshot contains the snapshot's owner.
 func TestSnapshotAndLicensePermissions(t *testing.T) {
 	w := newTestRegion(t, nil)
 	foreign := w.service.AddSnapshot("210987654321")
@@ -237,8 +237,8 @@ func TestPlacementPermissions(t *testing.T) {
 	}
 }
 
-// TestVolumeKeyPermissions checks that an instance whose volume's KMS key may not be used is pending, and then
-// terminated with EC2's reason, while the request succeeds.
+// TestVolumeKeyPermissions checks a launch whose volume needs a KMS key that may not be used. The request succeeds. The
+// instance is pending, and EC2 then terminates it with the documented reason.
 func TestVolumeKeyPermissions(t *testing.T) {
 	w := newTestRegion(t, nil)
 	const key = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000001"

@@ -27,7 +27,7 @@ type asked struct {
 	context          policy.Context
 }
 
-// testRegion is a region with a network, images and a test clock, behind a real SDK client.
+// testRegion is a region with a network, images and a test clock. Tests call it with a real SDK client.
 type testRegion struct {
 	*testing.T
 	service *Service

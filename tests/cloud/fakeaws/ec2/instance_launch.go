@@ -159,7 +159,7 @@ func (s *Service) profileOf(p *profileSpecification) (*Profile, error) {
 	return &found, nil
 }
 
-// checkOptions refuses values of the remaining options that AWS refuses.
+// checkOptions checks the remaining options of a launch. It refuses the values that AWS refuses.
 func (l *launch) checkOptions() error {
 	d := &l.data
 	if err := checkMarket(d.InstanceMarketOptions); err != nil {

@@ -49,8 +49,8 @@ type privateIPOfXML struct {
 	PrivateIP      string            `xml:"privateIpAddress"`
 }
 
-// publicOf returns the public address of an interface's private address: an elastic address, or, for the primary
-// address, AWS's own.
+// publicOf returns the public address of an interface's private address. That is an elastic address or, for the primary
+// address, the one that AWS assigned at launch.
 func (s *Service) publicOf(eni *Interface, private netip.Addr) *associationOfXML {
 	for _, e := range s.addresses {
 		if e.iface == eni.id && e.private == private {

@@ -47,7 +47,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	}
 	parameters := canonical(c.Form)
 	if earlier := s.tokens[l.token]; earlier != nil && l.token.token != "" {
-		// The answer describes the instances of the earlier launch, so the caller needs permission for that launch.
+		// The token is known. The answer describes the earlier launch, so the caller needs permission for that launch.
 		if err := s.authorizeLaunch(c, l); err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 	return s.reservationXML(r, r.instances), nil
 }
 
-// canonical returns a request's parameters in a form that can be compared with another request of the same token.
+// canonical returns a request's parameters in a form that can be compared with another request with the same token.
 func canonical(form url.Values) string {
 	clean := url.Values{}
 	for name, values := range form {

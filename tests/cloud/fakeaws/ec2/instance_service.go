@@ -78,7 +78,7 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	return planned, s.resolve(planned)
 }
 
-// CheckLaunch checks that the caller of a service may launch the instance itself. Services call it before they use a
+// CheckLaunch checks that a service's caller has permission to launch the instance. Services call it before they use a
 // launch template for a caller.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) CheckLaunch(c *wire.Call, l Launch) error {

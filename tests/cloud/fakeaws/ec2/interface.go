@@ -144,7 +144,7 @@ func (n *subnet) reserve4(spec InterfaceSpec, taken map[netip.Addr]bool) ([]neti
 	return got, nil
 }
 
-// reserve6 chooses the IPv6 addresses of a new interface: the requested ones, or as many as the subnet's setting says.
+// reserve6 chooses the IPv6 addresses of a new interface: the requested ones, or one if the subnet assigns addresses.
 func (n *subnet) reserve6(spec InterfaceSpec, taken map[netip.Addr]bool) ([]netip.Addr, error) {
 	var got []netip.Addr
 	for _, a := range spec.IPv6 {
@@ -197,7 +197,7 @@ func (s *Service) DeleteInterface(id string) {
 	drop(s, s.interfaces, id)
 }
 
-// attached returns the interfaces of an instance, by device index. An interface that is detaching is included.
+// attached returns the interfaces of an instance, sorted by device index. An interface that is detaching is included.
 func (s *Service) attached(instanceID string) []*Interface {
 	var list []*Interface
 	for _, i := range s.interfaces {

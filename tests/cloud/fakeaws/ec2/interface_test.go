@@ -175,8 +175,8 @@ func TestAttachingTakesTime(t *testing.T) {
 	}
 }
 
-// TestAttachAsks checks that AttachNetworkInterface needs permission on both resources. The tags of each resource are
-// conditions only for that resource.
+// TestAttachAsks checks that AttachNetworkInterface needs permission on both resources. Each of the two permission
+// checks sees only the tags of its own resource.
 func TestAttachAsks(t *testing.T) {
 	w := newTestRegion(t, nil)
 	id := *w.run(nil).InstanceId

@@ -16,8 +16,8 @@ type route struct {
 	origin     string // CreateRouteTable or CreateRoute
 }
 
-// target is the target of a route. Exactly one field is set. An instance is represented by its network interface, and
-// an endpoint by gateway.
+// target is the target of a route. Exactly one field is set. If the target is an instance, iface is its network
+// interface. If it is an endpoint, gateway is its ID.
 type target struct {
 	gateway, egressOnly, nat, iface string
 }

@@ -60,8 +60,8 @@ func (s *Service) setSpot(r *spotRequest, state, code string) {
 	r.state, r.statusCode, r.updated = state, code, s.cfg.Now()
 }
 
-// spotEnded records an instance's end in its spot request. The request is closed, even a persistent one, because this
-// cloud does not fulfill a request again.
+// spotEnded records an instance's end in its spot request. The request is closed, even a persistent one, because the
+// fake does not fulfill a request again.
 func (s *Service) spotEnded(i *instance) {
 	r := i.spot
 	if r == nil || r.state == "closed" || r.state == "cancelled" {

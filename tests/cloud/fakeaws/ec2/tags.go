@@ -66,8 +66,8 @@ func listTags(tags map[string]string) []Tag {
 	return list
 }
 
-// specified returns the tags that a call gives to new resources of a type. A specification of a type outside allowed is
-// an error, because the call creates no such resource.
+// specified returns the tags that a call gives to new resources of a type. A specification of another type is an error
+// unless the type is in allowed, because the call creates no such resource.
 func specified(specs []TagSpecification, resourceType string, allowed ...string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, spec := range specs {

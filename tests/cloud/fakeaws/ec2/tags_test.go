@@ -103,7 +103,8 @@ func TestTags(t *testing.T) {
 	check("gone with the gateway", map[string]string{})
 }
 
-// TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags, with the operation in ec2:CreateAction.
+// TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags, and that ec2:CreateAction then names
+// the creating operation.
 func TestTagOnCreateAsks(t *testing.T) {
 	w := newTestRegion(t, nil)
 	in := &sdk.CreateVpcInput{CidrBlock: aws.String("10.9.0.0/16"), TagSpecifications: []types.TagSpecification{

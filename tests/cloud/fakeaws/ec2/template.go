@@ -191,7 +191,7 @@ func (s *Service) createLaunchTemplate(c *wire.Call) (any, error) {
 	return launchTemplateOutput{s.templateXML(t)}, nil
 }
 
-// checkTemplateData refuses what AWS refuses when a template is made, before any launch.
+// checkTemplateData refuses the data that AWS refuses at the creation of a template, not only at a launch.
 func checkTemplateData(d *templateData, description string) error {
 	if d == nil {
 		return missing("LaunchTemplateData")

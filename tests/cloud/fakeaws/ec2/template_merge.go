@@ -2,7 +2,7 @@ package ec2
 
 import "reflect"
 
-// replaceFields returns base with each field that is set in over.
+// replaceFields returns a copy of base in which the fields that are set in over replace those of base.
 func replaceFields[T any](base, over T) T {
 	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
 	return base

@@ -64,7 +64,7 @@ func New(cfg Config) *Service {
 // SetProbe replaces the probe. Counts of earlier checks are kept.
 func (s *Service) SetProbe(probe Probe) { s.cfg.Probe = probe }
 
-// Name implements wire.Service: the name in the scope of signatures.
+// Name implements wire.Service: the service's name in the credential scope of a signature.
 func (s *Service) Name() string { return "elasticloadbalancing" }
 
 // Operations implements wire.Service.

@@ -64,8 +64,8 @@ type asked struct {
 	conditions       policy.Context
 }
 
-// testService is the service behind its HTTP API, with its own clock. It records the permissions that the service
-// requests.
+// testService is the service with its own clock and an SDK client that calls it over HTTP. It records the permissions
+// that the service requests.
 type testService struct {
 	*elb.Client
 	t       *testing.T

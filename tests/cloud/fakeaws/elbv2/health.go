@@ -88,8 +88,8 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check runs one round of health checks: it probes each target of each group in use once, concurrently. It does not
-// hold the lock during probes, so a probe may call the cloud.
+// Check runs one round of health checks: it probes every target of every group that a load balancer uses, concurrently.
+// It does not hold the lock during probes, so a probe may call the cloud.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group
@@ -166,8 +166,8 @@ func (t *target) recordCheck(ok bool, c check) {
 	}
 }
 
-// Run runs rounds of health checks until the context ends. The first round starts immediately. The interval replaces
-// the interval of every group.
+// Run runs rounds of health checks until the context ends. The first round starts immediately. All groups are checked
+// at this interval, whatever their settings say.
 func (s *Service) Run(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -1,4 +1,4 @@
-// Package fault injects the failures that a test requests into the fake AWS.
+// Package fault injects failures into the fake AWS when a test requests them.
 //
 // Invariant: a fault affects exactly the requested number of matching calls. A client sees only what AWS could also
 // answer. A Set is safe for concurrent use.

@@ -74,7 +74,8 @@ func lowered(ctx Context) Context {
 	return out
 }
 
-// any reports whether a statement with the effect matches the request, regardless of the caller.
+// any reports whether a statement matches the request, regardless of the caller. Only Deny statements count if deny is
+// true, else only Allow statements.
 func (d *Document) any(r Request, deny bool) bool {
 	return slices.ContainsFunc(d.Statements, func(s Statement) bool { return s.Deny == deny && s.matches(d.vars(), r) })
 }

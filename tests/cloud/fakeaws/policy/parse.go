@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Kind is the use of a document. It decides which elements the document must and must not have.
+// Kind says what a policy document is used for. It decides which elements the document must and must not have.
 type Kind int
 
 // Kinds of documents.

@@ -98,7 +98,7 @@ func TestEvaluationLogic(t *testing.T) {
 	}
 }
 
-// TestStatements matches one Allow statement with one request. Sources:
+// TestStatements matches one Allow statement with one request in each case. Sources:
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_action.html, …_notaction.html,
 // …_resource.html, …_notresource.html.
 func TestStatements(t *testing.T) {

@@ -50,7 +50,7 @@ func Documented() *Limits {
 // Only returns limits for the requests of the given actions. All other requests are unlimited.
 func Only(requests map[string]Limit) *Limits { return &Limits{requests: requests} }
 
-// unfiltered lists describe actions that have a smaller bucket for requests without filters and pagination.
+// unfiltered is the set of describe actions that have a smaller bucket for requests without filters and pagination.
 var unfiltered = map[string]bool{"DescribeInstances": true, "DescribeInstanceStatus": true,
 	"DescribeNetworkInterfaces": true, "DescribeSecurityGroups": true, "DescribeSnapshots": true,
 	"DescribeSpotInstanceRequests": true, "DescribeVolumes": true}

@@ -40,7 +40,8 @@ func TestUnchunk(t *testing.T) {
 	}
 }
 
-// FuzzUnchunk checks that an accepted body decodes to the same data as one chunk, and with one chunk per byte.
+// FuzzUnchunk checks that the data of an accepted body decodes to the same data when it is encoded again, as one chunk
+// and with one chunk per byte.
 func FuzzUnchunk(f *testing.F) {
 	f.Add([]byte("5;chunk-signature=aa\r\nhello\r\n0;chunk-signature=cc\r\n\r\n"))
 	f.Add([]byte("3\r\nabc\r\n0\r\nx-amz-checksum-crc32:NSRBwg==\r\n\r\n"))

@@ -31,9 +31,9 @@ var ownHeaders = []string{
 	"X-Amz-Server-Side-Encryption-Context",
 }
 
-// send sends a request to the server, signed as its root. path is escaped and begins with the bucket. send completes a
-// request even if its client hangs up, as S3 does. Otherwise the server's objects and the versions in memory could
-// differ.
+// send sends a request to the server, signed with the server's root key. path is escaped and begins with the bucket.
+// send completes a request even if its client hangs up, as S3 does. Otherwise the server's objects and the versions in
+// memory could differ.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path

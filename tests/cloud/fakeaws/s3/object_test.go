@@ -436,7 +436,7 @@ func TestOtherRequestForms(t *testing.T) {
 	}
 }
 
-// plain sends requests for HTTPS over HTTP.
+// plain sends HTTPS requests over plain HTTP.
 type plain struct{ t *testing.T }
 
 func (p plain) Do(r *http.Request) (*http.Response, error) {

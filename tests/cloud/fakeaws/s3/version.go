@@ -103,7 +103,8 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends a request that the front itself needs, not its client. An answer is an error if its status is not in wanted.
+// do sends a request to the server that the client did not make but the front needs. An answer is an error if its
+// status is not in wanted.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
@@ -188,7 +189,8 @@ func (q *request) replace(path, status string, old *version, send func() (*http.
 	return answer, err
 }
 
-// expected reports whether the request's conditions hold for the newest version, as the server will decide.
+// expected reports whether the request's conditions hold for the newest version. The server must come to the same
+// result.
 func (q *request) expected(newest *version) bool {
 	h := q.Request.Header
 	if h.Get("If-None-Match") != "" {

@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// index lists a bucket's objects when it begins to keep versions. The caller holds the locks of all objects.
+// index fills a bucket's list of versions from its objects when versioning is enabled for the first time. The caller
+// holds the locks of all objects.
 func (q *request) index() error {
 	if err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
 		return err
@@ -125,7 +126,7 @@ func listVersions(q *request) error {
 	return q.writeXML(out)
 }
 
-// fill adds versions after the markers until the page is full.
+// fill adds the versions that follow the request's markers, until the page is full.
 func (out *versionsAnswer) fill(all map[string][]*version, owner owner) {
 	last, lastID, n := "", "", 0
 	full := func() bool {

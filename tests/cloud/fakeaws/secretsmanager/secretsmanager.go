@@ -33,7 +33,7 @@ func New(region, account string, now func() time.Time) *Service {
 	return &Service{region: region, account: account, now: now, secrets: map[string]*secret{}}
 }
 
-// Name implements wire.Service: the name in the scope of signatures.
+// Name implements wire.Service: the service's name in the credential scope of a signature.
 func (s *Service) Name() string { return "secretsmanager" }
 
 // Operations implements wire.Service.

@@ -38,7 +38,7 @@ func FuzzPage(f *testing.F) {
 	})
 }
 
-// FuzzDecodeJSON checks that invalid input is SerializationException, and that decoded values survive a round trip.
+// FuzzDecodeJSON checks that invalid input gives SerializationException, and that decoded values survive a round trip.
 func FuzzDecodeJSON(f *testing.F) {
 	type request struct {
 		Name       string

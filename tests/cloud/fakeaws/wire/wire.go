@@ -41,10 +41,11 @@ type Call struct {
 	Request   *http.Request // S3 only
 	Now       time.Time
 
-	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource ("*" if AWS has
-	// no resource level). conditions holds the keys that are not global (ec2:…, aws:RequestTag/…, aws:ResourceTag/…).
-	// Nil means allowed. An error is the service's own denial in AWS's wording. Every handler calls Authorize at least
-	// once before it changes or returns anything. The cloud fails a role's call that was answered without it.
+	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource, or on "*" if
+	// the action cannot be limited to a resource. conditions holds the keys that are not global (ec2:…,
+	// aws:RequestTag/…, aws:ResourceTag/…). Nil means allowed. An error is the service's own denial in AWS's wording.
+	// Every handler calls Authorize at least once before it changes or returns anything. If a handler did not, the
+	// cloud fails the call.
 	Authorize func(action, resource string, conditions policy.Context) error
 	// Forward evaluates the caller's policies for an action that an AWS service performs later on the caller's behalf.
 	// The cloud records it, but a denial does not change the answer. Nil means that Authorize decides.

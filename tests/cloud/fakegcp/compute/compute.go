@@ -87,7 +87,7 @@ func New() *Compute {
 // Handlers returns the methods that the fake has.
 func (c *Compute) Handlers() map[string]rest.Handler { return c.handlers }
 
-// Handle adds a method. The handler runs with the lock held, after the operations that are due.
+// Handle adds a method. When its handler runs, the lock is held, and the operations that were due have ended.
 func (c *Compute) Handle(method string, h rest.Handler) {
 	c.handlers[method] = func(call *rest.Call) (any, error) {
 		c.mu.Lock()
@@ -123,8 +123,8 @@ func (c *Compute) repeated(call *rest.Call) *Operation {
 	return op
 }
 
-// Do runs f with the lock held, after the operations that are due. f must not call exported methods of Compute, except
-// Find, Start and Put.
+// Do ends the operations that are due and then runs f, with the lock held. f must not call exported methods of Compute,
+// except Find, Start and Put.
 func (c *Compute) Do(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func (c *Compute) Do(f func()) {
 	f()
 }
 
-// Advance ends the operations that are due. Call it from time to time where machines must boot without further calls.
+// Advance ends the operations that are due. Call it regularly if machines must boot although nobody calls the API.
 func (c *Compute) Advance() { c.Do(func() {}) }
 
 // SetDelay sets the duration of later operations of a type.
@@ -151,7 +151,7 @@ type Kind struct {
 	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string
-	// Check checks a new resource, or a changed one with the old body, and fills in defaults. Optional.
+	// Check checks a new or changed resource and fills in defaults. old is the body before the change. Optional.
 	Check func(call *rest.Call, r *Resource, old map[string]any) error
 	// Created runs at the end of insert. Optional.
 	Created func(r *Resource) error
@@ -222,7 +222,7 @@ func (c *Compute) Add(k Kind) {
 	}
 }
 
-// Put stores a resource without an operation, and returns it. It is for the setup of tests, with the lock held.
+// Put stores a resource without an operation, and returns it. Tests call it during their setup, with the lock held.
 func (c *Compute) Put(path string, body map[string]any) *Resource {
 	parts := strings.Split(path, "/")
 	c.lastID += 7919

@@ -278,8 +278,8 @@ func add(addr netip.Addr, n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
 }
 
-// addresses returns the primary and alias addresses of instances other than one, with their instances. Those of stopped
-// instances count too.
+// addresses maps the primary and alias addresses of all instances except one to the instances' names. Stopped instances
+// are included.
 func (c *Compute) addresses(except *Resource) map[netip.Addr]string {
 	used := map[netip.Addr]string{}
 	for _, r := range c.All("", "instances") {

@@ -20,7 +20,7 @@ type Instance struct {
 	Body map[string]any
 	// Forwarded are the addresses of the load balancers that send packets to the instance.
 	Forwarded []string
-	// Preempted is set as soon as Compute Engine has decided to take the VM away.
+	// Preempted is set as soon as Compute Engine has decided to preempt the VM.
 	Preempted bool
 }
 
@@ -79,7 +79,7 @@ type Machine interface {
 	Stop()
 }
 
-// boot ends insert and start: the instance gets its addresses and its machine.
+// boot runs at the end of insert and start. It gives the instance its addresses and starts its machine.
 func (c *Compute) boot(r *Resource) error {
 	if c.resources[r.Path] != r || r.Body["status"] == stopping {
 		return nil // deleted meanwhile
@@ -100,7 +100,8 @@ func (c *Compute) boot(r *Resource) error {
 	return nil
 }
 
-// startMachine boots a machine without the lock. The instance may be gone or changed when it is done.
+// startMachine boots a machine without the lock. When the machine is ready, the instance may no longer exist, or may
+// have changed.
 func (c *Compute) startMachine(r *Resource, view Instance) {
 	m, err := c.Machines.Start(view)
 	if err != nil {
@@ -179,7 +180,7 @@ func (c *Compute) changedInstance(r *Resource) error {
 	return nil
 }
 
-// forwarded returns the addresses of the forwarding rules whose backends have an instance.
+// forwarded returns the addresses of the forwarding rules whose backends include an instance.
 func (c *Compute) forwarded(instance *Resource) (found []string) {
 	for _, rule := range c.All("", "forwardingRules") {
 		for _, group := range c.backends(rule) {

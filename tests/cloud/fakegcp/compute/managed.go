@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// managedInstance is a name that a managed group has given, with the template of its instance. A repair keeps the name.
+// managedInstance is an instance's name that a managed group has chosen, with the template of the instance. A repair
+// keeps the name.
 type managedInstance struct {
 	name, template string
 	began          time.Time
@@ -260,7 +261,7 @@ func (c *Compute) freeName(r *Resource, list []managedInstance) string {
 	}
 }
 
-// createManaged makes an instance from its template. It reports whether the call was accepted.
+// createManaged makes an instance from its template. It reports whether the insert was accepted.
 func (c *Compute) createManaged(r *Resource, m managedInstance) bool {
 	template := c.Find(m.template)
 	if template == nil {

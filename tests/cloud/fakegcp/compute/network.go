@@ -75,8 +75,8 @@ func (c *Compute) resolve(value any) (any, error) {
 	return value, nil
 }
 
-// addReferring adds a type of resource with references to others: they must exist when it is made, and it must not be
-// referred to when it is deleted.
+// addReferring adds a type of resource that refers to others. A resource can be made only if those that it refers to
+// exist, and deleted only if no other refers to it.
 func (c *Compute) addReferring(k Kind) {
 	check, removing := k.Check, k.Removing
 	k.Check = func(call *rest.Call, r *Resource, old map[string]any) error {
@@ -105,7 +105,7 @@ func (c *Compute) addReferring(k Kind) {
 	c.Add(k)
 }
 
-// refers reports whether a body has the URL of a resource.
+// refers reports whether a body contains the URL of a resource.
 func refers(value any, link string) bool {
 	switch value := value.(type) {
 	case string:
@@ -296,7 +296,7 @@ func (c *Compute) backendHealth(call *rest.Call, services Kind) (any, error) {
 	return map[string]any{"kind": "compute#backendServiceGroupHealth", "healthStatus": statuses}, nil
 }
 
-// checkAddress gives a new address its value.
+// checkAddress sets the defaults of a new address resource. It chooses an IP address if the request names none.
 func (c *Compute) checkAddress(_ *rest.Call, r *Resource, _ map[string]any) error {
 	setDefaults(r.Body, map[string]any{"addressType": "EXTERNAL", "status": "RESERVED", "networkTier": "PREMIUM"})
 	if rest.Text(r.Body, "address") != "" {

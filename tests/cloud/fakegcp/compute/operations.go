@@ -80,8 +80,9 @@ func (c *Compute) faultOf(op *Operation) *Failure {
 	return nil
 }
 
-// Start starts an operation on a resource. Its type is the last part of the method. At its end, finish takes effect and
-// may fail with a [*Failure]. undo runs instead if a [Fault] lets the operation fail. Both may be nil.
+// Start starts an operation on a resource. The last part of the method is the operation's type. The end of the
+// operation calls finish, which may fail with a [*Failure], or undo if a [Fault] makes the operation fail. Both may be
+// nil.
 func (c *Compute) Start(method string, target *Resource, finish func() error, undo func()) *Operation {
 	kind := method[strings.LastIndexByte(method, '.')+1:]
 	c.lastID += 7919

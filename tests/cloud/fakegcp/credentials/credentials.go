@@ -20,7 +20,7 @@ import (
 const Account = "nstance@p.iam.gserviceaccount.com"
 
 // Write writes the file of a service account of a project, and returns its path for GOOGLE_APPLICATION_CREDENTIALS. Its
-// access tokens are "token-of-" and the email.
+// access tokens consist of "token-of-" and the email.
 func Write(t testing.TB, project string) string {
 	t.Helper()
 	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,5 +1,5 @@
-// Package guest boots real machines for the instances of the fake of Google Cloud. It gives them the metadata server,
-// and it does for their addresses what Google's network and its guest agent do.
+// Package guest boots real machines for the instances of the fake of Google Cloud. It gives each machine a metadata
+// server. It also does what Google's network and guest agent do for the machines' addresses.
 //
 // Invariant: packets for an alias address go to the instance that has it, and packets for a load balancer's address go
 // unchanged to an instance that passes the health check.
@@ -27,7 +27,7 @@ import (
 // /etc/hosts.
 var metadataAddress = netip.MustParseAddr("169.254.169.254")
 
-// dmi is what the firmware of every VM says.
+// dmi is what the firmware of every VM reports.
 var dmi = map[string]string{"sys_vendor": "Google", "product_name": "Google Compute Engine", "bios_vendor": "Google",
 	"board_vendor": "Google", "board_name": "Google Compute Engine"}
 

@@ -99,7 +99,8 @@ func etag(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// await returns a value. With wait_for_change it waits until the value is not that of last_etag, or until timeout_sec.
+// await returns a value. With wait_for_change it waits until the value is not that of last_etag, or until timeout_sec
+// has passed.
 func (m *metadata) await(r *http.Request, path string) (text string, found bool) {
 	limit := longestWait
 	if seconds, err := strconv.Atoi(r.FormValue("timeout_sec")); err == nil {

@@ -165,7 +165,7 @@ func (i *IAM) createAccount(c *rest.Call) (any, error) {
 	return maps.Clone(body), nil
 }
 
-// onAccount returns the handler of a method of an account. The project may be a dash.
+// onAccount returns the handler of a method of an account. In the account's name, a dash may replace the project.
 func (i *IAM) onAccount(f func(*rest.Call, string, *account) (any, error)) rest.Handler {
 	return func(c *rest.Call) (any, error) {
 		name := c.Params["name"] + c.Params["resource"]
@@ -266,8 +266,8 @@ func (i *IAM) permissions(name string) (found []string) {
 	return found
 }
 
-// Allows reports whether a member has a permission by a binding of the project or of a resource. of is the policy of
-// the resource. It may be nil.
+// Allows reports whether a binding of the project or of a resource gives a permission to a member. The parameter of is
+// the policy of the resource, or nil.
 func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of *policy.Policy) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -275,7 +275,8 @@ func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of
 	return i.policy.Allows(member, attributes, includes) || of != nil && of.Allows(member, attributes, includes)
 }
 
-// PolicyOf returns a copy of the policy of a service account, which is named by its email, or nil.
+// PolicyOf returns a copy of the policy of the service account with an email. It returns nil if there is no such
+// account.
 func (i *IAM) PolicyOf(email string) *policy.Policy {
 	i.mu.Lock()
 	defer i.mu.Unlock()

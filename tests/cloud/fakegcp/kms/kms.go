@@ -1,4 +1,4 @@
-// Package kms fakes the keys of Cloud KMS as far as other services encrypt with them: their policies, and whether they
+// Package kms fakes the parts of Cloud KMS that other services need to encrypt: the policies of keys, and whether a key
 // can be used. A test makes the keys, as a user of the modules does.
 package kms
 

@@ -225,7 +225,7 @@ func (s *SecretManager) setPolicy(c *rest.Call) (any, error) {
 	return found.policy.Set(c.Body["policy"])
 }
 
-// PolicyOf returns a copy of the policy of a secret, which is named by its resource name, or nil.
+// PolicyOf returns a copy of the policy of the secret with a resource name. It returns nil if there is no such secret.
 func (s *SecretManager) PolicyOf(name string) *policy.Policy {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -66,7 +66,7 @@ func TestOneWriteASecond(t *testing.T) {
 	}
 }
 
-// TestEveryVerbChecksGenerations checks the conditions of reads and deletes, which the store does not use.
+// TestEveryVerbChecksGenerations checks the conditions of reads and deletes. The store itself sets no such conditions.
 func TestEveryVerbChecksGenerations(t *testing.T) {
 	options := serve(t, storage.New("bucket"))
 	store := open(t, options)

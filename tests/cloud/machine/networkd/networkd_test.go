@@ -87,7 +87,7 @@ var command = regexp.MustCompile(`^-[46] (link set eth1 up|addr add (\S+) dev et
 	`route append default via (\S+) dev eth1 proto (ra|dhcp|static)( metric \d+)?( onlink)?( table \d+)?|` +
 	`rule (add|del) from (\S+) lookup \d+)$`)
 
-// FuzzParse checks that an accepted file yields only commands that ip(8) can read, of addresses without a zone.
+// FuzzParse checks that an accepted file yields only commands that ip(8) can read. No address in them may have a zone.
 func FuzzParse(f *testing.F) {
 	for _, text := range networkd.Netplan {
 		f.Add(text)

@@ -147,7 +147,7 @@ func (n *network) removed(device string) error {
 	return n.ip(file.Down())
 }
 
-// reload reads the files again and configures the links again that now have another file.
+// reload reads the files again. It configures those links again for which another file now applies.
 func (n *network) reload() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
