@@ -100,8 +100,8 @@ func direction(p pkg) (complaints []string) {
 	return complaints
 }
 
-// only forbids a package all imports from this module except the listed ones. The list must include its own
-// sub-packages.
+// only returns a rule that permits a package no imports from this module except the allowed ones. The package's own
+// sub-packages must be among them.
 func only(subject string, allowed ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if p.ImportPath != subject {
@@ -117,7 +117,7 @@ func only(subject string, allowed ...string) rule {
 	}
 }
 
-// never keeps packages, their tests included, from importing others.
+// never returns a rule that keeps packages, their tests included, from importing others.
 func never(subject string, forbidden ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if !within(p.ImportPath, subject) {
@@ -132,7 +132,7 @@ func never(subject string, forbidden ...string) rule {
 	}
 }
 
-// unlinked keeps packages out of a program.
+// unlinked returns a rule that keeps packages out of a program.
 func unlinked(program string, forbidden ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if !within(p.ImportPath, program) {
@@ -249,7 +249,7 @@ var rules = map[string]rule{
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
 }
 
-// exactly applies a rule to one package but not to the packages below it.
+// exactly returns a rule that applies look to one package but not to the packages below it.
 func exactly(subject string, look rule) rule {
 	return func(p pkg) []string {
 		if p.ImportPath != subject {
@@ -259,7 +259,7 @@ func exactly(subject string, look rule) rule {
 	}
 }
 
-// unlinkedExcept keeps packages out of all programs but some.
+// unlinkedExcept returns a rule that keeps packages out of all programs but some.
 func unlinkedExcept(programs string, except []string, forbidden ...string) rule {
 	look := unlinked(programs, forbidden...)
 	return func(p pkg) []string {

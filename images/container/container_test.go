@@ -31,7 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
-// program names the program under services/cmd that the tests build. The operator takes long to link; a smaller one
+// program names the program under services/cmd that the tests build. The operator takes long to link; a smaller program
 // links faster.
 var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
 

@@ -82,8 +82,8 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 		Release: "1", Section: "admin", Priority: "optional", Maintainer: "The Nstance authors <" + source + ">",
 		Description: p.description, Homepage: source, License: "Apache-2.0", MTime: r.Created,
 		Overridables: nfpm.Overridables{Contents: contents, Scripts: scripts,
-			// The program verifies TLS servers with ca-certificates. The other package has useradd, which makes the
-			// server's user.
+			// The program verifies TLS servers with ca-certificates. passwd and shadow-utils contain useradd, which
+			// makes the server's user.
 			Depends: map[string][]string{"deb": {"ca-certificates", "passwd"},
 				"rpm": {"ca-certificates", "shadow-utils"}}[format],
 			Deb: nfpm.Deb{Compression: "gzip"},

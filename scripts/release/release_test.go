@@ -73,8 +73,8 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestKeysAreNotShown checks that errors about unreadable keys contain neither the key nor its password, and reads a
-// key with a password.
+// TestKeysAreNotShown checks that errors about unreadable keys contain neither the key nor its password. It also reads
+// a key with the right password.
 func TestKeysAreNotShown(t *testing.T) {
 	_, private, err := minisign.GenerateKey(nil)
 	if err != nil {

@@ -287,8 +287,8 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 }
 
-// TestUninstallHook checks that the chart deletes the Cluster before a release only if a value asks for it, with the
-// operator's account, command and configuration.
+// TestUninstallHook checks that uninstalling the chart deletes the Cluster only if a value asks for it. The Job that
+// deletes it must have the operator's account, command and configuration.
 func TestUninstallHook(t *testing.T) {
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
 	for _, object := range template(t, "-f", minimal) {

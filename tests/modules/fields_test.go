@@ -27,8 +27,8 @@ type definition struct {
 	} `json:"properties"`
 }
 
-// configVariables names the variables of a shard module whose objects are passed on to the shard configuration, with
-// the definition in the JSON Schema that has the same fields.
+// configVariables maps variables of a shard module to definitions in the JSON Schema. The module copies these variables
+// into the shard configuration, so each must have the same fields as its definition.
 var configVariables = map[string]string{
 	"certificates": "certificate",
 	"defaults":     "defaults",
@@ -39,7 +39,8 @@ var configVariables = map[string]string{
 	"tenants":      "tenant",
 }
 
-// omittedFields are the fields of the shard configuration that users of a module cannot set, by definition.
+// omittedFields are the fields of the shard configuration that users of a module cannot set. The keys are definitions
+// in the JSON Schema.
 var omittedFields = map[string][]string{
 	"groupSpec":      {"deleted", "protected", "removed"}, // only servers set them
 	"image":          {"provider"},                        // the module's cloud
@@ -48,7 +49,7 @@ var omittedFields = map[string][]string{
 	"server": {"advertise", "bind", "dynamic_subnet_pools", "leader_network", "provider", "shard", "subnet_pools"},
 }
 
-// unsupportedFields are the fields that a cloud does not have, by cloud and definition.
+// unsupportedFields are the fields that a cloud does not have, by cloud and by definition in the JSON Schema.
 var unsupportedFields = map[string]map[string][]string{
 	"gcp":     {"attestation": {"certificates"}}, // the provider's certificates are public
 	"libvirt": noCloud,

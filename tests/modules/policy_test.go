@@ -475,8 +475,8 @@ func TestServerPassesOnlyListedRoles(t *testing.T) {
 	ask(t, full.server(t), []question{{"a role that is not listed", "iam:PassRole", web, toEC2, false}})
 }
 
-// TestServerUsesOnlyListedKeysForDisks checks ebs_kms_key_arns: servers may use the keys only through EC2, and may
-// create grants only for AWS.
+// TestServerUsesOnlyListedKeysForDisks checks that servers may use the keys in ebs_kms_key_arns only through EC2, and
+// may create grants for them only for AWS.
 func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 	disk := strings.Replace(kms, "key/0", "key/d", 1)
 	via := func(service string) policy.Context { return policy.Context{"kms:ViaService": {service}} }
@@ -531,7 +531,7 @@ func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	}
 }
 
-// TestServerOpensSessions checks server_ssm. It permits sessions of AWS Systems Manager on the machines, but never
+// TestServerOpensSessions checks that server_ssm permits sessions of AWS Systems Manager on the machines, but never
 // reading its parameters.
 func TestServerOpensSessions(t *testing.T) {
 	for on, doc := range map[bool]*policy.Document{true: choices{ssm: true}.server(t), false: choices{}.server(t)} {
@@ -543,7 +543,7 @@ func TestServerOpensSessions(t *testing.T) {
 	}
 }
 
-// TestServerSetsOnlyListedTags checks tag_keys. The servers' own tags are always permitted.
+// TestServerSetsOnlyListedTags checks that servers may set only their own tags and those with a key in tag_keys.
 func TestServerSetsOnlyListedTags(t *testing.T) {
 	doc := choices{tagKeys: []string{"team", "cost-*"}}.server(t)
 	for key, allowed := range map[string]bool{"team": true, "cost-center": true, "nstance:managed": true,

@@ -173,8 +173,8 @@ func (l *lab) forgetNonce(t *testing.T) {
 	}
 }
 
-// testTypingError names a shard that does not exist in a pool. No shard may lose an instance. Then the admission policy
-// refuses such names.
+// testTypingError puts shard names with typing errors into a pool. No shard may lose an instance. Then the admission
+// policy refuses such names.
 func (l *lab) testTypingError(t *testing.T) {
 	before := l.ids(t, workers, l.shards()...)
 	change := func(ctx context.Context, shards string) error {

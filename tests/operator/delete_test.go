@@ -54,7 +54,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// testDeleteKinds deletes one object of each kind while the server of west hangs. Then west continues.
+// testDeleteKinds deletes one object of each kind while the server of the shard west hangs. Then that server continues.
 func (l *lab) testDeleteKinds(t *testing.T) {
 	const first, second, third = "first", "second", "third"
 	for _, group := range []string{first, second, third} {
@@ -313,7 +313,7 @@ func (l *lab) ended(t *testing.T) {
 	})
 }
 
-// empty returns an error if an object of the Cluster exists or its deletion is not recorded.
+// empty returns an error if an object of the Cluster exists, or if the deletion of the Cluster is not recorded.
 func (l *lab) empty(ctx context.Context) error {
 	for _, list := range []client.ObjectList{&clusterv1.ClusterList{}, &v1beta1.NstanceClusterList{},
 		&clusterv1.MachinePoolList{}, &v1beta1.NstanceMachinePoolList{}, &v1beta1.NstanceShardGroupList{},

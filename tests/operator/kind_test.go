@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// kindSteps are the steps to prepare a kind cluster for an operator on the developer's machine, from the CRDs on, as
-// users know them. They create no ServiceAccount.
+// kindSteps are the documented steps that prepare a kind cluster for an operator on the developer's machine, beginning
+// with the CRDs. They create no ServiceAccount.
 const kindSteps = `
 kubectl apply -k config/crd/
 kubectl create configmap nstance-cluster-ca \

@@ -93,7 +93,7 @@ func prepare() error {
 // or the range for outgoing connections.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
-// version is a directory of programs, and the repository that they are of.
+// version is a directory of programs, and the repository that they were built from.
 type version struct{ bin, root string }
 
 func thisVersion(t *testing.T) version {
@@ -341,7 +341,7 @@ func (l *lab) kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// await calls try until it returns no error. It fails the test after within and returns the time taken.
+// await calls try until it returns no error, and returns the time taken. If that time exceeds within, the test fails.
 func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
 	t.Helper()
 	began := time.Now()

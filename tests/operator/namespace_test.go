@@ -40,7 +40,7 @@ func TestNamespace(t *testing.T) {
 }
 
 // testRecoverNamespace deletes the namespace while it has objects of all kinds and west hangs. It first kills the
-// operator, which would end with its Deployment.
+// operator, because the deletion of a real operator's Deployment would end it, too.
 func (l *lab) testRecoverNamespace(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	l.machine(t, "single", "west")

@@ -82,8 +82,7 @@ func (l *lab) cordoned(ctx context.Context, name string) error {
 	return nil
 }
 
-// testDrain checks that a pod without permission to be evicted delays the deletion of its instance until eviction is
-// allowed.
+// testDrain checks that a pod that may not be evicted delays the deletion of its instance until eviction is allowed.
 func (l *lab) testDrain(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, workers, l.west)

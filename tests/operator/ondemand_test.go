@@ -104,7 +104,7 @@ func (l *lab) belongs(ctx context.Context, name string, pod *corev1.Pod) error {
 	return nil
 }
 
-// settledOnDemand returns an error unless the group machines has exactly these instances and Machines.
+// settledOnDemand returns an error unless the group "machines" has exactly these instances and Machines.
 func (l *lab) settledOnDemand(ctx context.Context, nodes ...string) error {
 	var have []string
 	for _, s := range l.shards() {
@@ -129,7 +129,7 @@ func (l *lab) settledOnDemand(ctx context.Context, nodes ...string) error {
 	return nil
 }
 
-// countEvents returns how many events of a kind the instances of the group machines have had.
+// countEvents returns how many events of a kind the instances of the group "machines" have had.
 func (l *lab) countEvents(kind nstancev1.InstanceEvent_Type) (n int) {
 	for _, s := range l.shards() {
 		s.mu.Lock()

@@ -58,7 +58,7 @@ func (s *sequence) resetModel() {
 	s.startRound()
 }
 
-// startRound lets pools that were imported again be changed.
+// startRound permits changes to pools again that were imported in the last round.
 func (s *sequence) startRound() {
 	s.evicted, s.disturbed = map[string]string{}, map[string]bool{}
 	for _, one := range s.model.pools {
@@ -151,7 +151,7 @@ func (s *sequence) onlyStatic(groups map[string]int) error {
 	return nil
 }
 
-// secretsAre returns an error unless the Secrets are those of the start, except the names in without.
+// secretsAre returns an error unless exactly the Secrets of the start exist, except those named in without.
 func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	want := slices.DeleteFunc(slices.Clone(s.secrets), func(name string) bool { return slices.Contains(without, name) })
 	if have := s.listSecrets(ctx); !slices.Equal(have, want) {

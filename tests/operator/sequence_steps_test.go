@@ -262,7 +262,7 @@ func (s *sequence) poolMachine(pool string) *clusterv1.Machine {
 	return &list.Items[s.random.IntN(len(list.Items))]
 }
 
-// deletePoolMachine deletes a Machine of a pool, which is replaced.
+// deletePoolMachine deletes a Machine of a pool. The Machine is replaced.
 func (s *sequence) deletePoolMachine() string {
 	name := s.pick(s.model.livePools())
 	if name == "" || s.model.ended {

@@ -275,7 +275,8 @@ func (s *sequence) finishRound() {
 	s.startRound()
 }
 
-// until calls try until it returns no error, and checks the invariants meanwhile. It fails the test after within.
+// until calls try until it returns no error, and checks the invariants meanwhile. If that takes longer than within, the
+// test fails.
 func (s *sequence) until(what string, within time.Duration, try func(context.Context) error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)

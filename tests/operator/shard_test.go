@@ -307,8 +307,8 @@ func (s *shard) group(ctx context.Context, name string) (*nstancev1.GroupStatus,
 	return nil, fmt.Errorf("shard %s has no group %s", s.id, name)
 }
 
-// instances returns the instances of a group that are neither deleted nor being deleted, sorted by ID. If of is "", it
-// returns those of all groups.
+// instances returns the instances of the group of that are neither deleted nor being deleted, sorted by ID. If of is
+// "", it returns the instances of all groups.
 func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.InstanceStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -362,7 +362,7 @@ func (s *shard) tails(t *testing.T) {
 		"nstance-server.log"), 20))
 }
 
-// metadata simulates the EC2 metadata service. The group spot directs its instances to it with the variable
+// metadata simulates the EC2 metadata service. The instances of the group "spot" get its address in the variable
 // AWS_EC2_METADATA_SERVICE_ENDPOINT. The first part of the path is the instance ID.
 type metadata struct {
 	mu      sync.Mutex

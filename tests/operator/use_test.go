@@ -152,7 +152,7 @@ func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	}
 }
 
-// manifest is the MachinePool of the group applied as users keep it in Git. testApply fills in the lines of the
+// manifest is the MachinePool of the group "applied", as users keep it in Git. testApply fills in the lines of the
 // replicas and of the autoscaler's annotations.
 const manifest = `
 apiVersion: cluster.x-k8s.io/v1beta2

@@ -214,8 +214,8 @@ func (f *fleet) consoles(t *testing.T) string {
 	return all.String()
 }
 
-// replaceUnhealthy stops the server, as if it hung. Its machine must report that and be replaced. Until then, the
-// function meanwhile may do work that needs no server.
+// replaceUnhealthy stops the server process, as if it hung. The machine must report that and be replaced. Before the
+// replacement, replaceUnhealthy calls meanwhile, which may do work that needs no server.
 func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	t.Helper()
 	old := f.servers()[0].ID

@@ -48,7 +48,7 @@ func TestStacks(t *testing.T) {
 	t.Run("operations", calls.checkOperations)
 }
 
-// cli returns the path of terraform if the flag names it, and of tofu otherwise.
+// cli returns terraform, or the path of tofu if terraform is empty.
 func cli(t *testing.T, terraform string) string {
 	t.Helper()
 	if terraform != "" {

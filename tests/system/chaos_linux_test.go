@@ -14,8 +14,8 @@ import (
 
 var (
 	chaosFlag = flag.String("chaos", "", "form of the chaos test: short, or long for every fault at full length")
-	// heirLease is the lease of a lock with an heir in the servers under test. scripts/chaos.sh builds servers with a
-	// shorter lease.
+	// heirLease is the lease that the servers under test write into a lock with an heir. scripts/chaos.sh builds
+	// servers with a shorter lease.
 	heirLease = flag.Duration("heir-lease", 90*time.Second,
 		"lease of a lock with an heir, as linked into nstance-server")
 )
@@ -46,7 +46,7 @@ func longForm() bool { return *chaosFlag == "long" }
 // fault is one fault and how the shard must react.
 type fault struct {
 	name, want string
-	// short lists the forms of shards in which the short run makes the fault.
+	// short names the forms of shards in which a short run makes this fault.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)

@@ -157,7 +157,7 @@ func (s *story) settled(ctx context.Context) error {
 	return err
 }
 
-// changed returns the applied configuration with a change.
+// changed returns the document of the applied configuration after a change.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {

@@ -40,7 +40,7 @@ type told struct {
 	event journalEvent
 }
 
-// answers is the JSON of nstance-admin about shards.
+// answers is the part of nstance-admin's JSON output that the checks read.
 type answers struct {
 	Shards []struct {
 		Events []journalEvent  // of events
@@ -82,7 +82,7 @@ func (s *story) standing(ctx context.Context, args ...string) ([]standingError, 
 	return answer.Shards[0].Errors, nil
 }
 
-// awaitEvent waits for the newest event, if t names one.
+// awaitEvent waits for the event that t describes, if t has a kind.
 func (s *story) awaitEvent(ctx context.Context, t *told) error {
 	for t.kind != "" {
 		answer, err := admin[answers](ctx, s, "events", "--since", "1h", "--shard",
@@ -104,7 +104,7 @@ func (s *story) awaitEvent(ctx context.Context, t *told) error {
 	return nil
 }
 
-// check compares what every means of observation tells.
+// check compares what every means of observation shows with what t says.
 func (s *story) check(ctx context.Context, t told) error {
 	after, err := s.scrape(ctx)
 	if err != nil {
@@ -166,7 +166,7 @@ func (s *story) checkExplain(ctx context.Context, t told) error {
 	return fmt.Errorf("%s: no %s of %v: %q, there are: %+v", command, t.cause, t.event.At, t.event.Message, standing)
 }
 
-// checkDoctor compares the beginnings of doctor's problems.
+// checkDoctor compares the problems that doctor reports with the expected beginnings.
 func (s *story) checkDoctor(ctx context.Context, t told) error {
 	type finding struct {
 		Check, Result, Next string

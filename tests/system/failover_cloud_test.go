@@ -160,7 +160,8 @@ func (c *cloud) environment(name string) []string {
 		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
 }
 
-// configure makes the shard an EC2 shard with that many instances, in groups of at most 500. No agent runs in them.
+// configure makes the shard an EC2 shard with as many instances as records says, in groups of at most 500. No agent
+// runs in them.
 func (c *cloud) configure(s *config.Shard, records int) {
 	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
 	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address}
@@ -187,7 +188,7 @@ type loss struct {
 	created, attached time.Time
 }
 
-// loseVM kills one VM of the shard and, with machine, the machine of the leader.
+// loseVM kills one VM of the shard and, if machine is true, the machine of the leader.
 func (c *cloud) loseVM(ctx context.Context, leader int, machine bool) (*loss, error) {
 	if len(c.vms) == 0 {
 		return nil, errors.New("no VM is left")

@@ -168,8 +168,8 @@ func (h *howTo) follow(ctx context.Context, p guide) error {
 	return nil
 }
 
-// call sets what replaces names of a page, such as GROUP. names holds names and values alternately. The newest value
-// counts.
+// call sets the values that replace names of a page, such as GROUP. names holds names and values alternately. A later
+// value for a name replaces an earlier one.
 func (h *howTo) call(names ...string) { h.names = append(names, h.names...) }
 
 // replace replaces the names of pages by those of the cluster.
@@ -256,7 +256,7 @@ func (h *howTo) ask(ctx context.Context, value any, args string) error {
 	return json.Unmarshal([]byte(output), value)
 }
 
-// write changes the configuration in FILE.
+// write returns a function that changes the configuration in FILE.
 func (h *howTo) write(change func(*config.Shard)) func(context.Context) error {
 	return func(context.Context) error {
 		change(h.document)
@@ -264,7 +264,7 @@ func (h *howTo) write(change func(*config.Shard)) func(context.Context) error {
 	}
 }
 
-// push changes the configuration in FILE and lets the leader apply it.
+// push returns a function that changes the configuration in FILE and lets the leader apply it.
 func (h *howTo) push(change func(*config.Shard)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := h.write(change)(ctx); err != nil {
@@ -278,7 +278,7 @@ func (h *howTo) push(change func(*config.Shard)) func(context.Context) error {
 	}
 }
 
-// snippet decodes the first snippet of a page's configuration, with replacements of texts.
+// snippet decodes the first configuration snippet of a page, after it has made the replacements in the snippet's text.
 func snippet(file string, into any, replacements ...string) error {
 	text, err := read(file)
 	if err != nil {
@@ -296,7 +296,8 @@ func snippet(file string, into any, replacements ...string) error {
 	return json.Unmarshal(raw, into)
 }
 
-// healthy waits until exactly size instances exist and are healthy. It calls the first one INSTANCE.
+// healthy returns a function that waits until exactly size instances exist and are healthy. Pages then know the first
+// of them as INSTANCE.
 func (h *howTo) healthy(size int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		found, err := h.operator.AwaitHealthy(ctx, size)

@@ -99,7 +99,7 @@ func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
 	return h.healthy(2)(ctx)
 }
 
-// nowHealthy is healthy for a step's after.
+// nowHealthy returns the function of healthy with the parameters that a step's after needs.
 func (h *howTo) nowHealthy(size int) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error { return h.healthy(size)(ctx) }
 }
@@ -175,7 +175,8 @@ func (h *howTo) addChecks(ctx context.Context) error {
 	return err
 }
 
-// removeGroup removes a group and the template of the same name. The instances of the other groups must become healthy.
+// removeGroup returns a function that removes a group and the template of the same name. The instances of the other
+// groups must become healthy.
 func (h *howTo) removeGroup(name string) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error {
 		return h.push(func(c *config.Shard) {

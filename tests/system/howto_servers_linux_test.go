@@ -82,7 +82,7 @@ func (h *howTo) checkMonitoring(ctx context.Context, text string) error {
 	return nil
 }
 
-// stopStandby stops the second server. The page's commands start one with its ports and cache.
+// stopStandby stops the second server. The page's commands then start a server with the same ports and cache.
 func (h *howTo) stopStandby(ctx context.Context) error {
 	leader, _, err := awaitLeaderWithHeir(ctx, h.stack)
 	if err != nil {
@@ -98,8 +98,8 @@ func (h *howTo) stopStandby(ctx context.Context) error {
 	return nil
 }
 
-// checkUnit runs the command of the page's unit, lets systemd verify the unit where it is installed, and starts the
-// standby again.
+// checkUnit runs the command in the page's systemd unit. If systemd is installed, checkUnit lets it verify the unit.
+// Then it starts the standby again.
 func (h *howTo) checkUnit(ctx context.Context, text string) (err error) {
 	unit := strings.ReplaceAll(blocks(text, "ini")[0], "/usr/local/bin", h.stack.Bin)
 	_, command, _ := strings.Cut(unit, "ExecStart=")
@@ -194,7 +194,7 @@ func (h *howTo) growAndStop(ctx context.Context) error {
 	return nil
 }
 
-// replaceObjects replaces the objects of the bucket by those that were unpacked.
+// replaceObjects replaces the objects of the bucket by those that the page's commands have unpacked from the backup.
 func (h *howTo) replaceObjects(context.Context, string) error {
 	bucket := h.stack.StoreDir()
 	for _, name := range []string{"cluster", "config", "groups", "shard"} {

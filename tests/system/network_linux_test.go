@@ -259,8 +259,8 @@ func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Con
 // isolated is set in the environment of the isolated copy of this program.
 const isolated = "NSTANCE_SYSTEM_ISOLATED"
 
-// isolate runs this program again in new network and mount namespaces and returns its exit code. In that copy it
-// returns with done false.
+// isolate runs this program again in new network and mount namespaces and returns the exit code of that copy. In the
+// copy, isolate returns immediately, with done = false.
 func isolate() (code int, done bool, err error) {
 	if os.Getenv(isolated) != "" {
 		return 0, false, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")

@@ -125,7 +125,7 @@ func (s *proxmoxShard) report(format string, value any, began time.Time) {
 	fmt.Printf("proxmox: "+format+": %v\n", value, time.Since(began).Round(10*time.Millisecond))
 }
 
-// awaitVolumes waits until so many volumes have a text in their names.
+// awaitVolumes waits until exactly want volumes have the text in their names.
 func (s *proxmoxShard) awaitVolumes(ctx context.Context, text string, want int) error {
 	for {
 		var found []string

@@ -25,7 +25,7 @@ type Module struct {
 	dir, cli string
 }
 
-// NewModule copies the module of the clone in the directory root.
+// NewModule copies the module from the clone of the repository in the directory root.
 func NewModule(t testing.TB, d *Daemon, root string) *Module {
 	t.Helper()
 	m := &Module{t: t, dir: t.TempDir(), cli: tool(t, root, "terraform-or-tofu")}

@@ -97,7 +97,7 @@ func poolFiles(t *testing.T, daemon *libvirtd.Daemon) (names []string) {
 	return names
 }
 
-// variables are those of the module. The version is in the boot script.
+// variables returns values for the variables of the module. The boot script prints the version.
 func variables(version string) map[string]any {
 	mac := map[string]string{"mac": "52:54:00:0A:00:02"}
 	return map[string]any{

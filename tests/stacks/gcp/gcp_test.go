@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// cli returns the path of terraform if the flag names it, and of tofu otherwise.
+// cli returns terraform, or the path of tofu if terraform is empty.
 func cli(t *testing.T, terraform string) string {
 	t.Helper()
 	if terraform != "" {

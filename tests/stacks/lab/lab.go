@@ -316,8 +316,8 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	return nstancev1.NewOperatorServiceClient(conn)
 }
 
-// KeepRefreshing lets the leader look for a new configuration every second, until the test ends. Otherwise the leader
-// looks every three minutes. Every second KeepRefreshing also calls each, which may be nil.
+// KeepRefreshing makes the leader look for a new configuration every second instead of every three minutes, until the
+// test ends. If each is not nil, KeepRefreshing also calls it every second.
 func KeepRefreshing(t *testing.T, operator nstancev1.OperatorServiceClient, each func(ctx context.Context)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

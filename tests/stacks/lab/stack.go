@@ -79,7 +79,7 @@ func (s *Stack) ApplyError(t *testing.T) error {
 	return err
 }
 
-// With returns the same stack with some variables replaced. A nil value leaves the variable out.
+// With returns a copy of the stack with some variables replaced. A nil value leaves the variable out.
 func (s *Stack) With(vars map[string]any) *Stack {
 	options := *s.options
 	options.Vars = maps.Clone(options.Vars)

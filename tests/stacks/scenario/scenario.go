@@ -150,7 +150,7 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 	s.Settled(t, size, []string{doomed})
 }
 
-// WebCommands start a web server on port 8080 of a VM, which [Shard.ReplacesUnhealthyInBalancer] ends.
+// WebCommands start a web server on port 8080 of a VM. [Shard.ReplacesUnhealthyInBalancer] later ends the web server.
 var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &",
 	"echo $! >/run/web.pid"}
 

@@ -44,8 +44,7 @@ type Call struct {
 	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource, or on "*" if
 	// the action cannot be limited to a resource. conditions holds the keys that are not global (ec2:…,
 	// aws:RequestTag/…, aws:ResourceTag/…). Nil means allowed. An error is the service's own denial in AWS's wording.
-	// Every handler calls Authorize at least once before it changes or returns anything. If a handler did not, the
-	// cloud fails the call.
+	// Every handler calls Authorize before it changes or returns anything. Otherwise a role's call fails.
 	Authorize func(action, resource string, conditions policy.Context) error
 	// Forward evaluates the caller's policies for an action that an AWS service performs later on the caller's behalf.
 	// The cloud records it, but a denial does not change the answer. Nil means that Authorize decides.

@@ -65,8 +65,8 @@ func (i *invocation) execute() string {
 	return i.result
 }
 
-// spawn starts the main process. If the process cannot execute its program, spawn returns an error. It then also sets
-// i.main, because the process still has to exit.
+// spawn starts the main process. If the process cannot execute its program, spawn returns an error and sets i.main,
+// because the process has yet to exit, with the code for that failure.
 func (i *invocation) spawn() (err error) {
 	argv, err := i.def.Argv(i.environment)
 	if err != nil {
