@@ -244,7 +244,7 @@ func (l *lab) recreated(t *testing.T) {
 	})
 }
 
-// hang stops the server's process. The returned function continues it, at the latest at the end of the test.
+// hang stops the server's process (SIGSTOP). proceed continues it. The end of the test also calls proceed.
 func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	t.Helper()
 	server := s.server()
@@ -265,7 +265,7 @@ func (l *lab) remove(t *testing.T, kind, name string) {
 	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false", "--ignore-not-found")
 }
 
-// withoutWest removes west from the operator's configuration file. It returns the file's content before.
+// withoutWest removes west from the operator's configuration file. It returns the former content of the file.
 func (l *lab) withoutWest(t *testing.T) (before []byte) {
 	t.Helper()
 	before = tail(l.configFile())

@@ -183,7 +183,7 @@ func (s *sequence) nodesMatch(ctx context.Context, instances map[string]*nstance
 	return nil
 }
 
-// onlyAskedFor returns an error if a dynamic group or an object of its pool is left.
+// onlyAskedFor returns an error if a dynamic group that the model does not ask for, or an object of its pool, is left.
 func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) error {
 	for _, name := range dynamicNames {
 		one := s.model.pools[name]

@@ -56,8 +56,8 @@ const (
 	mostSingles  = 3
 )
 
-// done reports whether a change was accepted. The object of a refused change may be gone or have changed meanwhile. The
-// test fails for other errors.
+// done reports whether a change was accepted. A change may be refused because its object is gone or has changed
+// meanwhile. The test fails for other errors.
 func (s *sequence) done(err error) bool {
 	s.t.Helper()
 	switch {

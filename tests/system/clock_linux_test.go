@@ -34,7 +34,8 @@ func init() { //nolint:gochecknoinits // init runs on the main thread (runtime.L
 	}
 }
 
-// launch installs the filter, sends the listening end to the parent process, and executes the program.
+// launch installs the filter, sends the descriptor that receives its notifications to the parent process, and executes
+// the program.
 func launch() error {
 	path := os.Getenv(launchVariable)
 	if err := os.Unsetenv(launchVariable); err != nil {

@@ -23,7 +23,7 @@ import (
 )
 
 // TestServerVM makes a VM for a server with modules/libvirt/servers and a whole Debian. The server gets its secrets
-// from a CD-ROM, leads, and takes the leader's address. It makes no VMs, because its configuration names no hosts.
+// from a CD-ROM, leads, and takes the leader's address. The server has no hosts for VMs, so the group is empty.
 func TestServerVM(t *testing.T) {
 	if *debianFlag == "" {
 		t.Log("run by hand, as scripts/libvirt.sh says: without hardware support, Debian boots for minutes")

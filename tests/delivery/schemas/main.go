@@ -98,7 +98,7 @@ func fromOpenAPI(out, path string) error {
 	return nil
 }
 
-// collect adds to used the named schema and all schemas that it refers to.
+// collect adds the schema with a name, and all schemas that it refers to, to the map used.
 func collect(schemas map[string]object, name string, used map[string]object) {
 	if _, done := used[name]; done || schemas[name] == nil {
 		return

@@ -28,7 +28,8 @@ type captured struct {
 	body    string
 }
 
-// capture returns a client's configuration and the last request that its server received.
+// capture starts a server. It returns a client configuration for the server and the last request that the server
+// received.
 func capture(t *testing.T, token string) (aws.Config, *captured) {
 	t.Helper()
 	got := &captured{}
@@ -69,7 +70,7 @@ func (c *captured) verify(t *testing.T, key auth.Key, now time.Time) error {
 	return err
 }
 
-// calls send one signed request each. The calls fail, because only the received request matters.
+// calls send one signed request each. The test server answers each with an error, because only the request matters.
 var calls = map[string]func(t *testing.T, c aws.Config){
 	"ec2": func(t *testing.T, c aws.Config) {
 		if _, err := ec2.NewFromConfig(c).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{

@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config configures the service and names the services that it uses. EC2 and Lock are required.
+// Config configures the service and names the other services that it uses. EC2 and Lock are required.
 type Config struct {
 	Region, Account string
 	Zones           []string
@@ -130,7 +130,7 @@ func (s *Service) Reconcile() {
 
 func (s *Service) now() time.Time { return s.cfg.Now() }
 
-// arn returns the ARN of a group. An empty name matches every group.
+// arn returns the ARN of a group. If the group does not exist, g is nil, and the ARN has the given name and any ID.
 func (s *Service) arn(g *group, name string) string {
 	id := "*"
 	if g != nil {

@@ -344,7 +344,7 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through converts filters on the rendered form of a resource to filters on the resource.
+// through converts filters on the XML form of a resource, which render makes, to filters on the resource.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))
 	for name, values := range filters {
@@ -353,7 +353,7 @@ func through[T, X any](render func(T) X, filters map[string]func(X) []string) ma
 	return out
 }
 
-// one makes a filter on one value. An empty value counts as no value.
+// one makes a filter from a function that returns one value. An empty value counts as no value.
 func one[X any](text func(X) string) func(X) []string {
 	return func(x X) []string {
 		if v := text(x); v != "" {

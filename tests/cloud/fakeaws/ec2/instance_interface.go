@@ -15,8 +15,8 @@ type nicPlan struct {
 	groups            []string
 }
 
-// locate sets the zone that a request names, by its primary interface's subnet or its placement. The zone stays "" if
-// the request names none.
+// locate sets the launch's zone to the zone that the request names, by the subnet of an interface or by the placement.
+// If the request names none, the zone stays "".
 func (s *Service) locate(l *launch) error {
 	for _, nic := range l.data.NetworkInterface {
 		if id := value(nic.NetworkInterfaceID); id != "" {

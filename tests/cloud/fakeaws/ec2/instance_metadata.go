@@ -55,7 +55,7 @@ func (s *Service) metadata(i *instance, path string) (string, bool) {
 	return strings.Join(slices.Sorted(maps.Keys(names)), "\n"), len(names) > 0
 }
 
-// metadataTree returns the whole tree except credentials.
+// metadataTree returns all metadata except credentials, by path.
 func (s *Service) metadataTree(i *instance) map[string]string {
 	x := s.instanceXML(i)
 	n := s.subnets[i.subnet]

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// settle applies what is due: transitional states end, spot interruptions happen, and ended instances and their tokens
-// are forgotten.
+// settle applies the changes that are due: transitional states end, spot interruptions happen, and ended instances and
+// their tokens are forgotten.
 func (s *Service) settle() {
 	now := s.cfg.Now()
 	for _, i := range sorted(s.instances) {
@@ -34,7 +34,7 @@ func (s *Service) settle() {
 	}
 }
 
-// Settle applies what is due, as every API call does. It takes the cloud's lock.
+// Settle applies the changes that are due, as every API call does. It takes the cloud's lock.
 func (s *Service) Settle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -30,7 +30,8 @@ type permissionInput struct {
 	} `query:"PrefixListIds"`
 }
 
-// permissionsInput holds the common parameters of authorizing and revoking: permissions, or one rule in the older form.
+// permissionsInput holds the common parameters of the operations that add and revoke rules: permissions, or one rule in
+// the older form.
 type permissionsInput struct {
 	GroupID          string            `query:"GroupId"`
 	GroupName        string            // a group of the default VPC, which does not exist here

@@ -198,7 +198,7 @@ type nameOptions struct {
 	HostnameType                    *string `xml:"hostnameType"`
 }
 
-// launchTags holds the tags of the resources of one type that a launch creates.
+// launchTags holds the tags that a launch gives to new resources of one type.
 type launchTags struct {
 	ResourceType string `xml:"resourceType"`
 	Tag          []Tag  `xml:"tagSet>item"`

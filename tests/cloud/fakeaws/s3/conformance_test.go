@@ -28,7 +28,7 @@ func hermetic(t *testing.T) {
 }
 
 // TestConformance runs the conformance suite of object stores, in a bucket with versions and in one without. The caller
-// is a role with exactly a store's permissions.
+// is a role with exactly the permissions that a store needs.
 func TestConformance(t *testing.T) {
 	hermetic(t)
 	w := newTestFront(t)

@@ -123,7 +123,7 @@ func (q *request) reply(answer *http.Response) error {
 	return nil
 }
 
-// headErrors are the codes of errors without a body.
+// headErrors maps HTTP statuses to the codes of errors without a body.
 var headErrors = map[int]string{
 	http.StatusNotFound: "NotFound", http.StatusForbidden: "Forbidden",
 	http.StatusPreconditionFailed:           "PreconditionFailed",

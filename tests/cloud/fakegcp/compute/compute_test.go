@@ -304,7 +304,8 @@ func TestSpotVMsAreGoneAfterPreemption(t *testing.T) {
 	c.wantRefused("get", err, 404, "notFound")
 }
 
-// TestPartialURLs makes an instance from references without a project. The API takes them and answers with whole URLs.
+// TestPartialURLs makes an instance from references without a project. The API accepts them and answers with whole
+// URLs.
 func TestPartialURLs(t *testing.T) {
 	c := start(t)
 	c.AddImage(project, "own", "")

@@ -67,8 +67,8 @@ type Machines interface {
 	Start(Instance) (Machine, error)
 }
 
-// Machine is the machine of a running instance. A machine that ends by itself is reported to [Compute.End]. Console
-// runs with the lock held, the other methods without it.
+// Machine is the machine of a running instance. If it ends by itself, [Compute.Ended] must be called. Console runs with
+// the lock held, the other methods without it.
 type Machine interface {
 	// Changed is called after the instance's metadata, labels or interfaces changed. The machine asks for them with
 	// [Compute.Instance].

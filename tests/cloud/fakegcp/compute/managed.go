@@ -241,7 +241,7 @@ func healDelay(r *Resource) time.Duration {
 	return 0
 }
 
-// healthyInstance asks the probe about an instance of a group with a health check.
+// healthyInstance asks Healthy about an instance of a group. Without a health check, the instance is healthy.
 func (c *Compute) healthyInstance(r, instance *Resource) bool {
 	policies := Objects(r.Body["autoHealingPolicies"])
 	if c.Healthy == nil || len(policies) == 0 {

@@ -15,10 +15,10 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// keyID is the ID of the key of identity tokens.
+// keyID is the ID of the key that signs identity tokens.
 const keyID = "key-1"
 
-// signer is the key of identity tokens.
+// signer is the key that signs identity tokens.
 var signer = sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, 2048) })
 
 // SignIdentity returns a signed identity token.
@@ -32,8 +32,8 @@ func SignIdentity(claims jwt.Claims) (string, error) {
 	return token.SignedString(key)
 }
 
-// IdentityKeys answers as https://www.googleapis.com/oauth2/v1/certs does: with the certificates of the keys of
-// identity tokens, by their IDs.
+// IdentityKeys answers as https://www.googleapis.com/oauth2/v1/certs does: with the certificates of the keys that sign
+// identity tokens, by key ID.
 func IdentityKeys(w http.ResponseWriter, _ *http.Request) {
 	text, err := certificate()
 	if err != nil {

@@ -45,7 +45,7 @@ type service struct {
 
 // run is the time from a request to start a service until the service stays down. It covers restarts.
 type run struct {
-	// decided is closed when the start has succeeded or failed. err is set before.
+	// decided is closed when the start has succeeded or failed. err is set before that.
 	decided chan struct{}
 	decide  func(error)
 	err     error

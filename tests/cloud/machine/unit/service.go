@@ -159,7 +159,7 @@ func ValidName(name string) bool {
 	})
 }
 
-// choice accepts one value. Other values that systemd knows are not supported.
+// choice returns a parser that accepts only one value. Other values that systemd knows are not supported.
 func choice(only string, set func(*Service)) func(*Service, string) error {
 	return func(s *Service, value string) error {
 		if value != only {
