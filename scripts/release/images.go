@@ -54,7 +54,7 @@ func (r *release) images(ctx context.Context) error {
 	return nil
 }
 
-// writeLayout writes an archive of an image layout with one image or index, which container tools import.
+// writeLayout writes an archive of an image layout with one image or index. Container tools can import the archive.
 func (r *release) writeLayout(name string, content mutate.Appendable) error {
 	dir := filepath.Join(r.Work, name+".layout")
 	path, err := layout.Write(dir, empty.Index)

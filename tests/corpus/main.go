@@ -1,4 +1,4 @@
-// Command corpus copies inputs that fuzzing found from Go's cache into the repository. It copies an input to the
+// Command corpus copies inputs of fuzz tests from Go's cache into the repository. It copies an input to the
 // testdata/fuzz of its fuzz target if the input reaches a statement of the target's package that neither the seeds nor
 // a smaller input reach. Every later test run includes the copied inputs.
 //
@@ -152,7 +152,7 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	return kept, len(inputs), nil
 }
 
-// inputs are the names of the cached inputs, the smallest first.
+// inputs returns the names of the cached inputs, the smallest first.
 func (t target) inputs() ([]string, error) {
 	entries, err := os.ReadDir(t.cached)
 	if err != nil {

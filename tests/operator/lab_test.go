@@ -270,8 +270,8 @@ func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s
 func (l *lab) configFile() string         { return filepath.Join(l.dir, "operator.yaml") }
 func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operator.kubeconfig") }
 
-// operator starts an nstance-operator with the permissions of a real installation. The name of its log contains its
-// number.
+// operator starts an nstance-operator with the permissions of a real installation. The log's name contains the
+// operator's number.
 func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)

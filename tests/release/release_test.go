@@ -39,7 +39,7 @@ type dist struct {
 	gpgPublic string // armored
 }
 
-// TestRelease builds a release two times and tries what is in it.
+// TestRelease builds a release two times and tests its contents.
 func TestRelease(t *testing.T) {
 	if !*runFlag {
 		t.Log("run by scripts/release-check.sh")

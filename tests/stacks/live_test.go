@@ -200,7 +200,7 @@ module "shard" {
 const missingSecret = "no-such-secret"
 
 // refused lets the provider reach the leader, and applies what the plan cannot check: a key that does not exist, which
-// the leader refuses, and an image that does not exist, of which it cannot create VMs. Each apply must report the
+// the leader refuses, and an image that does not exist, from which it cannot create VMs. Each apply must report the
 // error, and no VM may be replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()

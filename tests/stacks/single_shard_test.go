@@ -32,7 +32,7 @@ import (
 
 const soon = scenario.Soon
 
-// readyTimeout is how long a new server may take to become ready, in seconds. A server takes a few.
+// readyTimeout is how long a new server may take to become ready, in seconds. It needs only a few.
 const readyTimeout = 40
 
 // shard is the module's output "shard".
@@ -65,8 +65,8 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, f.bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh lets the leader look for a new configuration every second, until the test ends. Every second it also asks for
-// the CPUs and the memory of an instance type, as nstance-operator does.
+// refresh makes the leader look for a new configuration every second, until the test ends. Every second refresh also
+// asks the leader for the CPUs and the memory of an instance type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)

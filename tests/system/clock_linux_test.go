@@ -67,8 +67,8 @@ func launch() error {
 	return unix.Exec(path, os.Args, os.Environ())
 }
 
-// start starts a program that reads this clock. The caller must lock its thread, which traces the program until its
-// first instruction.
+// start starts a program that reads this clock. The calling goroutine must be locked to its thread, which traces the
+// program until its first instruction.
 func (c *wallClock) start(cmd *exec.Cmd) error {
 	self, err := os.Executable()
 	if err != nil {

@@ -256,7 +256,7 @@ func (s *story) env(instance string) []string {
 		"NSTANCE_ADMIN_SERVERS="+s.stack.AdminServers(), "NSTANCE_ADMIN_IDENTITY_DIR="+s.file("identity"))
 }
 
-// runPage runs the commands in the blocks of shell code of a section, which must be the expected ones in that order.
+// runPage runs the commands in a section's blocks of shell code. They must be the expected ones, in that order.
 func (s *story) runPage(ctx context.Context, section, instance string, want []expectation) error {
 	var commands []string
 	for _, code := range blocks(section, "sh") {

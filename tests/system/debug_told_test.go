@@ -298,7 +298,7 @@ func (s *story) checkMetric(t told, after samples) error {
 	return fmt.Errorf("metrics: no series of %s has grown", t.metric)
 }
 
-// checkRules lets promtool evaluate the alert rules on the metrics before and after the fault, as if that state lasted
+// checkRules makes promtool evaluate the alert rules on the metrics before and after the fault, as if that state lasted
 // for half an hour. Exactly the expected alerts must fire.
 func (s *story) checkRules(ctx context.Context, t told, after samples) error {
 	rules, err := filepath.Abs("config/prometheus/nstance.rules.yaml")

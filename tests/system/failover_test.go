@@ -106,7 +106,7 @@ type failover struct {
 type way struct {
 	name, signal string
 	end          func(p *local.Process) error
-	// restore makes the server that ended a standby, after the other server has become leader.
+	// restore turns the server that has ended into a standby, after the other server has become leader.
 	restore func(ctx context.Context, n int) error
 }
 

@@ -24,7 +24,7 @@ const (
 
 // TestKill9 kills random processes of a shard at random moments while the group is scaled and VMs die. Servers and the
 // object store are started again, as systemd would. Afterwards the shard must converge: each VM has one record and one
-// agent. The seed repeats what is killed and when, but not how the processes interleave.
+// agent. The same seed gives the same kills at the same times, but not the same order of steps in the processes.
 func TestKill9(t *testing.T) {
 	rounds, seed := *roundsFlag, *seedFlag
 	if rounds < 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// leaderPoll reads the /leader page of every server twenty times a second. The network never breaks these requests.
+// leaderPoll reads the /leader page of every server twenty times a second. Network faults never affect these requests.
 type leaderPoll struct {
 	mu      sync.Mutex
 	pages   [servers + 1]leaderPage
@@ -113,7 +113,7 @@ func (s *shard) awaitPair(ctx context.Context) (leader, heir string, term uint64
 	}
 }
 
-// actionLog reads which server acted in which term from the logs of the servers, in the order in which the logs are
+// actionLog reads in the servers' logs which server acted in which term. It relies on the order in which lines are
 // written, because the clocks of the servers may be wrong.
 type actionLog struct {
 	mu    sync.Mutex

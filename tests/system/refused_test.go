@@ -255,7 +255,7 @@ func (r *refused) write(ctx context.Context, document string) error {
 	return err
 }
 
-// replaceVM kills a VM and waits until another one has its place.
+// replaceVM kills a VM and waits until another VM has replaced it.
 func (r *refused) replaceVM(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a killed VM was not replaced in a minute"))
 	defer cancel()

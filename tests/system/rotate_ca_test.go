@@ -231,7 +231,7 @@ func (r *rotation) interruptIn(ctx context.Context, text string, signal syscall.
 	return nil
 }
 
-// replaceVM kills a VM and waits until another one has its place. It returns the instances afterwards.
+// replaceVM kills a VM and waits until another VM has replaced it. It returns the instances afterwards.
 func (r *rotation) replaceVM(ctx context.Context) ([]string, error) {
 	gone, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {

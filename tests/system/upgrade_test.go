@@ -32,7 +32,7 @@ const upgradeServers = 4
 // upgradeSize is the size of the group whose VMs must stay.
 const upgradeSize = 3
 
-// TestUpgrade upgrades a cluster of an earlier version part by part: servers, agents, Terraform provider. It goes back
+// TestUpgrade upgrades a cluster of an earlier version part by part: servers, agents, Terraform provider. It downgrades
 // where docs/how-to/upgrade.md permits that, and upgrades again. At first every program is of the earlier version,
 // including those that wrote the bucket. Meanwhile another group is scaled. No VM of the first group may be replaced.
 func TestUpgrade(t *testing.T) {
@@ -388,8 +388,8 @@ func (u *upgrade) handOver(ctx context.Context) error {
 	return fmt.Errorf("the lock names %s, want a new server", holder)
 }
 
-// serversGoBack stops the new servers and starts an old one. It must not lead, because it cannot read the lock. The VMs
-// go on running. Then the new servers lead again.
+// serversGoBack stops the new servers and starts an old one. The old one must not lead, because it cannot read the
+// lock. The VMs go on running. Then the new servers lead again.
 func (u *upgrade) serversGoBack(ctx context.Context) error {
 	for n := 3; n <= upgradeServers; n++ {
 		if err := u.servers[n].Stop(30 * time.Second); err != nil {

@@ -41,7 +41,7 @@ func CalledOperations() (map[string]string, error) {
 }
 
 // Operations returns the operations that this cloud implements, such as "ec2:RunInstances", sorted. Those of S3 are
-// included without an S3 backend.
+// included even without an S3 backend.
 func (c *Cloud) Operations() []string {
 	var all []string
 	for service, handlers := range c.handlers {

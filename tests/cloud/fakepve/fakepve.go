@@ -198,7 +198,7 @@ func (c *Cluster) Boot(guest Guest) {
 	c.guest = guest
 }
 
-// SetOnline takes a node down or up. VMs of a node that goes down keep running, but no API call shows it.
+// SetOnline takes a node down or up. VMs of a node that goes down keep running, but API calls do not show that.
 func (c *Cluster) SetOnline(name string, online bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

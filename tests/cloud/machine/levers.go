@@ -85,8 +85,8 @@ func (r *Runner) Logs(id string) string {
 	return string(text)
 }
 
-// Dial connects from inside a machine, after it has configured its network. The address must be an IP address with a
-// port.
+// Dial connects from inside a machine, when the machine has configured its network. The address must be an IP address
+// with a port.
 func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Conn, error) {
 	i, ok := r.Machine(id)
 	if !ok {

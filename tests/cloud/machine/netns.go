@@ -177,8 +177,8 @@ func (s *starter) close() {
 	<-s.done
 }
 
-// command returns the command that starts the first process of a machine, in new namespaces. The machine inherits
-// files, with numbers from [boot.Spec] on.
+// command returns the command that starts the first process of a machine, in new namespaces. The process inherits
+// files, the first as file descriptor [boot.Spec].
 func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
 	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log,
 		ExtraFiles: files,

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/contract"
 )
 
-// answerer is a boot script that stays and sends the machine's name to every client of port 7.
+// answerer is a boot script that does not end. It sends the machine's name to every client of port 7.
 const answerer = "#!/bin/sh\nexec answerer\n"
 
 // who connects to an address and returns the name of the machine that answers.

@@ -10,7 +10,7 @@ import (
 )
 
 // Proxy serves an HTTP proxy that connects with dial, until the test ends. Programs with its URL in HTTPS_PROXY reach
-// the network of a shard by it, as users do by a proxy of their company. They do not use it for loopback addresses.
+// the network of a shard through it, as users do through a company's proxy. They do not use it for loopback addresses.
 func Proxy(t *testing.T, dial func(ctx context.Context, network, address string) (net.Conn, error)) (url string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

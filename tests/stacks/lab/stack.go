@@ -195,9 +195,9 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 	}
 }
 
-// Register runs the nth block of shell commands on a page of docs/start, which registers an operator, in the stack's
-// directory. tofu is the stack's CLI. This host is not in the shard's network, so Register leaves out commands that ask
-// the leader. Register returns the value of NSTANCE_ADMIN_SERVERS.
+// Register runs the nth block of shell commands on a page of docs/start in the stack's directory. The block registers
+// an operator. tofu is the stack's CLI. This host is not in the shard's network, so Register leaves out commands that
+// ask the leader. Register returns the value of NSTANCE_ADMIN_SERVERS.
 func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
 	t.Helper()
 	programs, err := Build()

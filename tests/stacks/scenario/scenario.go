@@ -134,7 +134,8 @@ func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args 
 	s.Settled(t, len(old), old)
 }
 
-// ReplacesInterrupted lets the cloud announce that it takes a Spot VM away. Its replacement must start while it runs.
+// ReplacesInterrupted makes the cloud announce that it takes a Spot VM away. The replacement must start while that VM
+// runs.
 func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 	t.Helper()
 	doomed := s.Workers()[0]

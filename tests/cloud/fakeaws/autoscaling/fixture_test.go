@@ -121,7 +121,7 @@ func (w *testAccount) sleep(d time.Duration) {
 	w.service.Reconcile()
 }
 
-// ServeHTTP decodes, authorizes and answers calls to its services, as the whole cloud does. The test decides which
+// ServeHTTP decodes, authorizes and answers calls to its services, as the whole fake AWS does. The test decides which
 // permissions are denied.
 func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	service, operations := "autoscaling", w.service.Operations()

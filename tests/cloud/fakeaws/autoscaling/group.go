@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// settings holds the common parameters of CreateAutoScalingGroup and UpdateAutoScalingGroup. Answers repeat them.
+// settings holds the common parameters of CreateAutoScalingGroup and UpdateAutoScalingGroup. Answers contain them, too.
 //
 // https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_AutoScalingGroup.html
 type settings struct {
@@ -217,7 +217,7 @@ func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	return err
 }
 
-// merged returns the old settings with each setting that is present in changes.
+// merged returns a copy of old in which the settings that changes contains replace the old ones.
 func merged(old, changes settings) settings {
 	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(changes)
 	for i := range into.NumField() {

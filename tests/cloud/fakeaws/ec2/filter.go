@@ -144,7 +144,7 @@ func find[T resource](s *Service, table map[string]T, q query, values map[string
 	return paged(found, q.maxResults, q.nextToken)
 }
 
-// notFound returns the error for an ID that a Describe does not find, temporarily or permanently.
+// notFound returns the error for an ID that a Describe operation does not find (yet).
 func (s *Service) notFound(id string) error {
 	k, known := s.kind(id)
 	if !known {

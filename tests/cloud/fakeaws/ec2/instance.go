@@ -89,7 +89,7 @@ func newMachinery() machinery {
 func (s *Service) SetIdentity(i Identity) { s.identity = i }
 
 // SetTimes sets the time that an instance without a machine stays pending, and the minimum time that any instance stays
-// shutting-down or stopping. The defaults are zero: the next call ends the state.
+// shutting-down or stopping. Zero, the default, means that the next call ends the state.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
 // machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies the

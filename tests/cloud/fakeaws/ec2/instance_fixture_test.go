@@ -91,8 +91,8 @@ func (w *testRegion) sleep(d time.Duration) {
 	w.now = w.now.Add(d)
 }
 
-// serve decodes, authorizes and answers calls to a service, as the whole cloud does. The test decides which permissions
-// are denied.
+// serve decodes, authorizes and answers calls to a service, as the whole fake AWS does. The test decides which
+// permissions are denied.
 func (w *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {

@@ -209,8 +209,8 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach attaches an interface to an instance. The attachment is in the state attaching for the duration takes, which
-// is zero for a launch. attach checks nothing and does not plug the interface into the machine.
+// attach attaches an interface to an instance. The attachment's state is attaching until the time in takes has passed
+// (zero for a launch). attach checks nothing and does not plug the interface into the machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{
@@ -302,8 +302,8 @@ func (s *Service) publicName(vpcID string, a netip.Addr) string {
 	return name + "." + s.cfg.Region + ".compute.amazonaws.com"
 }
 
-// interfaceByID returns an interface for an operation on it. It also returns interfaces of services; own refuses
-// changes to them.
+// interfaceByID returns an interface for an operation on it. It also returns interfaces of services; [Interface.own]
+// refuses changes to them.
 func (s *Service) interfaceByID(id string) (*Interface, error) {
 	if id == "" {
 		return nil, missing("networkInterfaceId")

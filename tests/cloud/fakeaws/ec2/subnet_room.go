@@ -126,7 +126,7 @@ func (n *subnet) claim(a netip.Addr, taken map[netip.Addr]bool) error {
 	return nil
 }
 
-// parseAddress reads the address in a parameter: IPv4, or IPv6 if six.
+// parseAddress reads the address in a parameter: IPv6 if six is true, else IPv4.
 func parseAddress(parameter, text string, six bool) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Is6() != six || a.Is4In6() || a.Zone() != "" {

@@ -47,7 +47,7 @@ func Documented() *Limits {
 	}
 }
 
-// Only returns limits for the requests of the given actions. All other requests are unlimited.
+// Only returns Limits for the requests of the given actions. No other requests are limited.
 func Only(requests map[string]Limit) *Limits { return &Limits{requests: requests} }
 
 // unfiltered is the set of describe actions that have a smaller bucket for requests without filters and pagination.

@@ -258,7 +258,7 @@ func (q *request) remove(key, path, id string, send func() (*http.Response, erro
 	return deleted{id: marker.id, marker: true, created: true}, q.add(key, marker)
 }
 
-// refusal adds the server's answer to the result if the server refused.
+// refusal adds the server's answer to the result if the server refused the deletion.
 func refusal(answer *http.Response, d deleted) deleted {
 	if answer != nil && answer.StatusCode >= http.StatusBadRequest {
 		d.answer = answer

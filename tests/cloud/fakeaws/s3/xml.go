@@ -25,8 +25,8 @@ func malformed() error {
 		"The XML you provided was not well-formed or did not validate against our published schema")
 }
 
-// decode reads a document strictly: anything that the structure cannot hold is an error. decode marshals the structure
-// again and compares the two documents' elements, regardless of order.
+// decode reads a document strictly: an element without a field in the structure is an error. decode marshals the
+// structure again and compares the two documents' elements, regardless of order.
 func decode(document []byte, into any) error {
 	if err := xml.Unmarshal(document, into); err != nil {
 		return malformed()

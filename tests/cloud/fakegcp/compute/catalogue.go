@@ -12,7 +12,7 @@ import (
 var machineTypes = map[string][2]int{"e2-micro": {2, 1024}, "e2-small": {2, 2048}, "e2-medium": {2, 4096},
 	"e2-standard-2": {2, 8192}, "n2-standard-2": {2, 8192}, "t2a-standard-1": {1, 4096}}
 
-// addCatalogue adds what a project finds: zones, machine types and images.
+// addCatalogue adds what every project can use: zones, machine types and images.
 func (c *Compute) addCatalogue() {
 	for _, k := range []Kind{{Collection: "zones", Type: "zone"}, {Collection: "regions", Type: "region"}} {
 		k.Methods = []string{"list"}
@@ -63,7 +63,7 @@ func (c *Compute) AddImage(project, name, family string) {
 	})
 }
 
-// findImage returns an image by its URL or path, or the newest image of a family that is not deprecated.
+// findImage returns an image by its URL or path, or the newest image of a family, except deprecated ones.
 func (c *Compute) findImage(link string) *Resource {
 	scope, family, isFamily := strings.Cut(link, "/images/family/")
 	if !isFamily {

@@ -252,7 +252,7 @@ func (c *Compute) Find(link string) *Resource {
 	return nil
 }
 
-// All returns the resources of a collection whose paths begin with scope, by path.
+// All returns the resources of a collection whose paths begin with scope, sorted by path.
 func (c *Compute) All(scope, collection string) (found []*Resource) {
 	for _, path := range slices.Sorted(maps.Keys(c.resources)) {
 		if r := c.resources[path]; r.Collection == collection && strings.HasPrefix(path, scope) {

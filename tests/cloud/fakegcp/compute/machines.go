@@ -163,7 +163,7 @@ func (c *Compute) Instance(id uint64) (view Instance, ok bool) {
 	return view, ok
 }
 
-// Instances returns all instances, by path.
+// Instances returns all instances, sorted by path.
 func (c *Compute) Instances() (all []Instance) {
 	c.Do(func() {
 		for _, r := range c.All("", "instances") {

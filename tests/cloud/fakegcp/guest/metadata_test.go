@@ -35,7 +35,7 @@ func ask(ctx context.Context, m *metadata, path string) *httptest.ResponseRecord
 }
 
 // TestMetadata reads values, directories, tokens of the service account and identity tokens. A request without the
-// header is refused.
+// header Metadata-Flavor is refused.
 func TestMetadata(t *testing.T) {
 	m := newMetadata("7", testInstance())
 	for path, want := range map[string]string{

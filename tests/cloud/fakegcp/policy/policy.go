@@ -1,4 +1,4 @@
-// Package policy keeps the IAM policies of resources of the fake of Google Cloud, and evaluates them.
+// Package policy keeps and evaluates the IAM policies of resources in the fake Google Cloud.
 package policy
 
 import (

@@ -281,10 +281,10 @@ type fault struct {
 	before *Error // refuse the call; nil: make the call and lose the answer
 }
 
-// Refuse lets the next call of a method fail without effect.
+// Refuse makes the next call of a method fail without effect.
 func (s *Server) Refuse(method string, with *Error) { s.addFault(&fault{method, with}) }
 
-// LoseAnswer lets the next call of a method take effect and cuts the connection before the answer.
+// LoseAnswer makes the next call of a method take effect and cuts the connection before the answer.
 func (s *Server) LoseAnswer(method string) { s.addFault(&fault{method, nil}) }
 
 func (s *Server) addFault(f *fault) {

@@ -164,7 +164,7 @@ func (s *SecretManager) addVersion(c *rest.Call) (any, error) {
 		"state": "ENABLED"}, nil
 }
 
-// findVersion returns a version by its number or the alias "latest", with its number.
+// findVersion returns the version that a number or the alias "latest" names, and its number.
 func (s *SecretManager) findVersion(c *rest.Call) (name string, found *version, number int, err error) {
 	name, text, _ := strings.Cut(c.Params["name"], "/versions/")
 	of, err := s.find(c, name)

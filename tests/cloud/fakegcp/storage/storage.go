@@ -1,5 +1,5 @@
-// Package storage fakes the buckets and objects of Google Cloud Storage. Every verb checks the conditions on
-// generations.
+// Package storage fakes the buckets and objects of Google Cloud Storage. Every method checks the generation conditions
+// of its request.
 package storage
 
 import (

@@ -312,7 +312,7 @@ func freshDirectories(root string) error {
 	return nil
 }
 
-// system mounts the kernel's file systems /proc, /sys and /dev, and memory on /run and /tmp.
+// system mounts the kernel's file systems /proc, /sys and /dev, and file systems in memory on /run and /tmp.
 func (t Tree) system(root string) error {
 	in := func(path string) string { return filepath.Join(root, path) }
 	if err := mount("proc", in("proc"), "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
