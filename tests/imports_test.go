@@ -100,8 +100,8 @@ func direction(p pkg) (complaints []string) {
 	return complaints
 }
 
-// only returns a rule that permits a package no imports from this module except the allowed ones. The package's own
-// sub-packages must be among them.
+// only returns a rule that permits a package only the listed imports from this module. Its own sub-packages must be
+// listed, too.
 func only(subject string, allowed ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if p.ImportPath != subject {

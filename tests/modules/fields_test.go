@@ -27,8 +27,8 @@ type definition struct {
 	} `json:"properties"`
 }
 
-// configVariables maps variables of a shard module to definitions in the JSON Schema. The module copies these variables
-// into the shard configuration, so each must have the same fields as its definition.
+// configVariables maps variables of a shard module to the definitions in the JSON Schema that have the same fields. The
+// module copies these variables into the shard configuration.
 var configVariables = map[string]string{
 	"certificates": "certificate",
 	"defaults":     "defaults",

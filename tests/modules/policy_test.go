@@ -388,8 +388,8 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	})
 }
 
-// TestServerTouchesOnlyItsShard tries everything that servers may do on resources of their shard, on the resources of
-// another shard of the same cluster.
+// TestServerTouchesOnlyItsShard tries, on another shard of the same cluster, everything that servers may do on their
+// own.
 func TestServerTouchesOnlyItsShard(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
 	if err != nil {

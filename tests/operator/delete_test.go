@@ -244,7 +244,7 @@ func (l *lab) recreated(t *testing.T) {
 	})
 }
 
-// hang stops the server's process (SIGSTOP). proceed continues it. The end of the test also calls proceed.
+// hang stops the server's process (SIGSTOP). The returned function continues it, and so does the end of the test.
 func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	t.Helper()
 	server := s.server()

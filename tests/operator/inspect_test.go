@@ -20,7 +20,7 @@ func in(name string) client.ObjectKey { return client.ObjectKey{Namespace: names
 
 func (l *lab) shards() []*shard { return []*shard{l.east, l.west} }
 
-// has reads an object and returns the error of why for it. It does not wait.
+// has reads an object and returns the result of a check of it. It does not wait.
 func has[T client.Object](ctx context.Context, l *lab, object T, name string, why func(T) error) error {
 	if err := l.Client.Get(ctx, in(name), object); err != nil {
 		return err

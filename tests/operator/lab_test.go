@@ -341,7 +341,7 @@ func (l *lab) kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// await calls try until it returns no error, and returns the time taken. If that time exceeds within, the test fails.
+// await calls try until it returns no error, and returns the time taken. At the time limit it fails the test.
 func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
 	t.Helper()
 	began := time.Now()

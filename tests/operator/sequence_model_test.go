@@ -58,7 +58,7 @@ func (s *sequence) resetModel() {
 	s.startRound()
 }
 
-// startRound permits changes to pools again that were imported in the last round.
+// startRound permits changes to all pools again.
 func (s *sequence) startRound() {
 	s.evicted, s.disturbed = map[string]string{}, map[string]bool{}
 	for _, one := range s.model.pools {
@@ -151,7 +151,7 @@ func (s *sequence) onlyStatic(groups map[string]int) error {
 	return nil
 }
 
-// secretsAre returns an error unless exactly the Secrets of the start exist, except those named in without.
+// secretsAre returns an error unless exactly the Secrets of the start exist, except the given ones.
 func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	want := slices.DeleteFunc(slices.Clone(s.secrets), func(name string) bool { return slices.Contains(without, name) })
 	if have := s.listSecrets(ctx); !slices.Equal(have, want) {

@@ -275,8 +275,7 @@ func (s *sequence) finishRound() {
 	s.startRound()
 }
 
-// until calls try until it returns no error, and checks the invariants meanwhile. If that takes longer than within, the
-// test fails.
+// until calls try until it returns no error, and checks the invariants meanwhile. At the time limit it fails the test.
 func (s *sequence) until(what string, within time.Duration, try func(context.Context) error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)

@@ -307,8 +307,8 @@ func (s *shard) group(ctx context.Context, name string) (*nstancev1.GroupStatus,
 	return nil, fmt.Errorf("shard %s has no group %s", s.id, name)
 }
 
-// instances returns the instances of the group of that are neither deleted nor being deleted, sorted by ID. If of is
-// "", it returns the instances of all groups.
+// instances returns the instances of a group, or of all groups if the name is "", sorted by ID. It leaves out those
+// that are deleted or being deleted.
 func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.InstanceStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -276,7 +276,7 @@ func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
 	}
 }
 
-// fill creates network interfaces in a subnet until it has no free address. release deletes them.
+// fill creates network interfaces in a subnet until it has no free address. The returned function deletes them.
 func (f *fleet) fill(t *testing.T, subnet string) (release func()) {
 	t.Helper()
 	client := awsec2.NewFromConfig(f.Config())
@@ -302,7 +302,8 @@ func (f *fleet) fill(t *testing.T, subnet string) (release func()) {
 	}
 }
 
-// watchFleet checks from now on that at least size VMs run. stop ends that, and reports if there were fewer.
+// watchFleet checks from now on that at least size VMs run. The returned function ends the check, and fails the test if
+// there were fewer.
 func (f *fleet) watchFleet(t *testing.T, size int) (stop func()) {
 	t.Helper()
 	done, fewest := make(chan struct{}), size

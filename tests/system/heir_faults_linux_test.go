@@ -226,8 +226,8 @@ var heirFaults = []fault{
 		}},
 }
 
-// checkAlwaysLed kills a VM and then waits: full in the long form, at most maxGap in the short form. It fails if the
-// shard had no leader for longer than maxGap. It returns the text of describeTerms.
+// checkAlwaysLed kills a VM and waits for the given time, in the short form at most for maxGap. It fails if the shard
+// had no leader for longer than maxGap. It returns the text of describeTerms.
 func (s *shard) checkAlwaysLed(ctx context.Context, term uint64, full time.Duration) (string, error) {
 	if _, err := s.killVM(ctx); err != nil {
 		return "", err

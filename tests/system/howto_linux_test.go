@@ -168,8 +168,8 @@ func (h *howTo) follow(ctx context.Context, p guide) error {
 	return nil
 }
 
-// call sets the values that replace names of a page, such as GROUP. names holds names and values alternately. A later
-// value for a name replaces an earlier one.
+// call sets the values that replace names of a page, such as GROUP. names holds names and values alternately. Later
+// values replace earlier ones.
 func (h *howTo) call(names ...string) { h.names = append(names, h.names...) }
 
 // replace replaces the names of pages by those of the cluster.
@@ -296,8 +296,8 @@ func snippet(file string, into any, replacements ...string) error {
 	return json.Unmarshal(raw, into)
 }
 
-// healthy returns a function that waits until exactly size instances exist and are healthy. Pages then know the first
-// of them as INSTANCE.
+// healthy returns a function that waits until exactly size instances exist and are healthy. It sets INSTANCE to the
+// first one.
 func (h *howTo) healthy(size int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		found, err := h.operator.AwaitHealthy(ctx, size)

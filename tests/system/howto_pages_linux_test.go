@@ -76,7 +76,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 	}
 }
 
-// awaitHistory waits until the new leader has read the journal of the former one: it has the registration of INSTANCE.
+// awaitHistory waits until the new leader knows the registration of INSTANCE from the former leader's journal.
 func (h *howTo) awaitHistory(ctx context.Context) error {
 	for {
 		output, err := h.shell(ctx, "nstance-admin events --instance INSTANCE --shard SHARD", "")
@@ -99,7 +99,7 @@ func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
 	return h.healthy(2)(ctx)
 }
 
-// nowHealthy returns the function of healthy with the parameters that a step's after needs.
+// nowHealthy is like healthy, in the form that a step's after needs.
 func (h *howTo) nowHealthy(size int) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error { return h.healthy(size)(ctx) }
 }

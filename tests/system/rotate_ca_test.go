@@ -120,7 +120,7 @@ func (r *rotation) instances(ctx context.Context) (map[string]bool, error) {
 	return healthy, nil
 }
 
-// awaitInstances waits until rotationSize instances are healthy and the instance with the ID in gone no longer exists.
+// awaitInstances waits until rotationSize instances are healthy and a given one no longer exists.
 func (r *rotation) awaitInstances(ctx context.Context, gone string) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("timeout after 2 minutes"))
 	defer cancel()

@@ -98,7 +98,7 @@ func fromOpenAPI(out, path string) error {
 	return nil
 }
 
-// collect adds the schema with a name, and all schemas that it refers to, to the map used.
+// collect copies a schema, and all schemas that it refers to, into the result map.
 func collect(schemas map[string]object, name string, used map[string]object) {
 	if _, done := used[name]; done || schemas[name] == nil {
 		return

@@ -317,7 +317,7 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 }
 
 // KeepRefreshing makes the leader look for a new configuration every second instead of every three minutes, until the
-// test ends. If each is not nil, KeepRefreshing also calls it every second.
+// test ends. It also calls a function every second, unless that is nil.
 func KeepRefreshing(t *testing.T, operator nstancev1.OperatorServiceClient, each func(ctx context.Context)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -377,8 +377,8 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 	return states
 }
 
-// Eventually calls look until it returns "". If that takes longer than within, the test fails with the last result of
-// look. Eventually returns the time that it took.
+// Eventually calls look until it returns "", and returns the time taken. At the time limit it fails the test with the
+// last result of look.
 func Eventually(t *testing.T, within time.Duration, what string, look func() string) time.Duration {
 	t.Helper()
 	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)

@@ -217,7 +217,7 @@ func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	return err
 }
 
-// merged returns a copy of old in which the settings that changes contains replace the old ones.
+// merged returns a copy of the old settings, overwritten with those that are present in changes.
 func merged(old, changes settings) settings {
 	into, from := reflect.ValueOf(&old).Elem(), reflect.ValueOf(changes)
 	for i := range into.NumField() {

@@ -46,7 +46,7 @@ func (s *Service) observe(g *group) {
 	}
 }
 
-// updateMember updates a member that is not being terminated to the state of its instance.
+// updateMember adapts a member, unless it is being terminated, to the state of its instance.
 func (s *Service) updateMember(g *group, m *member, view ec2.InstanceView) {
 	if m.state == pending && view.State == "running" {
 		if h := g.hookFor(launching); h != nil && m.hook == nil {

@@ -78,8 +78,8 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background, because processes in the machine may wait for the cloud. It
-// calls then, with the lock held, when the machine has stopped, or immediately if there is no machine.
+// halt stops the machine of an instance in the background, because processes in the machine may wait for the cloud.
+// When the machine has stopped, or immediately if there is none, halt runs the callback with the lock held.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {

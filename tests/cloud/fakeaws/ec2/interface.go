@@ -209,8 +209,8 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach attaches an interface to an instance. The attachment's state is attaching until the time in takes has passed
-// (zero for a launch). attach checks nothing and does not plug the interface into the machine.
+// attach attaches an interface to an instance. The attachment stays in the state attaching for the given time (zero for
+// a launch). attach checks nothing and does not plug the interface into the machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{

@@ -248,7 +248,7 @@ func (s *Service) associateRouteTable(c *wire.Call) (any, error) {
 	return associationAnswer{ID: a.id, State: blockState{"associated"}}, nil
 }
 
-// association returns the table of an association, and the index of the association in the table.
+// association returns an association's table, and its index in that table.
 func (s *Service) association(id string) (*routeTable, int) {
 	for _, t := range s.routeTables {
 		if at := slices.IndexFunc(t.associations, func(a tableAssociation) bool { return a.id == id }); at >= 0 {

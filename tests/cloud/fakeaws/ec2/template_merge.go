@@ -2,7 +2,7 @@ package ec2
 
 import "reflect"
 
-// replaceFields returns a copy of base in which the fields that are set in over replace those of base.
+// replaceFields returns a copy of base, overwritten with the fields that are set in the other structure.
 func replaceFields[T any](base, over T) T {
 	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
 	return base

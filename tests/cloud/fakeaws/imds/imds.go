@@ -18,8 +18,8 @@ import (
 type Options struct {
 	ID, Image string
 	Userdata  []byte
-	// Value returns the value at a path below /latest/meta-data/, such as "instance-id" or
-	// "placement/availability-zone", or at a path that begins with "dynamic/". It returns false if there is none.
+	// Value returns the value at a path below /latest/meta-data/, such as "instance-id", or at a path that begins with
+	// "dynamic/". It returns false if there is none.
 	Value          func(path string) (value string, ok bool)
 	TokensRequired bool // IMDSv2 only
 }

@@ -74,8 +74,7 @@ func lowered(ctx Context) Context {
 	return out
 }
 
-// any reports whether a statement matches the request, regardless of the caller. Only Deny statements count if deny is
-// true, else only Allow statements.
+// any reports whether a Deny statement (if deny) or else an Allow statement matches the request, for any caller.
 func (d *Document) any(r Request, deny bool) bool {
 	return slices.ContainsFunc(d.Statements, func(s Statement) bool { return s.Deny == deny && s.matches(d.vars(), r) })
 }

@@ -103,8 +103,8 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends a request to the server that the client did not make but the front needs. An answer is an error if its
-// status is not in wanted.
+// do sends the server a request of the front itself, not of its client. An answer is an error if its status is not in
+// wanted.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {

@@ -108,7 +108,7 @@ func (n *node) structure(name string, v reflect.Value) error {
 	return nil
 }
 
-// fill sets v's fields from the parameters in left, and removes those that it used from the map.
+// fill sets v's fields from a map of parameters, and removes the parameters that it used from the map.
 func fill(name string, v reflect.Value, left map[string]*node) error {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)

@@ -100,8 +100,7 @@ func (c *Compute) boot(r *Resource) error {
 	return nil
 }
 
-// startMachine boots a machine without the lock. When the machine is ready, the instance may no longer exist, or may
-// have changed.
+// startMachine boots a machine without the lock. When the machine is ready, the instance may be gone or changed.
 func (c *Compute) startMachine(r *Resource, view Instance) {
 	m, err := c.Machines.Start(view)
 	if err != nil {

@@ -296,7 +296,7 @@ func (c *Compute) backendHealth(call *rest.Call, services Kind) (any, error) {
 	return map[string]any{"kind": "compute#backendServiceGroupHealth", "healthStatus": statuses}, nil
 }
 
-// checkAddress sets the defaults of a new address resource. It chooses an IP address if the request names none.
+// checkAddress sets the defaults of a new address, and chooses the IP address if the request names none.
 func (c *Compute) checkAddress(_ *rest.Call, r *Resource, _ map[string]any) error {
 	setDefaults(r.Body, map[string]any{"addressType": "EXTERNAL", "status": "RESERVED", "networkTier": "PREMIUM"})
 	if rest.Text(r.Body, "address") != "" {

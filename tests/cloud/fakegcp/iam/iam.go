@@ -266,8 +266,8 @@ func (i *IAM) permissions(name string) (found []string) {
 	return found
 }
 
-// Allows reports whether a binding of the project or of a resource gives a permission to a member. The parameter of is
-// the policy of the resource, or nil.
+// Allows reports whether a binding of the project, or of the resource's policy if that is not nil, gives a permission
+// to a member.
 func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of *policy.Policy) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -275,8 +275,7 @@ func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of
 	return i.policy.Allows(member, attributes, includes) || of != nil && of.Allows(member, attributes, includes)
 }
 
-// PolicyOf returns a copy of the policy of the service account with an email. It returns nil if there is no such
-// account.
+// PolicyOf returns a copy of the policy of a service account, named by its email, or nil if there is none.
 func (i *IAM) PolicyOf(email string) *policy.Policy {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
 )
 
-// TestConformanceFakeGCSServer runs the conformance suite of object stores against fake-gcs-server, which is not part
-// of this repository.
+// TestConformanceFakeGCSServer runs the conformance suite against fake-gcs-server, which is not part of this
+// repository.
 func TestConformanceFakeGCSServer(t *testing.T) {
 	if testing.Short() {
 		t.Log("fake-gcs-server is left out of a short run")
@@ -39,8 +39,8 @@ func TestConformanceFakeGCSServer(t *testing.T) {
 	})
 }
 
-// TestConformanceRealService runs the conformance suite of object stores in the bucket NSTANCE_TEST_GCS_BUCKET, with
-// the default credentials.
+// TestConformanceRealService runs the conformance suite in the bucket NSTANCE_TEST_GCS_BUCKET, with the default
+// credentials.
 func TestConformanceRealService(t *testing.T) {
 	name := os.Getenv("NSTANCE_TEST_GCS_BUCKET")
 	if name == "" {
