@@ -78,7 +78,7 @@ func TestSnippetsAreValid(t *testing.T) {
 	}
 }
 
-// merge puts the values of over into a copy of below, object by object.
+// merge returns a copy of below that the values of over replace, object by object.
 func merge(below, over any) any {
 	old, isOld := below.(map[string]any)
 	values, isObject := over.(map[string]any)

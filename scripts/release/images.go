@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
-// images writes an OCI archive of each image, with all architectures, and pushes it if -push is set.
+// images writes an OCI archive of each image, with all architectures, and pushes the images if -push is set.
 func (r *release) images(ctx context.Context) error {
 	license, err := os.ReadFile(filepath.Join(r.Root, "LICENSE"))
 	if err != nil {

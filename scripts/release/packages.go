@@ -19,7 +19,7 @@ import (
 type machinePackage struct {
 	role, description string
 	units             []string
-	// directories maps directories to their modes. They belong to root.
+	// directories maps directories, which root owns, to their modes.
 	directories map[string]fs.FileMode
 	scripts     nfpm.Scripts
 }

@@ -23,7 +23,7 @@ import (
 
 var created = time.Unix(1_790_000_000, 0).UTC()
 
-// TestVersions checks that only semantic versions with a v are released.
+// TestVersions checks that only semantic versions with the prefix v are released.
 func TestVersions(t *testing.T) {
 	for _, version := range []string{"", "0.2.0", "v0.2", "v0.2.0+meta", "latest", "v0.2.0-rc..1"} {
 		err := run(t.Context(), []string{"-version", version, "-out", t.TempDir()}, io.Discard, io.Discard)

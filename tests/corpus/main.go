@@ -174,8 +174,8 @@ func (t target) inputs() ([]string, error) {
 	return names, nil
 }
 
-// play runs the tests that match a pattern, and adds the statements that they cover to reached. It returns the number
-// of statements that were not in reached before.
+// play runs the tests that match a pattern, and adds the statements that they cover to the set reached. It returns the
+// number of statements that are new in the set.
 func (t target) play(ctx context.Context, binary, work, tests string, reached map[string]bool) (fresh int, err error) {
 	profile := filepath.Join(filepath.Dir(binary), "cover.out")
 	command := exec.CommandContext(ctx, binary, "-test.run", tests, "-test.coverprofile", profile, "-test.timeout",

@@ -32,7 +32,7 @@ import (
 
 const soon = scenario.Soon
 
-// readyTimeout is how long a new server may take to become ready, in seconds. It needs only a few.
+// readyTimeout is how long a new server may take to become ready, in seconds. Servers need only a few.
 const readyTimeout = 40
 
 // shard is the module's output "shard".

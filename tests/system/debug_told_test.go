@@ -24,7 +24,7 @@ import (
 
 // told describes what each means of observation (events, pages, metrics and so on) must show about one fault.
 type told struct {
-	// kind and cause are those of the newest event. Its message contains text and rule.
+	// kind and cause are those of the expected event. Its message must contain text and rule.
 	kind, cause, text, rule string
 	instance                string // set by the story
 	grouped                 bool   // it is an alert of the group
@@ -145,7 +145,7 @@ func (s *story) checkLog(t told) error {
 	return fmt.Errorf("log: no line %+v at %v", want, t.event.At)
 }
 
-// checkExplain compares an alert of the group with what explain says, and an alert of the shard with status.
+// checkExplain looks for an expected alert: of the group in the answer of explain, of the shard in that of status.
 func (s *story) checkExplain(ctx context.Context, t told) error {
 	if t.kind != "alert_raised" {
 		return nil

@@ -223,7 +223,7 @@ func (s *libvirtShard) awaitEvent(ctx context.Context, since time.Time, kind rec
 	}
 }
 
-// unchanged checks that every instance of before is in after.
+// unchanged checks that every instance in before is also in after.
 func unchanged(before, after []*nstancev1.InstanceStatus) error {
 	for _, b := range before {
 		if !slices.ContainsFunc(after, func(a *nstancev1.InstanceStatus) bool {

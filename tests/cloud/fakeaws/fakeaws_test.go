@@ -65,7 +65,7 @@ func (w *testCloud) config(access, secret, token string) aws.Config {
 	}
 }
 
-// root returns a client configuration for the account, as Terraform uses it. role returns one for a session of a role.
+// root returns a client configuration for the account, as Terraform uses it. [testCloud.role] returns one for a role.
 func (w *testCloud) root() aws.Config {
 	access, secret := w.Credentials()
 	return w.config(access, secret, "")

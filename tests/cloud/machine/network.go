@@ -169,8 +169,8 @@ func (p *port) announce(ns *netns) error {
 	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
 }
 
-// SetRoute makes the router of a VPC send packets for an IPv4 address to the machine that has a second one. If the
-// second address is invalid, SetRoute removes the route.
+// SetRoute makes the router of a VPC send packets for an IPv4 address to the machine with the address in via. An
+// invalid via removes the route.
 func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	v, err := r.network(vpc)
 	if err != nil {

@@ -68,7 +68,7 @@ func (s *Service) arrive(i *instance) {
 	}
 }
 
-// end begins the termination or the stop of an instance. into is shutting-down or stopping.
+// end begins the termination or the stop of an instance. into is the new state: shutting-down or stopping.
 func (s *Service) end(i *instance, into string, why *stateReason) {
 	if i.state == stateStopped { // its machine is already stopped
 		s.enter(i, into, why)

@@ -64,7 +64,7 @@ func last(block netip.Prefix) netip.Addr {
 	return a
 }
 
-// choose returns a free IPv4 address and marks it in taken.
+// choose returns a free IPv4 address and marks it as taken.
 func (n *subnet) choose(taken map[netip.Addr]bool) (netip.Addr, error) {
 	if !n.block.IsValid() {
 		return netip.Addr{}, failf("InvalidParameterValue", "The IPv6-only subnet '%s' has no IPv4 addresses", n.id)
@@ -87,7 +87,7 @@ func (n *subnet) choose(taken map[netip.Addr]bool) (netip.Addr, error) {
 			"The specified subnet does not have enough free addresses to satisfy the request.")
 }
 
-// choose6 returns a random free IPv6 address, as AWS does, and marks it in taken.
+// choose6 returns a random free IPv6 address, as AWS does, and marks it as taken.
 func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 	if len(n.blocks6) == 0 {
 		return netip.Addr{}, failf("InvalidParameterValue", "The subnet '%s' has no IPv6 CIDR block", n.id)
@@ -105,7 +105,7 @@ func (n *subnet) choose6(taken map[netip.Addr]bool) (netip.Addr, error) {
 	}
 }
 
-// claim checks an address that a caller requests, and marks it in taken.
+// claim checks an address that a caller requests, and marks it as taken.
 func (n *subnet) claim(a netip.Addr, taken map[netip.Addr]bool) error {
 	block := n.block
 	if a.Is6() {

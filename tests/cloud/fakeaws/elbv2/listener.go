@@ -22,8 +22,8 @@ type listener struct {
 
 type certificate struct{ CertificateArn string }
 
-// action forwards connections to one target group. A request may name the target group in either field. The Terraform
-// provider uses both forms.
+// action forwards connections to one target group. A request may name it in TargetGroupArn or in ForwardConfig. The
+// Terraform provider uses both.
 type action struct {
 	Type           string
 	TargetGroupArn string         `xml:",omitempty"`

@@ -59,8 +59,7 @@ func (q *request) headerTags() map[string]string {
 	return tags
 }
 
-// read passes a request for an object on. A caller that may not list the bucket does not learn whether an object
-// exists.
+// read forwards a request for an object. A caller that may not list the bucket does not learn whether an object exists.
 // Source: API reference, GetObject, "Permissions".
 func read(q *request) error {
 	answer, err := q.fetch()

@@ -237,7 +237,7 @@ func (r *role) setDeleted(deleted bool) (any, error) {
 	return r.describe(), nil
 }
 
-// predefined are Google's roles that the modules use.
+// predefined maps Google's roles that the modules use to their permissions.
 var predefined = map[string][]string{
 	"roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
 	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},

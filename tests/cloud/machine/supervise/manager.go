@@ -171,8 +171,8 @@ func list(environment map[string]string) (assignments []string) {
 	return assignments
 }
 
-// launch starts a process. Its output goes to the journal and, unless also is nil, to also. ended is closed when all
-// output was read.
+// launch starts a process. Its output goes to the journal and to the writer also, which may be nil. ended is closed
+// when all output was read.
 func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {
@@ -396,7 +396,7 @@ func (m *Manager) renew() error {
 	return nil
 }
 
-// boot starts the enabled services and then, if first is set, the boot script.
+// boot starts the enabled services and then, at the first boot, the boot script.
 func (m *Manager) boot(first bool) {
 	links, err := filepath.Glob("/etc/systemd/system/multi-user.target.wants/*.service")
 	if err != nil {
