@@ -45,7 +45,7 @@ const name = "nstance-operator"
 type Config struct {
 	Options     Options
 	Environment settings.Environment
-	// Settings is the initial content of the configuration file. Later changes of the file are followed.
+	// Settings is the initial content of the configuration file. The operator also applies later changes of the file.
 	Settings settings.Config
 	// Rest is the client configuration for the API server.
 	Rest    *rest.Config
@@ -136,8 +136,8 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 }
 
 // renewCertificate renews the certificate, for a new key, with the first shard that accepts the request. It tries the
-// reachable shards first. It also tries the unreachable ones: after an interrupted renewal, a shard may refuse all
-// other calls with the replaced key, and then counts as unreachable.
+// reachable shards first. It also tries the unreachable ones: if a renewal was interrupted, a shard may accept the
+// replaced key only for a renewal. Such a shard refuses all other calls, so it counts as unreachable.
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error

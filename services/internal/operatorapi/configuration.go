@@ -23,8 +23,8 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 		Problems: problems(status.Problems),
 		Shard:    c.Shard, LeaderId: c.ID, Term: c.state().Term(), ClusterId: c.Cluster,
 	}
-	// The time of the last modification costs one listing. An error of that listing is ignored, because the rest of the
-	// status does not need the bucket.
+	// Reading the time of the last modification needs one listing of the bucket. An error is ignored, because the rest
+	// of the status does not need the bucket.
 	if status.RefusedETag == "" && c.ConfigModified != nil {
 		if at, err := c.ConfigModified(c); err == nil {
 			answer.LastModified = timestamppb.New(at)

@@ -87,7 +87,7 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	if ok && view.Record.Tenant == c.tenant {
 		return view, nil
 	}
-	// NotFound would let the client forget an instance that the leader is about to adopt.
+	// On NotFound, the client would forget an instance that the leader is about to adopt.
 	if left, unsettled := c.state().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
 			"instance_id: %s was reserved by an earlier leader and is being recovered: try again", id)
@@ -144,9 +144,9 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	return answer, nil
 }
 
-// decrement lowers the size of an instance's group by one and names the instance in the group's entry, in one write.
-// From then on the planner deletes that instance (its rule 44), also in a later term. An instance that the entry names
-// already, or that is deleted, changes nothing.
+// decrement lowers the size of an instance's group by one and adds the instance's ID to the group's entry, in one
+// write. From then on the planner deletes that instance (its rule 44), also in a later term. If the entry already
+// contains the ID, or the instance is deleted, decrement changes nothing.
 func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
 	if view.Record.OnDemand {
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",

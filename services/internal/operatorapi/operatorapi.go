@@ -108,7 +108,8 @@ type call struct {
 	// name and role are those of the operator's record.
 	name string
 	role record.OperatorRole
-	// next is the key for which the call renews the certificate; nil: the same key, or another call.
+	// next is the key for which the call renews the certificate. It is nil for a renewal with the same key and for
+	// other calls.
 	next ed25519.PublicKey
 	// refused names the group and the fields of a refused request; nil: none.
 	refused []any
@@ -174,9 +175,9 @@ func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle
 	return answer, nil
 }
 
-// fault converts an error to the status error that the client gets. After the end of the leadership, that is the error
-// of [call.lost]. An error without a status becomes Unavailable, because it mostly comes from storage and a retry may
-// succeed.
+// fault converts an error to the status error that the client gets. If the leadership has ended, the client gets the
+// error of [call.lost]. An error without a status becomes Unavailable: most such errors come from storage, and a retry
+// may succeed.
 func (c *call) fault(what string, err error) error {
 	if c.client.Err() == nil && c.Leader.Context.Err() != nil {
 		return c.lost()
@@ -192,8 +193,8 @@ func (c *call) fault(what string, err error) error {
 	return status.Errorf(codes.Unavailable, "%s: cannot be done now: try again: %v", what, err)
 }
 
-// lost returns the error for a call that was in progress when the leadership ended. It is the error that standbys
-// return, as soon as this server knows that it is a standby.
+// lost returns the error for a call that was in progress when the leadership ended. Once this server knows that it is a
+// standby, lost returns the error that standbys return.
 func (c *call) lost() error {
 	if _, err := c.service.leader(); err != nil {
 		return err

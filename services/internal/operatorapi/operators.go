@@ -55,8 +55,8 @@ type checked struct {
 	role      record.OperatorRole
 }
 
-// admit checks that the operator is registered and not removed. It returns an error with code PermissionDenied if not,
-// and another one if the operator's record could not be read for operatorMemory.
+// admit checks that the operator is registered and not removed. If not, it returns PermissionDenied. It returns another
+// error if the operator's record could not be read for operatorMemory.
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
@@ -87,8 +87,8 @@ func (c *call) admit() error {
 	return err
 }
 
-// record reads the operator's record and remembers the result. It refuses an operator without a record, with a
-// tombstone, with another key, or not signed by a CA of the cluster.
+// record reads the operator's record and remembers the result. It refuses an operator that has no record, that was
+// removed, or that presents another key than the record's. It also refuses a record that was forged or rolled back.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {
@@ -105,7 +105,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 	case rec.Removed():
 		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
 	case bytes.Equal(rec.PreviousKey, c.peer.PublicKey) && c.renews(rec.PublicKey):
-		// The answer to the renewal was lost. Nothing is remembered: other calls with the replaced key are refused.
+		// The operator did not receive the answer to its renewal. Remember nothing: other calls with the replaced key
+		// are refused.
 		return rec, token, nil
 	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
 		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
@@ -126,8 +127,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 const RenewHeader = "nstance-renew-certificate"
 
 // mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
-// false while there is no rotation: shards learn of the end of one at different times, and each would ask for a
-// renewal.
+// false while there is no rotation: the shards notice the end of a rotation at different times, so each shard would ask
+// for a renewal.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }
@@ -145,7 +146,8 @@ func (c *call) requestRenewal() {
 // renews reports whether the call is a renewal for a key.
 func (c *call) renews(key []byte) bool { return len(c.next) > 0 && bytes.Equal(c.next, key) }
 
-// forgetPreviousKey removes from the record the key before the last renewal, because the operator has used its new one.
+// forgetPreviousKey removes the previous key from the record, because the operator has used the key of its last
+// renewal.
 func (c *call) forgetPreviousKey(rec record.Operator, token objstore.Token) (record.Operator, objstore.Token, error) {
 	rec.Revision++
 	rec.Writer, rec.PreviousKey = c.Incarnation, nil

@@ -62,8 +62,8 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns an error that lists the fields of a group that permissions or quotas forbid, or nil if found is
-// empty.
+// refusal returns an error that lists the problems in found: the fields of a group that permissions or quotas forbid.
+// It returns nil if found is empty.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil
@@ -82,7 +82,7 @@ func (c *call) refuses(key config.GroupKey, fields []string) {
 	c.refused = []any{"group", key.Group, "field", strings.Join(fields, ", ")}
 }
 
-// logRefusal logs the refusal of a call because of its request, or of the operator's identity, role or quotas. It
+// logRefusal logs err if the call was refused because of its request or of the operator's identity, role or quotas. It
 // ignores other errors.
 func (c *call) logRefusal(err error) {
 	level := slog.LevelWarn

@@ -110,7 +110,7 @@ func (c *call) listOrphans(*nstancev1.ListOrphansRequest) (*nstancev1.ListOrphan
 	return answer, nil
 }
 
-// orphansWait reports whether garbage collection has stopped, and waits until a person confirms the orphans.
+// orphansWait reports whether garbage collection is stopped until a person confirms the orphans.
 func (c *call) orphansWait() bool {
 	for _, event := range c.state().Standing("") {
 		if event.Kind == plan.AlertOrphans {

@@ -37,7 +37,7 @@ func (m machine) resources() corev1.ResourceList {
 	}
 }
 
-// digits matches a number in a type name. Its length limit prevents an integer overflow.
+// digits matches a number in a type name. The limit of 7 digits prevents an integer overflow.
 var digits = regexp.MustCompile(`^[1-9][0-9]{0,6}$`)
 
 func number(text string) (int64, bool) {

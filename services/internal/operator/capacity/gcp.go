@@ -10,8 +10,7 @@ import (
 // Names of types contain no dot. The unit GB on these pages means GiB.
 
 // predefined holds the series with types named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing numbers
-// of vCPUs. If a type's memory is not a whole number of MiB, it is rounded to the nearest one (n1). The memory of c4 is
-// rounded down to a whole GiB.
+// of vCPUs. Memory is rounded to the nearest MiB, and for c4 down to a whole GiB.
 var predefined = map[string]struct {
 	kib   int64
 	cpus  []int64

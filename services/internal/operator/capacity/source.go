@@ -38,7 +38,7 @@ type answer struct {
 }
 
 // Of returns the CPUs and the memory of an instance type: from the shard's provider, else from the table of this
-// package, else nil. It asks a shard that is reachable, and waits for its answer for at most five seconds.
+// package, else nil. It asks the shard only if the shard is reachable, and waits at most five seconds for the answer.
 func (s *Source) Of(ctx context.Context, shard shards.Shard, instanceType string) corev1.ResourceList {
 	if instanceType == "" {
 		return nil

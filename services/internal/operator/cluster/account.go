@@ -30,9 +30,9 @@ func workloadRules() []rbacv1.PolicyRule {
 	}
 }
 
-// createAccount creates the ServiceAccount for the tokens, with its permissions. This works for an operator on a
-// developer's machine. An operator in a cluster has no right to, because the chart or the kustomize bases create them.
-// Without the right, the error contains the commands that create them.
+// createAccount creates the ServiceAccount for the tokens, with its permissions. An operator on a developer's machine
+// may create these objects. An operator in a cluster may not: there, the chart or the kustomize bases create them. The
+// error then contains the commands that create them.
 func (k *kubeconfigKeeper) createAccount(ctx context.Context) error {
 	binding := k.ServiceAccount + "-" + k.Namespace
 	for _, object := range []client.Object{
@@ -41,7 +41,7 @@ func (k *kubeconfigKeeper) createAccount(ctx context.Context) error {
 			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: workloadRole},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: k.Namespace,
 				Name: k.ServiceAccount}}},
-		// Create the account last, because its existence means that the objects above exist, too.
+		// Create the account last: if the account exists, the role and its binding exist too.
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace, Name: k.ServiceAccount},
 			AutomountServiceAccountToken: ptr.To(false)},
 	} {

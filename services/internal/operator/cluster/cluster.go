@@ -3,7 +3,8 @@
 //
 // Invariants:
 //
-//   - There is one Cluster, named after Nstance's cluster and tenant. Fields set by a user or Cluster API stay.
+//   - There is one Cluster, named after Nstance's cluster and tenant. The operator keeps the fields that a user or
+//     Cluster API has set.
 //   - A deleted Cluster is not created again until a user asks for it. A ConfigMap records the deletion.
 package cluster
 
@@ -78,7 +79,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			}
 			return request
 		})).
-		// The first request creates the objects. Later ones follow changes of the kubeconfig's state.
+		// The first request creates the objects. Further requests follow whenever the result of kubeconfig.problem
+		// changes.
 		WatchesRawSource(
 			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 				queue.Add(request[0])
@@ -134,7 +136,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{RequeueAfter: recordRecheck}, r.releaseInfraCluster(ctx, in.infra)
 	}
 	if in.infra != nil && !in.infra.DeletionTimestamp.IsZero() {
-		// The NstanceCluster was deleted without its Cluster. It is created again once its deletion has finished.
+		// The NstanceCluster was deleted without its Cluster. Once its deletion has finished, the operator creates the
+		// NstanceCluster again.
 		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
 	}
 	return scope.RetryConflict(r.maintain(ctx, in))
@@ -178,8 +181,9 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 		return err
 	}
 	if cluster.UID != r.cleared && r.External == nil {
-		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So the
-		// kubeconfig must exist before. The status shows an error, and kubeconfigKeeper.run retries in the background.
+		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So create the
+		// kubeconfig first. If that fails, the status shows the error, and kubeconfigKeeper.run retries in the
+		// background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false
@@ -191,8 +195,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	return r.markInitialized(ctx, cluster)
 }
 
-// ensureInfraCluster creates the NstanceCluster if it is nil, and completes it otherwise. The finalizer is there from
-// the start, so that the operator witnesses every deletion.
+// ensureInfraCluster creates the NstanceCluster if it is nil, and completes it otherwise. A new NstanceCluster has the
+// finalizer from the start, so that no deletion escapes the operator.
 func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceCluster) (*v1beta1.NstanceCluster,
 	error) {
 	if c == nil {

@@ -49,8 +49,7 @@ func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *cluste
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// failureDomains returns the shards of the configuration file. The known zone of a shard stays while the shard is
-// unreachable.
+// failureDomains returns the shards of the configuration file. A shard that is unreachable keeps its last known zone.
 func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
 	var out []clusterv1.FailureDomain
 	for _, shard := range r.Shards.All() {
@@ -75,9 +74,9 @@ func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv
 	return out
 }
 
-// markInitialized marks the control plane of the Cluster as initialized. Cluster API's core sets the condition from a
-// control plane object or its machines, which Nstance does not have, and ignores Nodes until the condition is set. The
-// core does not change a condition that is already true.
+// markInitialized marks the control plane of the Cluster as initialized. Until then, Cluster API's core ignores Nodes.
+// The core itself sets the condition only from a control plane object or its machines, which Nstance does not have. It
+// does not change a condition that is already true.
 func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {

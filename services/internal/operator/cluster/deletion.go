@@ -38,8 +38,8 @@ type phaseInput struct {
 	recreate bool
 }
 
-// decidePhase returns the phase. Cluster API deletes the NstanceCluster only because of its Cluster, so an
-// NstanceCluster that is being deleted without a Cluster shows a deletion that was not recorded.
+// decidePhase returns the phase. Cluster API deletes the NstanceCluster only when the Cluster is deleted. So if the
+// NstanceCluster is being deleted and there is no Cluster, the Cluster was deleted and no record was made.
 func decidePhase(in phaseInput) phase {
 	switch {
 	case in.cluster != nil && in.cluster.DeletionTimestamp.IsZero():
@@ -162,7 +162,7 @@ func newRecord(namespace, cluster string) *corev1.ConfigMap {
 	return record
 }
 
-// createRecord records the deletion of the Cluster. A record that exists stays.
+// createRecord records the deletion of the Cluster. An existing record is not changed.
 func (r *reconciler) createRecord(ctx context.Context) error {
 	err := r.Client.Create(ctx, newRecord(r.Namespace, r.ClusterName()))
 	switch {

@@ -113,8 +113,8 @@ func (k *kubeconfigKeeper) updateSecret(ctx context.Context, cluster *clusterv1.
 	return err
 }
 
-// recordResult stores the result of the last attempt. If that differs from the result before, recordResult logs it and
-// records an event.
+// recordResult stores the result of the last attempt. If the result has changed, recordResult logs it and records an
+// event.
 func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 	k.mu.Lock()
 	had := k.err
@@ -141,8 +141,8 @@ func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 // errNoCluster is returned while the Cluster that owns the Secret does not exist.
 var errNoCluster = errors.New("the Cluster has not been created yet")
 
-// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed or when it belonged to an
-// earlier Cluster. If cluster is nil, it is read from the cache.
+// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed or the Secret belongs to
+// an earlier Cluster. If cluster is nil, ensureSecret reads the Cluster from the cache.
 func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster == nil {
 		cluster = &clusterv1.Cluster{}

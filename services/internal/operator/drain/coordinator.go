@@ -42,7 +42,8 @@ const (
 	// minInterval is the shortest time between two runs of a loop, and maxInterval the longest.
 	minInterval = 20 * time.Millisecond
 	maxInterval = 30 * time.Second
-	// repeatAfter is the time after which an acknowledged drain is repeated if it is still pending.
+	// repeatAfter is the time after which the operator repeats an acknowledged drain that the shard still reports as
+	// pending.
 	repeatAfter = 30 * time.Second
 )
 

@@ -3,9 +3,10 @@
 // Invariants:
 //
 //   - A server that waits for a drain gets the acknowledgement by the deadline, regardless of the state of the pods.
-//   - An instance has at most one drain. Its progress is stored only in the cluster, so a new leader continues it.
-//   - A Node is removed only if the leader of its shard says that its instance is gone. Its absence from a list is not
-//     enough.
+//   - An instance has at most one drain. Its progress is stored only in the cluster, so the next operator that leads
+//     continues the drain.
+//   - A Node is removed only if the shard's leader says that the Node's instance is gone. That a list lacks the
+//     instance is not enough.
 package drain
 
 import (

@@ -26,8 +26,8 @@ import (
 // nodeRemover is the state of the removal of Nodes, kept in memory. Losing it costs only a few additional calls.
 type nodeRemover struct {
 	mu sync.Mutex
-	// changed are the instances about which mirrors have sent a notification. If such an instance is deleted, its Node
-	// may lack the annotation.
+	// changed are the instances about which mirrors have sent a notification. If such an instance was deleted, its Node
+	// may not have the annotation yet.
 	changed map[key]bool
 	// busy are the shards with a running query. queried is the time of the last query about an instance.
 	busy    map[string]bool
@@ -227,7 +227,8 @@ func (c *coordinator) mark(ctx context.Context, name string, k key) {
 	}
 }
 
-// removeIfGone asks the shard's leader about an instance and removes its Nodes if it does not exist.
+// removeIfGone asks the shard's leader about an instance. If the instance does not exist, it removes the instance's
+// Nodes.
 func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.Node) {
 	shard, ok := c.Shards.Shard(k.shard)
 	if !ok || !c.remover.mayQuery(k, time.Now()) {

@@ -19,8 +19,8 @@ type waiter struct {
 	granted  chan struct{}
 }
 
-// acquire waits for a slot. It returns false if ctx ends first. deadline is called at every choice, because a deadline
-// may change.
+// acquire waits for a slot. It returns false if ctx ends first. Whenever a slot becomes free, deadline is called again,
+// because a deadline may change.
 func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 	s.mu.Lock()
 	if s.free > 0 {

@@ -40,7 +40,7 @@ const (
 	// The eviction ends maxMargin before the deadline, or a tenth of the remaining time if that is less, so that the
 	// acknowledgement is in time.
 	maxMargin = 5 * time.Second
-	// unlimited is the time for a drain without a deadline.
+	// unlimited is the time limit of a drain without a deadline.
 	unlimited = 10 * time.Minute
 	// retry is the pause after a failed call to Kubernetes or the shard.
 	retry = 2 * time.Second
@@ -64,8 +64,8 @@ func remaining(d shards.Drain) time.Duration {
 	return max(0, left-min(maxMargin, left/10))
 }
 
-// setDrain stores the current state of the drain. A spot notice may bring the deadline forward, and the VM may be gone
-// early.
+// setDrain stores the current state of the drain. A spot notice may bring the deadline forward. The VM may also end
+// before the deadline.
 func (t *task) setDrain(d shards.Drain) {
 	t.mu.Lock()
 	moved := !d.Deadline.Equal(t.drain.Deadline)
@@ -277,7 +277,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 	}
 }
 
-// nodesOf returns the Nodes with a provider ID. There are two if the VM registered again under another name.
+// nodesOf returns the Nodes that have the given provider ID. A VM that registered again under another name has two.
 func (t *task) nodesOf(ctx context.Context, providerID string) ([]corev1.Node, error) {
 	if providerID == "" {
 		return nil, nil

@@ -84,7 +84,7 @@ func parseTrust(text []byte) (*trustBundle, error) {
 	return &trustBundle{text: text, certs: certs, pool: authority.NewPool(certs)}, nil
 }
 
-// with returns the bundle with the CAs of another one added. If the other bundle is unusable or empty, it adds none.
+// with returns a bundle with the CAs of t and those of another bundle. An invalid or empty bundle adds none.
 func (t *trustBundle) with(bundle []byte) *trustBundle {
 	other, err := authority.ParseBundle(bundle)
 	if err != nil {

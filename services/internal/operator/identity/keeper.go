@@ -78,8 +78,8 @@ func (k *Keeper) Current() *Identity { return k.current.Load() }
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
-// Ensure loads the stored identity, or registers with one of the shards, given by their registration addresses. The
-// error names the fix: provide the CA or the nonce, or repair the shards that refuse the registration.
+// Ensure loads the stored identity, or registers with one of the shards. shards maps each shard to its registration
+// address. The error names the fix: provide the CA or the nonce, or repair the shards that refuse the registration.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	roots, err := k.readTrust(ctx)
 	if err != nil {
@@ -147,7 +147,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 		if !apierrors.IsAlreadyExists(err) {
 			return key, certificate, err
 		}
-		// Another operator was faster, in a rollout without leader election. Use its key.
+		// Without leader election, another operator of the same rollout was faster. Use its key.
 		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
 			return nil, nil, err
 		}
@@ -201,8 +201,7 @@ func (k *Keeper) generateKey() (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// nextKey returns the key for the next certificate. It generates and stores the key unless an unfinished renewal has
-// one.
+// nextKey returns the key for the next certificate: the key of an unfinished renewal, or a new key, which it stores.
 func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.PrivateKey, error) {
 	if key, err := authority.ParsePrivateKey(secret.Data[NextPrivateKey]); err == nil {
 		return key, nil
@@ -284,8 +283,8 @@ func (k *Keeper) loadIdentity(ctx context.Context, key ed25519.PrivateKey, secre
 	return identity, nil, nil
 }
 
-// storeCertificate writes the certificate, its key and the CA bundle that came with it to the certificate's Secret. An
-// empty bundle leaves the stored one.
+// storeCertificate writes the certificate, its key and the CA bundle that came with it to the certificate's Secret. If
+// bundle is empty, the stored bundle stays.
 func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, identity *Identity,
 	bundle []byte) error {
 	private, _, err := encodeKey(key)

@@ -82,7 +82,8 @@ func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 	return string(text), nil
 }
 
-// registerWithShard registers with one shard, at its address and then once at the address of the leader that it names.
+// registerWithShard registers with one shard at the given address. If that server names the leader, it tries the leader
+// once.
 func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
 	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
 	var answer *nstancev1.RegisterOperatorResponse

@@ -21,8 +21,8 @@ type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.Operat
 	error)
 
 // Run maintains the identity until ctx ends, then returns nil. It renews the certificate at two thirds of its life, or
-// when a server asks for it, follows changes of the CA bundle, and writes deleted Secrets again. Failures are logged
-// and retried. If the certificate expires, Run returns an error: the process must restart to register again.
+// when a server asks for it. It also follows changes of the CA bundle and restores deleted Secrets. Run logs and
+// retries failures. If the certificate expires, Run returns an error: the process must restart to register again.
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
 		MaxInterval: 10 * time.Minute}

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// fault is the reason why a call failed, and the time until it is repeated.
+// fault is the reason why a call failed, and the time until the call is repeated.
 type fault struct {
 	reason, text string
 	after        time.Duration

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. The steps above stepWait are followed by another decision. The steps below it
-// are taken after the status is stored.
+// step is the next step for a machine. After a step that is listed above stepWait, decide is called again. A step below
+// stepWait is taken after the status is stored.
 type step string
 
 const (
@@ -57,14 +57,14 @@ type shardView struct {
 	reachable, synced bool
 	group             *nstancev1.GroupStatus
 	instance          *nstancev1.InstanceStatus
-	// load is the number of the group's instances in the shard, and of machines that will create one there. It is set
-	// only for a machine without a shard.
+	// load is the number of the group's instances in the shard, plus the machines that have yet to create an instance
+	// there. It is set only for a machine that has no shard yet.
 	load int
 }
 
 func (s *shardView) hasGroup() bool { return s.group != nil && !s.group.GetDeleting() }
 
-// answer is a leader's answer about the instance, which is nil if it does not exist.
+// answer is a leader's answer about the instance. instance is nil if the instance does not exist.
 type answer struct{ instance *nstancev1.InstanceStatus }
 
 // decision is the next step, its arguments, and the resulting status.
@@ -340,10 +340,10 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	}
 }
 
-// losesNode reports whether the instance of a static group loses its Node, although the instance could stay: its pool
-// or the Cluster is being deleted, but so is its Machine. Cluster API then drains the Node, and deletes it unless the
-// Cluster is being deleted. Such an instance is deleted, and the static group replaces it. If the shard has not listed
-// its groups yet, the group counts as static.
+// losesNode reports whether an instance loses its Node although its group is static, so that the instance could stay.
+// That happens if the Machine is deleted together with the pool or the Cluster: Cluster API then drains the Node, and
+// deletes it unless the Cluster is being deleted. The operator deletes such an instance, and the static group replaces
+// it. If the shard has not listed its groups yet, the group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false

@@ -19,8 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// orphanReconciler deletes Machines of pools that have neither an NstanceMachine nor an instance. Cluster API creates
-// such a Machine if its NstanceMachine is deleted at the same time, and keeps it. There is one worker.
+// orphanReconciler deletes Machines of pools that have neither an NstanceMachine nor an instance. If an NstanceMachine
+// is deleted while Cluster API creates its Machine, Cluster API keeps that Machine. There is one worker.
 type orphanReconciler struct {
 	*Reconciler
 	// since maps the name of each Machine without NstanceMachine and instance to the time when the operator first saw

@@ -13,14 +13,15 @@ const (
 type orphanInput struct {
 	// infrastructure: the NstanceMachine exists.
 	infrastructure bool
-	// shards contain, for each shard, the instance that the Machine is named after, if the shard has it.
+	// shards has an entry for each shard. An entry contains the instance with the Machine's name if the shard has that
+	// instance.
 	shards []shardView
 	// since is the time when the Machine was first seen without NstanceMachine and instance. decideOrphan updates it.
 	since, now time.Time
 }
 
-// decideOrphan reports whether the Machine must be deleted, else when to decide again; zero means after a change. The
-// shard of the instance is unknown, so every shard must answer.
+// decideOrphan reports whether the Machine must be deleted. If not, again is the time until the next decision; zero
+// means to wait for a change. The instance's shard is unknown, so every shard must answer.
 func decideOrphan(in *orphanInput) (reap bool, again time.Duration) {
 	if in.infrastructure {
 		in.since = time.Time{}

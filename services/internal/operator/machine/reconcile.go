@@ -131,8 +131,8 @@ func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList
 	return n
 }
 
-// findOwner finds the Machine of an object: its controller, else a Machine that references it. gone reports that the
-// controller does not exist any more.
+// findOwner finds the Machine of an object: its controller, else a Machine that references it. gone means that the
+// object names a controller that no longer exists.
 func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
 	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
@@ -208,13 +208,13 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
-		// Cluster API adds the same reference. A Machine that is deleted before that is gone immediately, and without
-		// the reference its instance would stay.
+		// Cluster API adds the same reference later. If the Machine is deleted before, it disappears immediately. Then
+		// only this reference makes Kubernetes delete the NstanceMachine, and so the instance.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// The Machine names the cluster. The label keeps the assignment after the Machine is deleted.
+			// The Machine names the cluster. After the Machine is deleted, only this label does.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}

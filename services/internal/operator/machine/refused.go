@@ -43,7 +43,7 @@ func (r *refusals) remember(m *v1beta1.NstanceMachine, s *shardView, f *fault, n
 	r.of[m.UID] = refusal{generation: m.Generation, group: etag(s), until: now.Add(f.after), fault: f}
 }
 
-// lookup returns the stored refusal if neither the machine nor the group has changed since and it has not expired.
+// lookup returns the stored refusal unless it has expired, or the machine or the group has changed since.
 func (r *refusals) lookup(m *v1beta1.NstanceMachine, s *shardView, now time.Time) *fault {
 	r.mu.Lock()
 	defer r.mu.Unlock()

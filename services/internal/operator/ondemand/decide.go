@@ -23,8 +23,8 @@ type snapshot struct {
 	cluster, namespace string
 	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
 	ending bool
-	// pods are the pods with the annotation. alive are the pods with a machine or the annotation that exist and have
-	// not finished, by UID.
+	// pods are the pods with the annotation. alive maps the UID of each pod that has a machine or the annotation to the
+	// pod, as long as the pod exists and has not finished.
 	pods  []*corev1.Pod
 	alive map[types.UID]*corev1.Pod
 	// machines and infra are the objects created for pods, by name.
@@ -246,7 +246,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		return
 	}
 	if w.infra[name] != nil {
-		// What is left of an earlier machine must be deleted first.
+		// The remaining objects of an earlier machine must be deleted first.
 		return
 	}
 	known, has, unheard := false, false, false
@@ -276,10 +276,9 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 }
 
 // newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine, because
-// its UID is not known before its creation. The Machine must be the only owner: a Machine that is deleted before
-// Cluster API has added its finalizer is gone immediately, and then the garbage collector must delete the
-// NstanceMachine. The Machine does not have the labels of its Node: Cluster API would copy them to the Node before it
-// has its taint.
+// its UID is not known before its creation. The Machine must be the only owner. A Machine that is deleted before it has
+// Cluster API's finalizer is gone immediately, and then the garbage collector must delete the NstanceMachine. The
+// Machine does not get the labels of the Node: Cluster API would copy them to the Node before the Node has the taint.
 func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {

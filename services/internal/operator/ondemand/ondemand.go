@@ -1,12 +1,12 @@
-// Package ondemand manages the machines of pods that request one by annotation. Each such pod gets one Machine with an
-// NstanceMachine, for the lifetime of the pod, unless it runs on another Node.
+// Package ondemand manages the machines of pods that request one by annotation. Each such pod has one Machine with an
+// NstanceMachine as long as the pod exists, unless the pod runs on another Node.
 //
 // Invariants:
 //
 //   - A pod never has two machines of a group, because the machine's name is derived from the group and the pod's UID.
 //     The machine of a deleted pod is deleted, also after restarts.
-//   - A machine belongs to its pod. Its Node gets the labels that pods select and a taint in one write. Only its pod
-//     gets the toleration.
+//   - A machine belongs to its pod. One write gives the machine's Node a taint and the labels that pods select. Only
+//     the machine's pod gets the toleration for the taint.
 //   - A machine is not deleted while another pod that requests an instance of its group runs on it.
 package ondemand
 
@@ -87,13 +87,13 @@ type reconciler struct {
 	tolerant sync.Map
 	// deleted are the UIDs of the Machines that the operator has deleted. The cache may not show that yet.
 	deleted sync.Map
-	// waiting reports whether a change on a shard may allow a pod's machine.
+	// waiting reports whether a pod waits for a machine that a change on a shard may make possible.
 	waiting atomic.Bool
 }
 
 // Setup registers the controller and its indexes. workload is the cluster with the Pods, which is the manager itself if
-// both clusters are the same. Its cache must hold the Nodes, and the Pods of all namespaces with metadata,
-// spec.nodeName, spec.tolerations and status.phase.
+// both clusters are the same. The cache of workload must hold the Nodes, and of the Pods in all namespaces the
+// metadata, spec.nodeName, spec.tolerations and status.phase.
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	s = s.From(mgr, "nstance-ondemand")
 	ctx, own, pods := context.Background(), mgr.GetFieldIndexer(), workload.GetFieldIndexer()
@@ -137,8 +137,8 @@ func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] 
 	})
 }
 
-// requestsMachine passes events of pods that request machines, and the end of every pod: its annotation may have been
-// removed.
+// requestsMachine passes events of pods that request machines. It also passes the end of every pod, because the
+// annotation of a pod with a machine may have been removed.
 var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexRequestingPod(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
@@ -147,7 +147,7 @@ var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	},
 }
 
-// newNode passes Nodes that appear or get a provider ID, and changes of the reservation.
+// newNode passes new Nodes, Nodes that get a provider ID, and Nodes whose reservation has changed.
 var newNode = predicate.TypedFuncs[*corev1.Node]{
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
 		return e.ObjectOld.Spec.ProviderID != e.ObjectNew.Spec.ProviderID ||

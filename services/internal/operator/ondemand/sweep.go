@@ -32,7 +32,8 @@ const (
 	cacheRetry = 5 * time.Second
 	// restRetry is the delay before the next sweep if this one left machines to create.
 	restRetry = 100 * time.Millisecond
-	// parallelWrites is the number of objects that a sweep writes at a time, and of machines that it creates.
+	// parallelWrites is the number of objects that a sweep writes at a time. A sweep creates at most that many
+	// machines.
 	parallelWrites = 16
 )
 
@@ -79,7 +80,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		_, ok := intolerant.Load(c.pod.UID)
 		return ok
 	})
-	// The next sweep creates the rest. It comes soon, and first reserves the Nodes that have appeared meanwhile.
+	// The next sweep follows soon. It first reserves the Nodes that have appeared meanwhile, and then creates the rest.
 	rest := len(d.create) - parallelWrites
 	if rest > 0 {
 		d.create = d.create[:parallelWrites]

@@ -106,8 +106,8 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// gatherInput gathers the input of decisions about a shard group. mirror is the shard's mirror of the group. in.known
-// may be newer: it is the shard's last answer while the mirror has not caught up.
+// gatherInput gathers the input of decisions about a shard group. mirror is the group in the shard's mirror. in.known
+// may be newer: while the mirror lags behind the shard's last answer, in.known is that answer.
 func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
@@ -193,8 +193,8 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	return did
 }
 
-// push deletes the chosen instances until the size is reached, then pushes what still differs. If the shard refuses to
-// delete a chosen instance, the shard chooses another one itself.
+// push deletes chosen instances, each with a decrement, until the group has its size. It then pushes the remaining
+// differences. If the shard refuses to delete a chosen instance, the shard itself chooses another one.
 func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
 	c shardCall) (known *nstancev1.GroupStatus, err error) {
 	upsert := c.upsert
@@ -251,7 +251,7 @@ func (r *groupReconciler) rememberOutcome(name string, o outcome) {
 	r.outcomes[name] = o
 }
 
-// writePlan writes the differences to the API server and records the plan's events.
+// writePlan writes the plan's changes of a shard group to the API server and records the plan's events.
 func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceShardGroup, plan groupPlan) error {
 	now := r.Now()
 	object := was.DeepCopy()

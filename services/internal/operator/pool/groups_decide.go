@@ -80,11 +80,11 @@ func (in *groupInput) connecting() bool {
 // shardCall is the next call to the shard. At most one of upsert and remove is set.
 type shardCall struct {
 	upsert *nstancev1.UpsertGroupRequest
-	// chosen are instances to delete with a decrement of the size before the upsert.
+	// chosen are the instances to delete before the upsert. Each of these deletions also lowers the size by one.
 	chosen []string
 	remove bool
-	// refused is the shard's reason for refusing the same request earlier. The request is repeated after the time
-	// again.
+	// refused is the shard's reason for refusing the same request earlier. After the duration in again, the request is
+	// repeated.
 	refused string
 	again   time.Duration
 }
@@ -134,8 +134,8 @@ func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids
 type callResult struct {
 	call shardCall
 	err  error
-	// group is the answer to an upsert. restored is the answer to a deletion: the group is static, so the shard only
-	// removed its override.
+	// group is the answer to an upsert. restored is set by a deletion: it means that the group is static, so the shard
+	// removed only the group's override.
 	group    *nstancev1.GroupStatus
 	restored bool
 }
@@ -251,8 +251,8 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		// The pool creates the shard group again, and the instances stay. A Cluster that is being deleted creates
-		// nothing, so the shard group waits until its pool is deleted too.
+		// The pool's reconciler creates the shard group again, and the instances stay. While the Cluster is being
+		// deleted, nothing is created, so the shard group waits until its pool is deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,

@@ -37,8 +37,8 @@ type importedGroup struct {
 // refusal is a group that cannot be imported, and the reason.
 type refusal struct{ group, reason string }
 
-// decideImport finds the groups that have no pool, and the pools of interrupted imports. A group is skipped while a
-// part of it or its MachinePool is being deleted.
+// decideImport finds the groups that have no pool, and the pools of interrupted imports. It skips a group while the
+// MachinePool or the group on one of the shards is being deleted.
 func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	parts := map[string]map[string]*nstancev1.GroupStatus{}
 	deleting := map[string]bool{}
@@ -88,8 +88,8 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// Cluster API keeps deleting the pool that a deleted MachinePool references. It would delete a new pool of that
-		// name together with its group.
+		// While a deleted MachinePool still exists, Cluster API deletes the pool that it references. So Cluster API
+		// would delete a new pool of that name together with its group.
 		if ending[one.pool.Name] {
 			continue
 		}
@@ -104,15 +104,16 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	return found, refused
 }
 
-// importInterrupted reports whether an import created the pool but not its MachinePool. A pool with its finalizer has
-// had a MachinePool, which a user deleted since.
+// importInterrupted reports whether an import created the pool but not its MachinePool. If the pool has the finalizer,
+// it once had a MachinePool, which a user has deleted.
 func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
 	return pool.Labels[v1beta1.ImportedLabel] == "true" && pool.DeletionTimestamp.IsZero() && !referred[pool.Name] &&
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
 }
 
-// importedPool returns a pool with the group's own settings, so that pushing it changes nothing. The parts of a dynamic
-// group must have the same settings on all shards: pushing those of one shard would replace the instances on another.
+// importedPool returns a pool with the group's own settings, so that pushing the pool changes nothing. A dynamic group
+// must have the same settings on all shards: pushing the settings of one shard to another would replace instances
+// there.
 func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (
 	pool *v1beta1.NstanceMachinePool, why string) {
 	shards := slices.Sorted(maps.Keys(parts))

@@ -27,8 +27,8 @@ func ownedBy(object metav1.Object, uid types.UID) bool {
 	})
 }
 
-// keptMachine returns the Machine of an instance that stays when its pool is deleted, as it must be written. It returns
-// nil if nothing must change. The Cluster owns the Machine in place of the MachinePool. So Kubernetes does not remove
+// keptMachine returns the new version of a Machine that must stay when its pool is deleted, or nil if nothing must
+// change. In the new version, the Cluster owns the Machine instead of the MachinePool. So Kubernetes does not remove
 // the Machine with the MachinePool, and Cluster API removes it with the Cluster.
 func keptMachine(m *clusterv1.Machine, mp *clusterv1.MachinePool, cluster *clusterv1.Cluster) *clusterv1.Machine {
 	if owner := metav1.GetControllerOf(m); owner == nil || owner.UID != mp.UID || !m.DeletionTimestamp.IsZero() {
@@ -51,9 +51,9 @@ type adoption struct {
 	wait bool
 }
 
-// decideAdoption returns what makes a pool the owner of an existing NstanceMachine. machine is its Machine, nil if
-// there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes it with the
-// Machine, and the instance with it.
+// decideAdoption returns the changes that make a pool the owner of an existing NstanceMachine. machine is its Machine,
+// nil if there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes the
+// Machine, the NstanceMachine and the instance.
 func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, pool *v1beta1.NstanceMachinePool,
 	mp *clusterv1.MachinePool) (a adoption) {
 	label := labelValue(mp.Name)
@@ -82,7 +82,8 @@ func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, p
 	return a
 }
 
-// poolReference returns the owner reference of a pool's machines. Cluster API makes the Machine their controller.
+// poolReference returns the owner reference that a pool's NstanceMachines carry. The reference is not a controller's:
+// Cluster API makes the Machine the controller.
 func poolReference(pool *v1beta1.NstanceMachinePool) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind, Name: pool.Name,
 		UID: pool.UID}

@@ -116,7 +116,8 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
-		// Cluster API deletes the NstanceMachine of a deleted Machine by its name, and the instance with it.
+		// Cluster API deletes the NstanceMachine with the name of a deleted Machine. That would also delete the
+		// instance.
 		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
 			return reconcile.Result{}, err
 		} else if old != nil && !old.DeletionTimestamp.IsZero() {
@@ -134,8 +135,8 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	return reconcile.Result{RequeueAfter: again}, writes.Wait()
 }
 
-// missingMachines returns the instances of a group that have no machine. On-demand instances are left out: their
-// machines exist before them.
+// missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances: the machine
+// of an on-demand instance exists before the instance.
 func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
 	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {
@@ -146,8 +147,9 @@ func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]boo
 	return missing
 }
 
-// poolMachine returns the machine of an instance. Cluster API's core finds it by its labels and makes a Machine its
-// controller, so the pool is only an owner. The finalizer is there from the start, so that every deletion is handled.
+// poolMachine returns the machine of an instance. Cluster API's core finds the machine by its labels and makes a
+// Machine the controller, so the pool is an owner but not the controller. The finalizer is there from the start, so
+// that no deletion is missed.
 func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string,
 	i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{

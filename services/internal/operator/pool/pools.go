@@ -257,7 +257,8 @@ func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poo
 	}
 	for _, g := range plan.create {
 		writes.Go(func() error {
-			// A shard group that exists already is not in the cache yet. Its appearance causes another reconciliation.
+			// The shard group exists already, but the cache does not show it yet. Its appearance there causes another
+			// reconciliation.
 			if err := r.Client.Create(ctx, g); err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("create shard group %s: %w", g.Name, err)
 			}

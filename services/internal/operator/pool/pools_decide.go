@@ -170,9 +170,9 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 }
 
 // usedShards returns the shards that share the replicas, and the unknown ones: shards of the spec that are neither
-// configured nor have a shard group. An unknown shard may be a typing error. It gets no share, and as long as the spec
-// names one, no shard loses its group. The shards with the most instances come first, so that the remainder of the
-// division stays where it is.
+// configured nor have a shard group. An unknown shard may be a typing error: it gets no share, and as long as the spec
+// names one, no other shard loses its group. The shards with the most instances come first, so that they keep the
+// remainder of the division.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -229,8 +229,8 @@ func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// chooseInstances adds the victims of a shard group's shard to its [v1beta1.RemoveAnnotation], and drops those in
-// removed.
+// chooseInstances adds the victims on the shard of g to the [v1beta1.RemoveAnnotation] of g, and drops the instances in
+// removed from it.
 func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
 	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
 	for _, v := range chosen {
@@ -311,8 +311,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// A status is lost when objects are moved to another cluster, so an ID stays until its instance is known to be
-		// gone.
+		// When objects are moved to another cluster, they lose their status. So an ID stays in the list until its
+		// instance is known to be gone.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)
@@ -431,7 +431,7 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &d) != nil || d.InstanceType == "" {
 			continue
 		}
-		// After a change of the pool's type, the shard's status still shows the old one.
+		// If the pool's instance type has just changed, the shard's status still shows the earlier type.
 		if want := plan.pool.Spec.InstanceType; want != "" && want != d.InstanceType || d.Capacity == nil {
 			d.Capacity = capacity.Of(cmp.Or(want, d.InstanceType))
 		}

@@ -20,7 +20,7 @@ const (
 )
 
 // upsertRequest returns the request that brings a shard's group in line with a spec, nil if they match. group is nil if
-// the shard has none. owned are the fields of a static group that Kubernetes has set at any time.
+// the shard has none. owned are the fields of a static group that Kubernetes sets or has set before.
 func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
 	request := &nstancev1.UpsertGroupRequest{Group: want.Group}

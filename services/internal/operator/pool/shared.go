@@ -63,8 +63,8 @@ func (r *poolReconciler) reportShared(ctx context.Context, pool *v1beta1.Nstance
 	return nil
 }
 
-// findHeir returns the MachinePool that keeps a pool which is being deleted, nil if the pool must really be deleted. It
-// reads from the API server, because the answer decides whether instances are deleted.
+// findHeir returns the MachinePool that still needs a pool which is being deleted. It returns nil if the pool must
+// really be deleted. It reads from the API server, because the answer decides whether instances are deleted.
 func (r *poolReconciler) findHeir(ctx context.Context, in poolInput) (*clusterv1.MachinePool, error) {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending {
 		return nil, nil
@@ -73,8 +73,8 @@ func (r *poolReconciler) findHeir(ctx context.Context, in poolInput) (*clusterv1
 	return decideHeir(in.pool, users), err
 }
 
-// handOver lets the deletion of a pool end without deleting its groups. The MachinePool that stays keeps the pool's
-// definition in an annotation and owns the shard groups until restorePool has created the pool again.
+// handOver lets a pool's deletion finish but keeps the pool's groups. It stores the pool's definition in an annotation
+// of heir, and makes heir the owner of the shard groups until restorePool has created the pool again.
 func (r *poolReconciler) handOver(ctx context.Context, pool *v1beta1.NstanceMachinePool,
 	heir *clusterv1.MachinePool) error {
 	next := heir.DeepCopy()

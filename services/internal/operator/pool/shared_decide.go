@@ -15,8 +15,8 @@ import (
 )
 
 // chooseUser returns the MachinePool that determines the replicas of a pool: the pool's controller, else the oldest one
-// that references the pool. Cluster API makes the first one that it sees the controller. chooseUser returns nil if
-// there is no MachinePool.
+// that references the pool. Of several MachinePools, Cluster API makes the one that it sees first the controller.
+// chooseUser returns nil if there is no MachinePool.
 func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	if len(users) == 0 {
 		return nil
@@ -40,8 +40,9 @@ func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool
 	})
 }
 
-// decideHeir returns the MachinePool that keeps a pool which is being deleted, nil if the pool must really be deleted.
-// Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool references the pool too.
+// decideHeir returns the MachinePool that still needs a pool which is being deleted. It returns nil if the pool must
+// really be deleted. Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool references
+// the pool too.
 func decideHeir(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	living := livingUsers(users)
 	if len(living) == len(users) {
@@ -102,8 +103,8 @@ func storePool(mp *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) erro
 	return nil
 }
 
-// readStoredPool returns the pool in the annotation of a MachinePool, nil if there is none. The pool has its finalizer
-// from the start, because shard groups of it exist.
+// readStoredPool returns the pool in the annotation of a MachinePool, nil if there is none. The pool has the finalizer
+// from the start, because its shard groups exist already.
 func readStoredPool(mp *clusterv1.MachinePool) *v1beta1.NstanceMachinePool {
 	name, ok := referencedPool(mp)
 	var stored storedPool

@@ -41,8 +41,8 @@ type victim struct{ shard, instance string }
 // scaleShares changes the shares of a pool to a new sum. It returns the victims whose deletion lowers a share.
 //
 // Each victim lowers the share of its own shard. Otherwise the largest shares shrink, the last of them first, and the
-// smallest grow, the first of them first. From an equal split that gives the equal split of the new sum. A difference
-// that victims left stays until the pool grows or shrinks: evening it out would delete instances.
+// smallest grow, the first of them first. So an equal split stays an equal split. If victims have made the shares
+// unequal, they stay unequal until the pool grows or shrinks, because evening them out would delete instances.
 func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []shardShare, chosen []victim) {
 	shares = slices.Clone(have)
 	target, sum := max(int64(replicas), 0), int64(0)

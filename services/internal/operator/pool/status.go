@@ -27,7 +27,8 @@ func (c *conditions) set(kind string, ok bool, reason, format string, args ...an
 	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
 }
 
-// mergeInto merges the conditions into an object's. A condition that keeps its status keeps its transition time.
+// mergeInto merges c into the conditions that an object has. A condition that keeps its status keeps its transition
+// time.
 func (c conditions) mergeInto(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
 	out := append([]metav1.Condition(nil), have...)
 	for _, condition := range c {

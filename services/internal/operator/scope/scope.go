@@ -41,7 +41,7 @@ type Scope struct {
 	Log                        *slog.Logger
 }
 
-// From returns a copy with the clients of a manager, the real clock, and a recorder of events for one component.
+// From returns a copy of s with the clients of mgr, the real clock, and an event recorder for one component.
 func (s Scope) From(mgr ctrl.Manager, component string) Scope {
 	s.Client, s.Reader, s.Recorder = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder(component)
 	s.Now, s.Rand = time.Now, rand.Reader
@@ -82,7 +82,8 @@ type Permission struct {
 	Skip map[string]bool
 }
 
-// Permission returns what the managed Cluster and the annotations of objects allow. It reads the Cluster with from.
+// Permission returns what the managed Cluster and the annotations of objects allow. It reads the Cluster through the
+// reader from.
 func (s *Scope) Permission(ctx context.Context, from client.Reader, objects ...client.Object) (Permission, error) {
 	cluster := &clusterv1.Cluster{}
 	err := from.Get(ctx, s.Key(s.ClusterName()), cluster)
@@ -135,7 +136,7 @@ func (s *Scope) Requests(ctx context.Context, list client.ObjectList, opts ...cl
 }
 
 // Patch writes the difference between an object as it was read and as it is wanted. It writes nothing if they are
-// equal. A change of finalizers replaces the whole list, so it is written only if nothing else has changed the object.
+// equal. If the finalizers differ, Patch replaces the whole list, so it fails if another client has changed the object.
 func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil
@@ -163,8 +164,8 @@ func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error 
 // conflictRetry is the delay after a write conflict, which means that the cache was out of date.
 const conflictRetry = 100 * time.Millisecond
 
-// RetryConflict returns a result for an error. A write conflict is retried soon and silently. So is the creation of an
-// object that exists.
+// RetryConflict returns a result for an error. After a write conflict, or if an object to create already exists, the
+// result asks for a retry soon, and no error is logged.
 func RetryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil

@@ -23,7 +23,8 @@ import (
 const (
 	// maxFile is the largest configuration file in bytes, which is the limit of a ConfigMap.
 	maxFile = 1 << 20
-	// maxShards is the largest number of shards. Each is a failure domain of an NstanceCluster, which may have 100.
+	// maxShards is the largest number of shards. An NstanceCluster has one failure domain for each shard, and at most
+	// 100.
 	maxShards = 100
 )
 

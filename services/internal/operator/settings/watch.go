@@ -48,7 +48,7 @@ func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time,
 	}
 }
 
-// checkChange returns an error if a running operator cannot switch to another configuration.
+// checkChange returns an error if a running operator cannot switch from c to next.
 func (c Config) checkChange(next Config) error {
 	if next.Cluster != c.Cluster {
 		return fmt.Errorf("cluster_id: cannot change from %q to %q while the operator runs", c.Cluster, next.Cluster)

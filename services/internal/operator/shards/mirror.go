@@ -26,7 +26,7 @@ const (
 )
 
 // mirror is the state that a shard's leader reports. Each entry carries the number of its last change, so that an
-// answer that was in flight during a newer change does not overwrite it. Messages are replaced, never modified.
+// answer from before a change does not overwrite that change. Messages are replaced, never modified.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -36,8 +36,8 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// deletedAt is the time at which an instance was first seen deleted. guessed contains the IDs of instances that no
-	// leader reported as deleted, but that the leader does not know.
+	// deletedAt is the time at which an instance was first seen deleted. guessed contains the instances that count as
+	// deleted only because the leader does not know them.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
 	// missingSince is the time at which a leader first did not know an instance. The instance may still appear.
@@ -213,7 +213,7 @@ func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change
 	return m.setInstanceLocked(i, since)
 }
 
-// setInstanceLocked is setInstance under the current change number. The caller must hold mu.
+// setInstanceLocked is setInstance without a new change number. The caller must hold mu.
 func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []Change {
 	id := i.GetInstanceId()
 	have, ok := m.instances[id]
@@ -256,9 +256,9 @@ func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// applyList stores a complete list of the live instances, which was read after the mark since. It returns the IDs that
-// a leader reported earlier and that are not listed. The caller must ask for each and pass the answer to setInstance or
-// markUnknown.
+// applyList stores a complete list of the live instances. since is the mark from before the list was read. missing are
+// the IDs that a leader reported earlier but that the list lacks. The caller must ask for each of them and pass the
+// answer to setInstance or markUnknown.
 func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -303,7 +303,8 @@ func (m *mirror) markUnknown(id string, since uint64) []Change {
 	return changes
 }
 
-// dropOldDeleted drops the instances that were deleted longer ago than keepDeleted, and the oldest above maxDeleted.
+// dropOldDeleted drops the instances that were deleted longer ago than keepDeleted. If more than maxDeleted remain, it
+// also drops the oldest.
 func (m *mirror) dropOldDeleted() (changes []Change) {
 	limit := m.now().Add(-keepDeleted)
 	drop := func(id string) {

@@ -82,7 +82,7 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 // runWatches runs the three watches and the lists until one of them ends.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// whole is called twice: after the first complete read of the groups, and after that of the instances.
+	// whole is called twice: when all groups were read for the first time, and when all instances were.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}
@@ -131,8 +131,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. Its snapshot contains only instances that are being deleted. It closes listed after
-// the snapshot. Every later change is in a list or in the watch.
+// watchInstances follows instances. The watch begins with a snapshot of only the instances that are being deleted.
+// After the snapshot, watchInstances closes listed, so that the lists begin. No later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -163,8 +163,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly waits until may is closed. Then it lists all instances immediately and at intervals. An error of the
-// first list is returned.
+// listRegularly waits until may is closed, lists all instances, calls whole, and then lists them at intervals. Only a
+// failure of the first list ends it.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {
