@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// addressesFile is the file of the identity folder with the addresses of the agent service that a leader announced
-	// last: host:port separated by commas. The agent reads it at its start, because the leader's address may have
-	// changed since the VM booted.
+	// addressesFile is the name of a file in the identity folder. It contains the addresses of the agent service that a
+	// leader announced last: host:port separated by commas. The agent reads the file when it starts, because the
+	// leader's address may have changed since the VM booted.
 	addressesFile = "servers"
 	// maxAddrs limits the number of announced addresses, and maxAddrsText the length of their text.
 	maxAddrs, maxAddrsText = 8, 1024
@@ -20,7 +20,7 @@ const (
 	configuredEvery = 4
 )
 
-// storeAddrs takes the addresses that a leader announced. It ignores a list that is empty or wrong.
+// storeAddrs stores the addresses that a leader announced. It ignores an empty or invalid list.
 func (c *Client) storeAddrs(text string) {
 	addrs, err := parseAnnounced(text)
 	if err != nil {

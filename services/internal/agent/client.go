@@ -37,8 +37,8 @@ import (
 
 // Machine describes the VM that an agent runs on. Only one goroutine at a time calls its methods.
 type Machine interface {
-	// Facts returns the current addresses and name. The agent calls it at registration and at the start of every
-	// stream, because they may change.
+	// Facts returns the current addresses and name. They may change, so the agent calls Facts at registration and at
+	// the start of every stream.
 	Facts() Facts
 	// Sample returns the metrics since the last call and the uptime of the machine.
 	Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration)
@@ -83,7 +83,7 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early passes a server's request for an early renewal to keepRenewed: the time until the renewal.
+	// early tells keepRenewed that a server asked for an early renewal. The value is the time until that renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
@@ -148,9 +148,9 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 const (
-	// settled is the length of a session after which the reconnect delay returns to its minimum. Without it, the agent
-	// would reconnect four times a second to a server that accepts and then drops it. Two agents with the same identity
-	// would also drop each other's sessions at that rate.
+	// settled is the length of a session after which the reconnect delay returns to its minimum. If shorter sessions
+	// reset the delay, the agent would reconnect four times a second to a server that accepts and then drops its
+	// sessions. Two agents with the same identity would also end each other's sessions at that rate.
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute

@@ -31,8 +31,8 @@ const (
 	// Small buffers suffice: an agent sends about a hundred bytes a minute. A load generator runs thousands of agents.
 	bufferSize = 4 << 10
 
-	// maxKeyRequests is how many key requests may wait while keys are made and submitted. The agent reads no files
-	// while more wait.
+	// maxKeyRequests is how many key requests may wait while the agent makes and submits keys. If more arrive, the
+	// agent reads no files until it has caught up.
 	maxKeyRequests = 16
 )
 
@@ -275,8 +275,8 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate after two thirds of its life, or when the server asks for it, and returns
-// errRenewed, which ends the session: the next one presents the new certificate.
+// keepRenewed renews the certificate after two thirds of its life, or when the server asks for it. It then returns
+// errRenewed, which ends the session, so that the next session presents the new certificate.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
 	delays.InitialInterval *= 60 // a third of the certificate's life is left for retries
@@ -322,7 +322,7 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 // maxRenewWithin is the longest time over which a server may spread early renewals.
 const maxRenewWithin = time.Hour
 
-// renewEarly lets keepRenewed renew the certificate at a random time within a duration.
+// renewEarly makes keepRenewed renew the certificate at a random time within the given duration.
 func (c *Client) renewEarly(within time.Duration) {
 	select {
 	case c.early <- rand.N(min(max(within, 0), maxRenewWithin) + 1):

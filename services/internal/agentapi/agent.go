@@ -49,8 +49,8 @@ type agent struct {
 	claimsMissing bool
 }
 
-// sentFile is a file as it was sent. It is unconfirmed until the agent next lists its files. Maps hold pointers to it
-// to save memory, because a map allocates room for eight values.
+// sentFile is a file as it was sent. It is unconfirmed until the agent's next report with a list of its files. Maps
+// hold pointers to sentFiles, not sentFiles, to save memory: even a small map allocates room for eight values.
 type sentFile struct {
 	filegen.Have
 	unconfirmed bool

@@ -82,8 +82,8 @@ func (l *Leadership) session() session {
 // Service implements nstancev1.AgentServiceServer and execute.Files.
 type Service struct {
 	nstancev1.UnimplementedAgentServiceServer
-	// Leader returns the current leadership, the same pointer for as long as it lasts. If another server leads, it
-	// returns the status error that names it.
+	// Leader returns the current leadership: the same pointer as long as the leadership lasts. If another server leads,
+	// it returns the status error that names that server.
 	Leader func() (*Leadership, error)
 	Keys   Keys
 	Now    func() time.Time
@@ -213,14 +213,15 @@ type call struct {
 	noticed bool
 }
 
-// authorize checks that the caller may speak for the instance that its message names. instanceID is called with the ID
-// in the certificate, and returns the ID in the message.
+// authorize checks that the caller may speak for the instance that the caller's message names. instanceID gets the ID
+// in the certificate and must return the ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWith(ctx, instanceID, speaksFor)
 	return c, err
 }
 
-// authorizeWith checks the caller against its instance's record with check, and also returns the record.
+// authorizeWith is authorize with another check of the caller's certificate against the instance's record. It also
+// returns the record.
 func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
 	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }

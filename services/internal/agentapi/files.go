@@ -24,7 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// sendTimeout is the time in which an agent must read a batch of files. After it, its connection is closed.
+// sendTimeout is the time in which an agent must read a batch of files. If the agent takes longer, the server closes
+// its connection.
 const sendTimeout = time.Minute
 
 // Push implements execute.Files. It makes the agent's stream send the files that the instance lacks, now or when the
@@ -50,8 +51,8 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	return nil
 }
 
-// ReceiveFiles sends an instance its files whenever it lacks some. If the agent asks for them, it also sends key
-// requests and health checks on the stream.
+// ReceiveFiles sends an instance the files that it lacks, whenever it lacks some. On request of the agent, the stream
+// also carries key requests and health checks.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -144,7 +145,7 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	return nil
 }
 
-// sendBatch makes and sends what the instance lacks. The error broken ends the stream; err does not.
+// sendBatch makes and sends what the instance lacks. If broken is not nil, the stream must end; err does not end it.
 func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
 	state, a := c.leader.State, c.agent

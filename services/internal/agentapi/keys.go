@@ -227,8 +227,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 }
 
-// forgetPreviousKey removes from the record the key before the last renewal, because the agent has used its new one. If
-// that fails, the next health stream tries again.
+// forgetPreviousKey removes the previous key from the record, because the agent has used the key of its last renewal.
+// If that fails, the next health stream tries again.
 func (s *Service) forgetPreviousKey(c *call) {
 	rec, _, ok := c.leader.State.Record(c.agent.id)
 	if !ok || len(rec.PreviousKey) == 0 || !c.peer.PublicKey.Equal(ed25519.PublicKey(rec.PublicKey)) {
@@ -244,7 +244,7 @@ func (s *Service) forgetPreviousKey(c *call) {
 	}
 }
 
-// checkRunning checks that an agent with an expired certificate may renew it: its VM must run.
+// checkRunning checks that an agent with an expired certificate may renew it: the agent's VM must run.
 func checkRunning(c *call) error {
 	view, ok := c.leader.State.Instance(c.agent.id)
 	switch {

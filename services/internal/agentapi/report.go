@@ -92,9 +92,9 @@ func (c *call) mustRenew() bool {
 	return ok && mayBeCertified(&rec) == nil && rec.Certificate != nil && rec.Certificate.Trust != c.leader.Issuer.Trust
 }
 
-// readReports takes reports until the stream ends, and ends its handler. The end of a connection is the first sign of a
-// lost machine, so readReports passes it to the State. A stream that the server ended is no such sign: the agent
-// connects again, or the server notices that its reports are missing.
+// readReports takes reports until the stream ends, then ends the stream's handler. A broken connection is the first
+// sign of a lost machine, so readReports tells the State about it. It does not do so if the server ended the stream:
+// then the agent connects again, or the server notices that reports are missing.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {

@@ -18,7 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// checkClaims checks the host name and addresses that an agent sends. They are not recorded: the provider's are.
+// checkClaims checks the host name and addresses that an agent sends. It does not record them: the record gets those
+// that the provider reports.
 func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
@@ -125,8 +126,8 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 }
 
 // checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.
-// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may still add
-// addresses.
+// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may not know all
+// addresses, so the client must try again.
 func (c *call) checkAddress() error {
 	vm, _ := c.leader.State.VM(c.claims.ID)
 	from := transport.PeerAddress(c.ctx)

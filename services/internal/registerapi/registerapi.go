@@ -126,7 +126,7 @@ type call struct {
 	key    ed25519.PublicKey
 	// claims are zero until the nonce is verified.
 	claims authority.NonceClaims
-	// expired means that the nonce has expired. Then only the key that consumed the nonce may present it.
+	// expired means that the nonce has expired. Then it is valid only with the key that consumed it.
 	expired bool
 	now     time.Time
 }
@@ -221,8 +221,8 @@ func (c *call) errExpired() error {
 	return status.Errorf(codes.Unauthenticated, "nonce: expired at %s", c.claims.ExpiresAt.Format(time.RFC3339))
 }
 
-// checkConsumed refuses a consumed nonce when the last certificate of its client expired longer than the renewal grace
-// ago. From then on a stolen nonce and key are of no use.
+// checkConsumed refuses a consumed nonce once the client's last certificate has been expired for longer than
+// RenewalGrace. From then on, a stolen nonce and key are of no use.
 func (c *call) checkConsumed(notAfter time.Time) error {
 	if c.now.After(notAfter.Add(transport.RenewalGrace)) {
 		return status.Errorf(codes.Unauthenticated, "nonce: is consumed, and its certificate expired at %s",

@@ -54,7 +54,7 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			continue
 		}
 		// --advertise-host replaces the primary interface's address. A host that the configuration advertises, such as
-		// that of a load balancer, takes precedence over it. A bind address does not.
+		// a load balancer's, takes precedence over the flag. A bind address does not.
 		switch {
 		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":

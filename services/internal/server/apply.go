@@ -136,9 +136,9 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, s.followCA(ctx)
 }
 
-// restartSoon restarts the server after a pause in which the response to the present caller is sent, because the
-// restart ends the call and ctx. Agents that are told new addresses of the leader get time to connect again, because
-// they would not find the leader after the restart.
+// restartSoon restarts the server after a pause. The restart ends the present call and ctx, and the pause lets the
+// server send the response first. If agents are being told new addresses of the leader, the pause also gives them time
+// to connect again: otherwise they would not find the leader after the restart.
 func (s *server) restartSoon(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	s.env.Go("restart", func() {
@@ -159,8 +159,8 @@ func (s *server) restartSoon(ctx context.Context) {
 	})
 }
 
-// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include those
-// after a restart and those of servers that replace this one, so that agents find the leader then.
+// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. The addresses include
+// those that will be valid after a restart or on servers that replace this one, so that agents still find the leader.
 func (s *server) announceAddresses() {
 	l := s.leading.Load()
 	if l == nil {
@@ -177,8 +177,8 @@ func (s *server) announceAddresses() {
 	}
 }
 
-// generations returns the addresses of this server's configuration, and those of a newer one that waits for a restart
-// or is for servers that replace this one.
+// generations returns the addresses of this server's configuration and of newer ones: a configuration that waits for a
+// restart, and one that waits for servers that replace this one.
 func (s *server) generations() []ports {
 	out := []ports{s.ports}
 	for _, next := range []*config.Shard{s.manager.Pending(), s.manager.Successor()} {
@@ -205,8 +205,8 @@ func (s *server) agentAddrs() string {
 	return strings.Join(addrs, ",")
 }
 
-// reportRefused raises an alert if the newest configuration was refused, or waits for servers that replace this one.
-// Otherwise it resolves the alert.
+// reportRefused raises an alert if the newest configuration was refused, or if only servers that replace this one can
+// apply it. Otherwise it resolves the alert.
 func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {

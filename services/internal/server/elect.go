@@ -51,7 +51,7 @@ func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
 // besidesTerm logs the termError in an error of [server.stand] and returns the rest of the error. elect calls it when
-// the server was asked to stop: a term that failed just before is not a failure of the stop.
+// the server was asked to stop: a term that failed just before does not mean that the stop failed.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {
@@ -104,7 +104,7 @@ func (s *server) watchElection(status lease.Status) {
 	}
 }
 
-// leaderChange returns what ended the previous term. before is the election's status before this server became leader.
+// leaderChange returns why the previous term ended. before is the election's status before this server became leader.
 func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
 	switch {
 	case before == nil || before.Holder.Term == 0:

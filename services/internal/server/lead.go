@@ -215,8 +215,8 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 	)
 }
 
-// watchVMs asks the provider about each VM for which it reports a change, if the provider can. It returns when ctx
-// ends.
+// watchVMs watches the VMs until ctx ends, if the provider can report changes. It asks the provider about each VM that
+// has changed.
 func (s *server) watchVMs(ctx context.Context, leader *leader.Leader) {
 	if watcher, ok := infra.Capability[infra.Watcher](s.machine.Provider); ok {
 		watcher.Watch(ctx, func(id ident.ID) { leader.Asker.Ask(ctx, id) })
@@ -230,8 +230,8 @@ func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 }
 
 const (
-	// removeUserdataTries is the number of calls to remove the userdata of a VM. After them, the userdata stays. It
-	// does no harm, because its nonce is consumed.
+	// removeUserdataTries is the number of calls to remove the userdata of a VM. If all of them fail, the userdata
+	// stays. That does no harm, because the nonce in it is consumed.
 	removeUserdataTries = 5
 	removeUserdataPause = 10 * time.Second
 )

@@ -9,8 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// measuredProvider gives every call of a provider a timeout and counts it by its error class. It has the methods of
-// every capability that package infra declares. [infra.Capability] offers only those that the wrapped provider has.
+// measuredProvider gives every call of a provider a timeout and counts it by its error class. It has the methods of all
+// optional capabilities that package infra declares. Of these, [infra.Capability] offers only the ones that the wrapped
+// provider has.
 type measuredProvider struct {
 	provider infra.Provider
 	timeout  func() time.Duration

@@ -34,8 +34,8 @@ type Options struct {
 	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 if this is
 	// the only one.
 	Instance int
-	// Validate means that the program only checks a configuration: that in ValidateFile, or the shard's one in the
-	// bucket if ValidateFile is empty.
+	// Validate means that the program only checks a configuration: the one in ValidateFile, or the shard's
+	// configuration in the bucket if ValidateFile is empty.
 	Validate     bool
 	ValidateFile string
 	// ReportHealth means that the program reports the health of the server on this machine. See [ReportHealth].
@@ -165,8 +165,8 @@ func (o *Options) check() error {
 	return errors.Join(errs...)
 }
 
-// validateHost checks that other machines can reach a host, and that a certificate can hold it. "" is valid and means
-// that no host was given.
+// validateHost checks that host is one that other machines can reach and that a certificate can contain. "" is valid
+// and means that no host was given.
 func validateHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.IsUnspecified() || addr.Zone() != "" {

@@ -34,8 +34,8 @@ const (
 	defaultReportAfter = 10 * time.Minute
 	reportInterval     = 5 * time.Second
 	reportTimeout      = 5 * time.Second // of one check, and of one call of the cloud
-	// awaitFor is how long a ready server repeats its report while the scaling group does not wait for its machine. The
-	// group may begin to wait a moment after the boot.
+	// awaitFor is how long a ready server repeats its report if the scaling group answers that it does not wait for
+	// this machine. The group may begin to wait only a moment after the boot.
 	awaitFor = time.Minute
 )
 
@@ -82,7 +82,7 @@ type healthReport struct {
 	log   *slog.Logger
 
 	// since is the last time when the server was healthy, or the start of this process. ready means that the server was
-	// healthy once, and settled that the group no longer waits for the launch of this machine.
+	// healthy once. settled means that the group needs no further report about the launch of this machine.
 	since          time.Time
 	readySince     time.Time
 	ready, settled bool

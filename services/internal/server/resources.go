@@ -33,12 +33,13 @@ type resources struct {
 	state   *clusterstate.State
 	secrets secretstore.Store
 	ports   ports
-	// marks are the versions of the cluster's documents and secrets that this server and the lock have seen.
+	// marks are the highest versions of the cluster's documents and secrets that this server has read or the lock
+	// contains.
 	marks *highwater.Marks
 }
 
-// tryConfig is the shardconfig.Trial of this server. While the server starts, it stores what it opened for
-// useResources.
+// tryConfig is the shardconfig.Trial of this server. While the server starts, tryConfig keeps the resources that it has
+// opened, so that useResources can put them in use.
 func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied bool) error {
 	inUse := s.inUse.Load()
 	if inUse == nil {
@@ -176,8 +177,8 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	return nil
 }
 
-// readMarks raises marks to those in the lock, so that objects that were rolled back while no server ran are refused. A
-// lock that cannot be decoded gives no marks, and is not taken over either.
+// readMarks raises marks to those in the lock, so that the server refuses objects that were rolled back while no server
+// ran. It ignores a lock that cannot be decoded: the server does not take over such a lock either.
 func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
 	object, err := s.documents.Get(ctx, keys.Leader(s.opts.Shard))
 	if errors.Is(err, objstore.ErrNotFound) {

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA lets a standby look for a change of the CA once in each term. A later change begins another term, because the
-// leader restarts when it follows the change. The leader looks in pollConfig.
+// pollCA lets a standby check once in each term whether the CA has changed. Once is enough: after a later change the
+// leader restarts, which begins another term. The leader itself checks in pollConfig.
 func (s *server) pollCA(ctx context.Context) {
 	followed := uint64(0) // the term in which the standby looked last
 	for s.env.Sleep(ctx, configInterval) == nil {
@@ -24,9 +24,9 @@ func (s *server) pollCA(ctx context.Context) {
 	}
 }
 
-// followCA reads the CA and its bundle. If they have changed, because the CA is being rotated, a standby uses them for
-// later connections. A leader restarts: its heir, or the new process, begins a term with them. If `ca.crt` is unchanged
-// and no rotation was under way, followCA does not read the CA's key: the first step of a rotation changes `ca.crt`.
+// followCA reads the CA and its bundle. If a rotation has changed them, a standby uses them for later connections. A
+// leader restarts, so that its heir or the new process begins a term with them. Every rotation first changes `ca.crt`.
+// So if `ca.crt` is unchanged since followCA last found no rotation under way, followCA does not read the CA's key.
 func (s *server) followCA(ctx context.Context) error {
 	source := s.endpoints.certificates()
 	if source == nil {

@@ -31,7 +31,7 @@ type Peer struct {
 	// Number identifies the connection. It increases with each connection of a [Source].
 	Number uint64
 
-	// problem says why the certificate, although issued by the CA, is not one of a client of this cluster.
+	// problem says why the certificate does not identify a client of this cluster, although the CA issued it.
 	problem error
 	conn    net.Conn
 }
@@ -81,8 +81,8 @@ type serverCredentials struct {
 	// clients and handshakes limit the connections of each client certificate; nil on the registration port.
 	clients    *clients
 	handshakes *rateLimiter[authority.Identity]
-	// bytes limits what is read from each client certificate, or each address on the registration port. foreignBytes
-	// limits what is read from each address with certificates for another port.
+	// bytes limits the bytes that are read from each client certificate; on the registration port, from each address.
+	// foreignBytes limits the bytes from each address whose clients present certificates for another port.
 	bytes, foreignBytes *rateLimiter[any]
 }
 
@@ -110,7 +110,7 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		err = errors.New("the client does not offer HTTP/2")
 	}
 	if err != nil {
-		// A client that hung up before it sent a ClientHello cost nothing.
+		// A client that hung up before it sent a ClientHello cost no work, so its handshake does not count as failed.
 		done(conn.ConnectionState().Version != 0 || !hungUp(err))
 		closeAfterAlert(raw)
 		leave()
@@ -154,9 +154,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It calls leave, which ends the
-// count of the connection, when it is closed or when a read fails: gRPC does not close a connection that ends before
-// its first byte.
+// limitedConn reads no faster than its token bucket of bytes allows, if it has one. When it is closed or a read fails,
+// it calls leave, so that the connection no longer counts. A failed read must suffice, because gRPC does not close a
+// connection that ends before its first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

@@ -10,9 +10,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// ClientCredentials returns the credentials with which this server connects to another server of its shard. It shows
-// its own certificate. It accepts only a certificate of the server with the given ID that the cluster's CA issued for
-// the address that was dialed.
+// ClientCredentials returns the credentials with which this server connects to another server of its shard. This server
+// presents its own certificate. The other server's certificate must be from the cluster's CA, for the given server ID
+// and the dialed address.
 func ClientCredentials(source *Source, server string) credentials.TransportCredentials {
 	self := source.options.Identity
 	want := authority.Identity{Role: authority.RoleServer, Cluster: self.Cluster, Shard: self.Shard, Server: server}

@@ -137,7 +137,7 @@ func (s *Source) config() *tls.Config {
 }
 
 // clientAuthConfig returns the TLS configuration of a port that requires client certificates. Only Source.verify checks
-// the chain: crypto/tls would refuse an expired certificate, with which an agent may still renew.
+// the chain: crypto/tls would refuse an expired certificate, but an agent may still renew an expired one.
 func (s *Source) clientAuthConfig() *tls.Config {
 	config := s.config()
 	config.ClientAuth = tls.RequireAnyClientCert

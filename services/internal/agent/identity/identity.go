@@ -3,8 +3,8 @@
 //
 // Invariant: a key is durable before any certificate is issued for it. The nonce is removed only after the certificate
 // is durable. After a crash between any two writes, the agent can therefore continue the same registration: the server
-// issues a certificate again to the same key with the same nonce. Each renewal makes the next key. It replaces the key
-// only after its certificate is durable, so an interrupted renewal can be repeated likewise.
+// issues a certificate again to the same key with the same nonce. Each renewal generates the next key. The next key
+// replaces the present key only after the next certificate is durable, so an interrupted renewal can be continued too.
 package identity
 
 import (
@@ -256,8 +256,8 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. If the server kept
-// the present key, the certificate is for that one, and AcceptRenewal removes the next key.
+// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. If the certificate is
+// for the present key, because the server kept that key, AcceptRenewal removes the next key.
 func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	if _, err := s.parse(next, certificate); err != nil {
 		cert, err := s.Accept(key, certificate, bundle)
@@ -304,9 +304,9 @@ func (s *Store) parse(key ed25519.PrivateKey, text []byte) (*Certificate, error)
 	}, nil
 }
 
-// VerifyServer checks that a certificate belongs to a server of the cluster. TLS has already verified its chain and
-// host name, but agents and operators have certificates of the same CA. An empty cluster accepts a server of any
-// cluster.
+// VerifyServer checks that a certificate belongs to a server of the cluster. TLS has already verified the chain and
+// host name, but the same CA also signs the certificates of agents and operators. If cluster is empty, a server of any
+// cluster is accepted.
 func VerifyServer(leaf *x509.Certificate, cluster string) error {
 	who, err := authority.ParseIdentity(leaf)
 	switch {

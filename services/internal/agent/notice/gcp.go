@@ -92,8 +92,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readPreempted returns the current value. If etag is not empty, it first waits for a newer value, until the time
-// hanging has passed.
+// readPreempted returns the current value. If etag is not empty, it first waits for a newer value, for at most the
+// duration hanging.
 func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {

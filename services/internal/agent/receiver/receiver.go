@@ -236,9 +236,9 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	return r.play(plan, changed...), nil
 }
 
-// play applies a durable journal and removes it. Applying a journal twice has the same result. play returns those of
-// the given names that changed successfully. A failure is recorded by name and makes the hash empty. The journal is
-// removed even then, so that an old journal never undoes a newer batch.
+// play applies a durable journal and removes it. Applying a journal twice has the same result. play returns the given
+// names except those that failed. It records each failure under the file's name, and a failure makes the hash empty.
+// Even then it removes the journal, so that an old journal never undoes a newer batch.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {
@@ -276,8 +276,8 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Hash returns the runtime configuration hash of the stored files. It is empty if there is none, or if some files
-// belong to another hash.
+// Hash returns the runtime configuration hash of the stored files. It is empty if no hash is stored, or if the files
+// are not all from one configuration.
 func (r *Receiver) Hash() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

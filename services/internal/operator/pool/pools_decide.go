@@ -70,8 +70,8 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// A shard group without a controller in the managed Cluster has lost its owner and is adopted. It is also
-		// adopted if the MachinePool has owned it since the pool was deleted with another MachinePool.
+		// A shard group of the managed Cluster that has lost its owner is adopted. So is one that handOver gave to the
+		// MachinePool.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
 			in.machinePool != nil && owner.UID == in.machinePool.UID) {
@@ -229,8 +229,8 @@ func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// chooseInstances adds the victims on the shard of g to the [v1beta1.RemoveAnnotation] of g, and drops the instances in
-// removed from it.
+// chooseInstances updates the [v1beta1.RemoveAnnotation] of g: it adds the chosen victims on the shard of g, and drops
+// the instances in removed.
 func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
 	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
 	for _, v := range chosen {

@@ -163,8 +163,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly waits until may is closed, lists all instances, calls whole, and then lists them at intervals. Only a
-// failure of the first list ends it.
+// listRegularly waits until may is closed, lists all instances, calls whole, and then lists them at intervals. If the
+// first list fails, it returns the error. Later failures are only logged.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {
