@@ -148,9 +148,9 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 const (
-	// settled is the length of a session after which the reconnect delay returns to its minimum. If shorter sessions
-	// reset the delay, the agent would reconnect four times a second to a server that accepts and then drops its
-	// sessions. Two agents with the same identity would also end each other's sessions at that rate.
+	// settled is the length of a session after which the reconnect delay returns to its minimum. If every session reset
+	// the delay, the agent would reconnect four times a second to a server that accepts and then drops it. Two agents
+	// with the same identity would also end each other's sessions at that rate.
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute

@@ -161,8 +161,9 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal simulates a process with three folders that dies at its durable step number dies: that write or removal does
-// not happen, and no later one. With half, that step still happens, but its caller gets an error.
+// mortal simulates a process with three folders that dies at one of its durable steps (writes and removals): the step
+// whose number is in dies. That step and all later ones have no effect. If half is set, that step still has its effect,
+// but its caller gets an error.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -511,7 +512,7 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// The hook runs for a file while that file changes again. The file stays pending, even if the hook then runs
+		// The file changed again while the hook ran for it. So the file stays pending, even if that makes the hook run
 		// once too often.
 		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)

@@ -403,8 +403,8 @@ func (n *network) unlisten() {
 	n.listeners = nil
 }
 
-// delays waits for the given time and returns the times between the dials in it. The first one counts from the start of
-// the wait.
+// delays waits for the given time. It returns the time from the start to the first dial, and the times between later
+// dials.
 func (n *network) delays(wait time.Duration) (delays []time.Duration) {
 	n.mu.Lock()
 	n.dials = nil

@@ -50,7 +50,7 @@ type agent struct {
 }
 
 // sentFile is a file as it was sent. It is unconfirmed until the agent's next report with a list of its files. Maps
-// hold pointers to sentFiles, not sentFiles, to save memory: even a small map allocates room for eight values.
+// hold pointers to sentFiles to save memory: a map allocates room for eight values.
 type sentFile struct {
 	filegen.Have
 	unconfirmed bool

@@ -20,7 +20,7 @@ import (
 )
 
 // everyKill names an environment variable. If it is set, TestOperatorKilledAtEveryChange kills the operator at every
-// change, which takes about ten minutes; otherwise at a sample of the changes.
+// change, which takes about ten minutes. Otherwise the test kills it at a sample of the changes.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")

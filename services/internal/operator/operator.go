@@ -136,8 +136,8 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 }
 
 // renewCertificate renews the certificate, for a new key, with the first shard that accepts the request. It tries the
-// reachable shards first. It also tries the unreachable ones: if a renewal was interrupted, a shard may accept the
-// replaced key only for a renewal. Such a shard refuses all other calls, so it counts as unreachable.
+// reachable shards first. It also tries the unreachable ones: after an interrupted renewal, a shard may refuse every
+// call with the replaced key except a renewal, and so count as unreachable.
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// TestHostileOperatorRecord plays an attacker who can write to the bucket and restores a removed operator's record:
-// forged, or genuine from before the removal. The operators' port refuses and logs both.
+// TestHostileOperatorRecord plays an attacker who can write to the bucket and undoes the removal of an operator with a
+// forged record, or with the record from before the removal. The operators' port refuses and logs both.
 func TestHostileOperatorRecord(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, document(""), slog.New(slog.NewJSONHandler(&logs, nil)))

@@ -92,8 +92,8 @@ func TestInstanceStatus(t *testing.T) {
 	}
 }
 
-// TestUnsettled checks that the state of an earlier leader's reservation stays open until the leader knows whether the
-// instance has a VM.
+// TestUnsettled checks that calls about an earlier leader's reservation fail with Unavailable until the leader knows
+// whether the instance has a VM.
 func TestUnsettled(t *testing.T) {
 	w := newTestShard(t)
 	id, theirs := w.NewID(t, "knd"), w.NewID(t, "knd")

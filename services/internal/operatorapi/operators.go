@@ -87,8 +87,8 @@ func (c *call) admit() error {
 	return err
 }
 
-// record reads the operator's record and remembers the result. It refuses an operator that has no record, that was
-// removed, or that presents another key than the record's. It also refuses a record that was forged or rolled back.
+// record reads the operator's record and remembers the result. It refuses an operator that has no record, was removed,
+// or has another key, and a record that was forged or rolled back.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {

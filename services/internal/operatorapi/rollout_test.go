@@ -58,8 +58,8 @@ func TestRolloutOfAGroup(t *testing.T) {
 	}
 }
 
-// TestResumeStartsAHaltedRollout checks that ResumeGroup lets the rollout count failures from zero, also for a group
-// that is not paused, and keeps no override.
+// TestResumeStartsAHaltedRollout checks that ResumeGroup resets a rollout's count of failures, also for a group that is
+// not paused, and leaves no override.
 func TestResumeStartsAHaltedRollout(t *testing.T) {
 	w := newTestShard(t)
 	key := config.GroupKey{Tenant: "prod", Group: "static"}

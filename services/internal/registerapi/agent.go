@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// checkClaims checks the host name and addresses that an agent sends. It does not record them: the record gets those
-// that the provider reports.
+// checkClaims checks the host name and addresses that an agent sends. It does not record them: the record gets the
+// provider's.
 func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
@@ -126,8 +126,8 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 }
 
 // checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.
-// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may not know all
-// addresses, so the client must try again.
+// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may still add
+// addresses, so the client must retry.
 func (c *call) checkAddress() error {
 	vm, _ := c.leader.State.VM(c.claims.ID)
 	from := transport.PeerAddress(c.ctx)

@@ -123,7 +123,7 @@ func TestHostileClaimsAreNotRecorded(t *testing.T) {
 	}
 }
 
-// TestHostileRegistrationWithoutProof checks registrations where the configuration requires a proof of the VM. The
+// TestHostileRegistrationWithoutProof checks registrations under a configuration that requires a proof of the VM. The
 // nonce and the address are right in every case.
 func TestHostileRegistrationWithoutProof(t *testing.T) {
 	for _, test := range []struct {

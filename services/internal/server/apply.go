@@ -136,9 +136,9 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, s.followCA(ctx)
 }
 
-// restartSoon restarts the server after a pause. The restart ends the present call and ctx, and the pause lets the
-// server send the response first. If agents are being told new addresses of the leader, the pause also gives them time
-// to connect again: otherwise they would not find the leader after the restart.
+// restartSoon restarts the server after a pause. The restart ends the present call and ctx, so the pause lets the
+// server send the response first. It also gives agents that are told new addresses of the leader time to connect again:
+// after the restart they would not find the leader.
 func (s *server) restartSoon(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	s.env.Go("restart", func() {

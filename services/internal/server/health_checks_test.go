@@ -65,7 +65,7 @@ func (f *checkedFleet) boot(c mock.Call) {
 }
 
 // TestFailingHealthCheckIsReplaced lets the health check of a real agent fail. Its instance is replaced by one whose
-// check passes, and the deletion has the check's name and reason. A changed check reaches the agent that runs.
+// check passes, and the deletion has the check's name and reason. A changed check reaches a running agent.
 func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	r := newTestShard(t)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -10,9 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// TestNewImageRolls checks that a leader whose query finds another image than that of the running VMs replaces them in
-// a group with on_image_change. A leader whose query fails replaces none, because a fallback does not count as another
-// image.
+// TestNewImageRolls checks that a leader that finds a new image replaces the VMs of a group with on_image_change. A
+// leader whose query fails replaces none, because the fallback does not count as a new image.
 func TestNewImageRolls(t *testing.T) {
 	r := newTestShard(t)
 	var image atomic.Pointer[string]

@@ -25,8 +25,7 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 }
 
 // recordStored returns a function that logs the events of a journal, and counts, measures and traces the replacements
-// that they describe. The journal calls that function after it has stored the events, so the function delays no
-// replacement.
+// that they describe. The journal calls it only with stored events, so it delays no replacement.
 func (s *server) recordStored(cluster string) func([]record.Event) {
 	var replacements journal.Replacements
 	return func(events []record.Event) {

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/traces"
 )
 
-// TestMetricsOfAShard checks the metrics of a leader: those of its groups, its CAs, its bucket and of how it became
-// leader.
+// TestMetricsOfAShard checks the metrics of a leader: those of its groups, CAs and bucket, and the cause of its
+// leadership.
 func TestMetricsOfAShard(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -72,8 +72,7 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	return own, nil
 }
 
-// openAddress opens the means by which the shard's fixed address moves to this machine: ARP announcements on the
-// network, or the provider.
+// openAddress opens what moves the shard's fixed address to this machine: layer 2 announcements, or the provider.
 func (m *ownMachine) openAddress(network *config.LeaderNetwork) error {
 	switch {
 	case network == nil:

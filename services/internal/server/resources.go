@@ -38,8 +38,8 @@ type resources struct {
 	marks *highwater.Marks
 }
 
-// tryConfig is the shardconfig.Trial of this server. While the server starts, tryConfig keeps the resources that it has
-// opened, so that useResources can put them in use.
+// tryConfig is the shardconfig.Trial of this server. While the server starts, tryConfig keeps the opened resources for
+// useResources.
 func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied bool) error {
 	inUse := s.inUse.Load()
 	if inUse == nil {

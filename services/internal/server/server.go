@@ -51,8 +51,8 @@ type Config struct {
 	Bucket objstore.Store
 	// Supervised means that a supervisor restarts this server when it fails.
 	Supervised bool
-	// ConfirmOrphans, if set, delivers a value whenever a person confirms that the present orphans may be terminated.
-	// Until then, these orphans keep garbage collection stopped.
+	// ConfirmOrphans, if set, delivers a value whenever a person confirms that the present orphans, which have stopped
+	// garbage collection, may be terminated.
 	ConfirmOrphans <-chan os.Signal
 	// Heir, where it is not zero, replaces the defaults of election.Options for a lock with an heir. Only its fields
 	// HeirLease, HeirRenew and HeirProbation are used.

@@ -110,7 +110,7 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		err = errors.New("the client does not offer HTTP/2")
 	}
 	if err != nil {
-		// A client that hung up before it sent a ClientHello cost no work, so its handshake does not count as failed.
+		// A client that hung up before its ClientHello cost no work, so its handshake does not count as failed.
 		done(conn.ConnectionState().Version != 0 || !hungUp(err))
 		closeAfterAlert(raw)
 		leave()
@@ -155,8 +155,8 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 }
 
 // limitedConn reads no faster than its token bucket of bytes allows, if it has one. When it is closed or a read fails,
-// it calls leave, so that the connection no longer counts. A failed read must suffice, because gRPC does not close a
-// connection that ends before its first byte.
+// it calls leave, so that the connection no longer counts. gRPC does not close a connection that ends before its first
+// byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

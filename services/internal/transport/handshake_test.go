@@ -100,7 +100,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// Allowed are the initial burst, twenty failures a second, and some for other clients at the address.
+	// The limit is the sum of the initial burst, twenty failures a second, and some for other clients at the address.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}
@@ -324,7 +324,8 @@ func fileCertificate(t testing.TB, c *transporttest.Cluster, ca authority.CA) *t
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
 }
 
-// No port accepts a certificate of the same CA for another role, tenant, or cluster, even with the same identity.
+// No port accepts a certificate for another role, tenant or cluster, even if the CA and the rest of the identity are
+// the same.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := transporttest.New(t)
 	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),

@@ -58,8 +58,8 @@ func ThisSystem() System {
 }
 
 // StoppingReason returns the reason why the process was sent SIGTERM. If the machine shuts down for an unknown reason,
-// StoppingReason returns a reboot. That is the safer mistake: after a power-off, the server merely waits until it has
-// asked the provider. If a reboot were reported as a power-off, the server would delete the VM.
+// StoppingReason returns a reboot. A power-off reported as a reboot costs only the time until the server has asked the
+// provider. A reboot reported as a power-off costs the VM.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	// systemctl(1): "stopping: the manager is shutting down".
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {

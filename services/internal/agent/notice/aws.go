@@ -16,8 +16,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// aws describes EC2 instances. AWS_EC2_METADATA_SERVICE_ENDPOINT, which the AWS SDK defines, can replace the URL of the
-// metadata service. https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
+// aws describes EC2 instances. An environment variable of the AWS SDK can replace the URL of the metadata service.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
 var aws = Cloud{
 	Name:   "aws",
 	Detect: func(f Firmware) bool { return f.Value("sys_vendor") == "Amazon EC2" },

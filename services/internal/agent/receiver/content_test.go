@@ -87,7 +87,8 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// A comment before an accepted text keeps it acceptable. Every quote is closed, so a line after it does, too.
+		// Accepted text stays accepted with a comment before it. Every quote in the text is closed, so the same holds
+		// for a line after it.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

@@ -57,8 +57,8 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 	}
 }
 
-// TestTables checks that no name is in two tables with different meanings, and that every entry has its provider's form
-// of a name.
+// TestTables checks that no exception only repeats the rule of its family, that families with the size medium have a
+// ratio, and that no name of GCP contains a dot.
 func TestTables(t *testing.T) {
 	for instanceType, m := range exceptions {
 		family, size, _ := strings.Cut(instanceType, ".")

@@ -159,7 +159,7 @@ func TestClusterIsCreated(t *testing.T) {
 		t.Errorf("written again: %s", d)
 	}
 
-	// A shard is added. The zone of a shard that is no longer reachable stays known.
+	// Add a shard. A shard that is no longer reachable keeps its known zone.
 	w.shards.Add("north")
 	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
 	w.kubeconfig.err = nil

@@ -147,7 +147,8 @@ func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object 
 	}
 }
 
-// addBudget protects a pod with a disruption budget, of which the test writes the status. allow permits one eviction.
+// addBudget protects a pod with a disruption budget that permits no eviction. allow makes it permit one. The test
+// writes the budget's status, because no controller does.
 func (kube *testKubernetes) addBudget(name string) (allow func()) {
 	kube.Helper()
 	one := intstr.FromInt32(1)

@@ -23,8 +23,8 @@ func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
 	return k.transport(shard, true)
 }
 
-// shardTransport makes TLS connections to one shard. For the registration, it presents no certificate. For all other
-// connections, it presents the operator's.
+// shardTransport makes TLS connections to one shard. It presents the operator's certificate, except for the
+// registration.
 type shardTransport struct {
 	credentials.TransportCredentials // for the methods that a client does not call
 

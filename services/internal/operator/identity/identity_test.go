@@ -560,7 +560,7 @@ func TestRunRenewsInTime(t *testing.T) {
 		if len(asked) != before+1 {
 			t.Errorf("%d renewals after the server asked for one", len(asked)-before)
 		}
-		// An unreadable CA bundle is ignored. With another CA, the certificates of the first are no longer trusted.
+		// An unreadable CA bundle is ignored. After a change to another CA, certificates of the first CA are refused.
 		trust := func(text string) {
 			cm := identitytest.CA(cluster)
 			cm.Data[identity.CAKey] = text

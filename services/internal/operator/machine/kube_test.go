@@ -130,7 +130,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 		t.Errorf("changing the instance ID: error %v, want it refused", err)
 	}
 
-	// A machine ends when the server reports its instance as gone.
+	// When the server reports an instance as gone, its Machine is deleted.
 	set.Of("b").Kill(m.Spec.InstanceID)
 	eventually("the Machine goes", func() bool { return !get(&clusterv1.Machine{}, "one") })
 	// The NstanceMachine no longer has a Machine, and no garbage collector runs here, so the controller deletes it.

@@ -208,8 +208,8 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
-		// Cluster API adds the same reference later. If the Machine is deleted before, it disappears immediately. Then
-		// only this reference makes Kubernetes delete the NstanceMachine, and so the instance.
+		// Cluster API adds the same reference later. A Machine that is deleted before that is gone immediately, and
+		// without the reference the NstanceMachine and its instance would stay.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {

@@ -23,8 +23,8 @@ type snapshot struct {
 	cluster, namespace string
 	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
 	ending bool
-	// pods are the pods with the annotation. alive maps the UID of each pod that has a machine or the annotation to the
-	// pod, as long as the pod exists and has not finished.
+	// pods are the pods with the annotation. alive are the existing pods with a machine or the annotation, by UID,
+	// except finished ones.
 	pods  []*corev1.Pod
 	alive map[types.UID]*corev1.Pod
 	// machines and infra are the objects created for pods, by name.

@@ -137,8 +137,8 @@ func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] 
 	})
 }
 
-// requestsMachine passes events of pods that request machines. It also passes the end of every pod, because the
-// annotation of a pod with a machine may have been removed.
+// requestsMachine passes events of pods that request machines, and the end of every pod: a pod with a machine may have
+// lost its annotation.
 var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexRequestingPod(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {

@@ -82,8 +82,8 @@ func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, p
 	return a
 }
 
-// poolReference returns the owner reference that a pool's NstanceMachines carry. The reference is not a controller's:
-// Cluster API makes the Machine the controller.
+// poolReference returns the owner reference of a pool's NstanceMachines. It names no controller: Cluster API makes the
+// Machine the controller.
 func poolReference(pool *v1beta1.NstanceMachinePool) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind, Name: pool.Name,
 		UID: pool.UID}

@@ -135,8 +135,8 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	return reconcile.Result{RequeueAfter: again}, writes.Wait()
 }
 
-// missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances: the machine
-// of an on-demand instance exists before the instance.
+// missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances, because
+// their machines are created first.
 func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
 	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {

@@ -108,7 +108,7 @@ func TestImportWaitsForAllShards(t *testing.T) {
 	if mp := op.machinePool("web"); *mp.Spec.Replicas != 7 {
 		t.Error(*mp.Spec.Replicas)
 	}
-	// Before an import, every shard is asked in addition to its mirror.
+	// The importer does not rely on the mirrors: before an import, it asks every shard.
 	op.shards.Of("a").SetGroup(staticGroup("db", 1))
 	op.shards.Of("b").Fail(op.recordCalls("b", func(method string) error {
 		if method == "ListGroups" {
@@ -373,7 +373,7 @@ func TestDeletePool(t *testing.T) {
 	if !slices.Contains(calls, "DeleteGroup a") || !slices.Contains(calls, "DeleteGroup c") {
 		t.Error(calls)
 	}
-	// Two shards hold the pool: one still drains and one is unreachable.
+	// The pool still exists because of two shards: one still drains and one is unreachable.
 	if !op.exists("web--a", &v1beta1.NstanceShardGroup{}) || !op.exists("web--b", &v1beta1.NstanceShardGroup{}) ||
 		op.exists("web--c", &v1beta1.NstanceShardGroup{}) || op.sizes("web")["c"] != 1 {
 		t.Errorf("%v", op.sizes("web"))
@@ -486,8 +486,8 @@ func TestPaused(t *testing.T) {
 	}
 }
 
-// TestForgottenShard checks that a pool that is deleted while its shard is out of the configuration is remembered until
-// the shard returns, and is not imported again.
+// TestForgottenShard deletes a pool while the configuration lacks the pool's shard. It checks that the deletion
+// finishes when the shard returns, and that the pool is not imported again.
 func TestForgottenShard(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "x")
 	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"x"}})
@@ -513,8 +513,8 @@ func TestForgottenShard(t *testing.T) {
 	}
 }
 
-// TestEndingCluster checks that a Cluster that is being deleted imports, creates and scales nothing, while its pools
-// are deleted.
+// TestEndingCluster checks that nothing is imported, created or scaled while the Cluster is being deleted, and that its
+// pools can be deleted.
 func TestEndingCluster(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	op.shards.Of("a").SetGroup(staticGroup("db", 2))

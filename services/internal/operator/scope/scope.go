@@ -164,8 +164,8 @@ func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error 
 // conflictRetry is the delay after a write conflict, which means that the cache was out of date.
 const conflictRetry = 100 * time.Millisecond
 
-// RetryConflict returns a result for an error. After a write conflict, or if an object to create already exists, the
-// result asks for a retry soon, and no error is logged.
+// RetryConflict returns a result for an error. After a write conflict, or if an object to create exists already, the
+// result is a retry soon and no error.
 func RetryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil

@@ -132,7 +132,7 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 }
 
 // watchInstances follows instances. The watch begins with a snapshot of only the instances that are being deleted.
-// After the snapshot, watchInstances closes listed, so that the lists begin. No later change is missed.
+// After it, watchInstances closes listed, which starts the lists. So no later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -163,8 +163,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly waits until may is closed, lists all instances, calls whole, and then lists them at intervals. If the
-// first list fails, it returns the error. Later failures are only logged.
+// listRegularly lists all instances once may is closed, calls whole, and then lists them at intervals. If the first
+// list fails, it returns the error.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {

@@ -107,8 +107,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.set.notifyAll(changes...)
 }
 
-// merge computes a group's status from its static definition and override, or from its own settings. It ignores
-// templates. The caller must hold mu.
+// merge computes a group from its static definition and override, or from its own settings, without templates. The
+// caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])
