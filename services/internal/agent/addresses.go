@@ -40,7 +40,7 @@ func (c *Client) storeAddrs(text string) {
 	}
 }
 
-// loadAddrs reads the stored addresses. Without any, the agent uses those of its configuration.
+// loadAddrs reads the stored addresses. If there are none, the agent uses those of its configuration.
 func (c *Client) loadAddrs() {
 	text, err := c.Identity.Read(addressesFile)
 	if err == nil {

@@ -161,9 +161,8 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal simulates a process with three folders that dies at one of its durable steps (writes and removals): the step
-// whose number is in dies. That step and all later ones have no effect. If half is set, that step still has its effect,
-// but its caller gets an error.
+// mortal simulates a process with three folders that dies at one write or removal, whose number is in dies. That step
+// and all later ones have no effect. If half is set, that step takes effect, but its caller gets an error.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int

@@ -140,7 +140,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 	return accepted, err
 }
 
-// ended returns the error of a stream that the server ended, also if it ended without an error.
+// ended returns the error of a stream that the server ended, even if the server sent no error.
 func ended(stream string, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: the server ended the stream", stream)

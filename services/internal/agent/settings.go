@@ -20,7 +20,8 @@ import (
 // Prefix starts the names of all environment variables of the agent.
 const Prefix = "NSTANCE_"
 
-// Settings are the agent's configuration from the environment. Empty facts about the machine are detected.
+// Settings are the agent's configuration from the environment. The agent detects facts about the machine that are not
+// set.
 type Settings struct {
 	RegistrationAddrs, AgentAddrs []string
 	ID                            ident.ID

@@ -312,7 +312,7 @@ func parseStates(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	return parseChecks(m.GetHealthChecks(), r)
 }
 
-// parseChecks reads the states of health checks into r. An agent that runs none sends no report of them.
+// parseChecks reads the states of health checks into r. An agent that runs no checks sends no report of checks.
 func parseChecks(m *nstancev1.HealthCheckReport, r *shardstate.Report) error {
 	if m == nil {
 		return nil

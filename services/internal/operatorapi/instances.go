@@ -185,7 +185,7 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 	return c.groupStatus(now), nil
 }
 
-// live returns the instances of ids that are not deleted yet.
+// live returns the IDs in ids whose instances are not deleted yet.
 func (c *call) live(ids []ident.ID) (live []string) {
 	for _, id := range ids {
 		if rec, _, ok := c.state().Record(id); ok && rec.State != record.Deleted {
@@ -306,8 +306,8 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 }
 
 // create starts a creation, or returns the one in progress with the same ID. lives means that the instance exists
-// already. The creation does not use the client's context. A request to the provider must be recorded, even if the
-// client has disconnected.
+// already. The creation does not use the client's context, because a request to the provider must be recorded even if
+// the client has disconnected.
 func (c *call) create(key config.GroupKey, id ident.ID, lives bool, instanceType string,
 	vars map[string]string) (*creation, error) {
 	c.mu.Lock()

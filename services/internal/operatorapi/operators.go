@@ -33,7 +33,7 @@ const (
 	maxOperators = 4096
 )
 
-// admission names an operator and its key, because a renewal changes the key.
+// admission identifies an operator and the key that it presented. A renewal changes the key.
 type admission struct {
 	operator ident.ID
 	key      [ed25519.PublicKeySize]byte
@@ -138,7 +138,8 @@ func (c *call) requestRenewal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators[c.admission()].mustRenew {
-		// SetHeader fails only after the response has begun. Then the operator's next call asks again.
+		// SetHeader fails only after the response has begun. Then the response to the operator's next call has the
+		// header.
 		_ = grpc.SetHeader(c.client, metadata.Pairs(RenewHeader, "now"))
 	}
 }

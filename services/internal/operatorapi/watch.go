@@ -200,8 +200,8 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 	return out
 }
 
-// WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed. The status is
-// that at the time of sending.
+// WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed. It renders the
+// status when it sends the group.
 func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
 	c, end, err := s.begin(to.Context(), nil)
 	if err != nil {

@@ -261,7 +261,8 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}, nil
 }
 
-// leaderOf returns a service's part of the current leadership. Without one, its error names the leader.
+// leaderOf returns a service's part of the current leadership. If this server does not lead, the error names the
+// leader.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {
 		return pick(l), nil

@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// leadership holds one term of this server.
+// leadership holds the objects of one term of this server.
 type leadership struct {
 	leader       *leader.Leader
 	registration *registerapi.Registrar

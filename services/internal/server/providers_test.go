@@ -204,7 +204,7 @@ func refuseBadArgs(cfg *Config) {
 		}})
 }
 
-// TestOpenAddress checks which part moves the shard's fixed address: the provider, this machine, or none.
+// TestOpenAddress checks what moves the shard's fixed address: the provider, this machine or nothing.
 func TestOpenAddress(t *testing.T) {
 	provider := &mock.Provider{}
 	for name, test := range map[string]struct {

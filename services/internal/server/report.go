@@ -110,8 +110,8 @@ func (r *healthReport) step(ctx context.Context) {
 		if text := r.lastLog(ctx); text != "" {
 			problem = fmt.Errorf("%w; the end of the server's log: %s", problem, text)
 		}
-		// Also log the problem to the machine's console. The report may end the machine, and its console stays for a
-		// while.
+		// Also log the problem to the machine's console. After the report, the machine may be replaced, but its console
+		// stays readable for a while.
 		r.log.Error("the server is unhealthy", "for", now.Sub(r.since).String(), "problem", problem)
 	}
 	switch {

@@ -112,8 +112,8 @@ func (s *server) checkFlags(shard *config.Shard) error {
 	return nil
 }
 
-// otherInterfaceError means that the leader's address is at another interface than the one that this server's machine
-// is prepared for. Servers that are prepared for it replace this one.
+// otherInterfaceError means that the configuration puts the leader's address on another interface than the one that
+// this machine is prepared for. Servers prepared for that interface replace this one.
 type otherInterfaceError struct{ configured, flag string }
 
 func (e otherInterfaceError) Error() string {

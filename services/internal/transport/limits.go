@@ -32,7 +32,7 @@ const (
 )
 
 // anonymousLimit returns the limit of connections without a verified client certificate. It leaves half of the
-// process's file descriptors to the others.
+// process's file descriptors for other uses.
 func anonymousLimit() int {
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
@@ -217,8 +217,8 @@ func sourceOf(from net.Addr) netip.Addr {
 	return addr
 }
 
-// isLocal reports whether a client is on this machine and has not chosen another address. Limits per address do not
-// apply to it.
+// isLocal reports whether a client connects from this machine with the default loopback address. Limits per address do
+// not apply to such a client.
 func isLocal(addr netip.Addr) bool {
 	return !addr.IsValid() || addr == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || addr == netip.IPv6Loopback()
 }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Lines of a [RefusalLog] per second, and how many it may write together.
+// A [RefusalLog] writes at most refusalRate lines per second, and at most refusalBurst together.
 const refusalRate, refusalBurst = 10, 100
 
 // RefusalLog limits the log lines about refused calls, so that a hostile client cannot fill the log. A call is refused

@@ -1,7 +1,7 @@
 // Package check runs the health checks of what runs on the VM: commands, and HTTP requests to the VM itself.
 //
 // A [Runner] runs each check at its interval, and at most four of them at a time. A run ends at its timeout. The status
-// of a check changes only after its thresholds.
+// of a check changes only when a threshold is reached.
 package check
 
 import (

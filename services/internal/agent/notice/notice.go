@@ -1,7 +1,7 @@
 // Package notice watches a cloud's metadata service for notices that this VM will be terminated.
 //
-// Invariant: each notice is reported once, however often the service repeats it. A service that does not answer changes
-// nothing.
+// Invariant: each notice is reported once, however often the service repeats it. While the service does not answer,
+// nothing is reported.
 package notice
 
 import (
@@ -82,8 +82,8 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 	w.announce(notice)
 }
 
-// ask sends a request and returns the answer if its status is 200. Status 404 is [errNone], any other status is a
-// [statusError].
+// ask sends a request and returns the answer if its status is 200. For status 404, the error is [errNone], for any
+// other status a [statusError].
 func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header,
 	err error) {
 	req, err := http.NewRequestWithContext(ctx, method, o.Base+path, http.NoBody)

@@ -2,8 +2,8 @@ package notice
 
 import "strings"
 
-// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor. Without it, the UEFI firmware's vendor names
-// Proxmox.
+// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor. If sys_vendor is not set, the vendor of the
+// UEFI firmware still names Proxmox.
 var proxmox = Cloud{
 	Name: "proxmox",
 	Detect: func(f Firmware) bool {

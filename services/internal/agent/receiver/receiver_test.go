@@ -289,8 +289,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. From the step whose number is in dies (counted from 1), they fail without effect.
-// If half is set, that first step still takes effect, but its caller gets an error.
+// faulty counts writes and removals. From the step whose number (counted from 1) is in dies, they fail without effect.
+// If half is set, that first step takes effect, but its caller gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/, from the columns vCPUs and memory of
-// each type. The pages are general purpose, compute optimized, memory optimized, storage optimized, and accelerated
-// computing. All names of types contain a dot.
+// The data of AWS is from the columns vCPUs and memory of the pages on general purpose, compute optimized, memory
+// optimized, storage optimized and accelerated computing types at
+// https://docs.aws.amazon.com/ec2/latest/instancetypes/. All type names contain a dot.
 
 // ratios is the memory per vCPU in MiB, by family. It has only families in which all sizes have the same ratio.
 var ratios = func() map[string]int64 {
@@ -41,7 +41,7 @@ var ratios = func() map[string]int64 {
 	return all
 }()
 
-// medium lists the families with the size medium, which has one vCPU.
+// medium lists the families that have a size medium, with one vCPU.
 var medium = strings.Fields(
 	"a1 c6g c6gd c6gn c7a c7g c7gd c7gn c8a c8g c8gb c8gd c8gn is4gen m6g m6gd m7a m7g m7gd m8a m8g m8gb m8gd m8gn " +
 		"r6g r6gd r7a r7g r7gd r8a r8g r8gb r8gd r8gn x2gd x8g")

@@ -57,7 +57,7 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 	}
 }
 
-// TestTables checks that no exception only repeats the rule of its family, that families with the size medium have a
+// TestTables checks that each exception differs from its family's rule, that families with the size medium have a
 // ratio, and that no name of GCP contains a dot.
 func TestTables(t *testing.T) {
 	for instanceType, m := range exceptions {

@@ -7,7 +7,7 @@ import (
 
 // The data of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
 // …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type.
-// Names of types contain no dot. The unit GB on these pages means GiB.
+// Type names contain no dot. On these pages, GB means GiB.
 
 // predefined holds the series with types named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing numbers
 // of vCPUs. Memory is rounded to the nearest MiB, and for c4 down to a whole GiB.

@@ -88,7 +88,7 @@ func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Clu
 	meta.SetStatusCondition(&cluster.Status.Conditions,
 		metav1.Condition{Type: clusterv1.ClusterControlPlaneInitializedCondition, Status: metav1.ConditionTrue,
 			Reason: clusterv1.ClusterControlPlaneInitializedReason, ObservedGeneration: cluster.Generation})
-	// A patch replaces all conditions, so it must fail if another client has changed them.
+	// This patch replaces all conditions, so it must fail if another client has changed any.
 	err := r.Client.Status().Patch(ctx, cluster, client.MergeFromWithOptions(before,
 		client.MergeFromWithOptimisticLock{}))
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -59,8 +59,8 @@ func decidePhase(in phaseInput) phase {
 	return living
 }
 
-// end records the deletion of the Cluster, reports what the deletion waits for, and finally releases the
-// NstanceCluster.
+// end records the deletion of the Cluster, reports what the deletion waits for, and finally removes the
+// NstanceCluster's finalizer.
 func (r *reconciler) end(ctx context.Context, in phaseInput) (reconcile.Result, error) {
 	if err := r.createRecord(ctx); err != nil {
 		return reconcile.Result{}, err

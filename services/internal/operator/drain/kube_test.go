@@ -147,8 +147,8 @@ func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object 
 	}
 }
 
-// addBudget protects a pod with a disruption budget that permits no eviction. allow makes it permit one. The test
-// writes the budget's status, because no controller does.
+// addBudget protects a pod with a disruption budget. The test itself writes the budget's status. allow permits one
+// eviction.
 func (kube *testKubernetes) addBudget(name string) (allow func()) {
 	kube.Helper()
 	one := intstr.FromInt32(1)

@@ -37,8 +37,8 @@ type task struct {
 }
 
 const (
-	// The eviction ends maxMargin before the deadline, or a tenth of the remaining time if that is less, so that the
-	// acknowledgement is in time.
+	// The eviction ends before the deadline, so that the acknowledgement is in time. The margin is a tenth of the
+	// remaining time, but at most maxMargin.
 	maxMargin = 5 * time.Second
 	// unlimited is the time limit of a drain without a deadline.
 	unlimited = 10 * time.Minute

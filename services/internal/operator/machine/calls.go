@@ -125,7 +125,7 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 	}
 	if s == stepDestroy && m.Status.State != stateDeleted && instance.GetState() != stateDeleted &&
 		instance.GetState() != stateDeleting {
-		// The call succeeded, so it is not repeated while the mirror lags behind.
+		// The call succeeded. This answer prevents another call while the mirror lags behind.
 		instance = &nstancev1.InstanceStatus{InstanceId: m.Spec.InstanceID, State: stateDeleting}
 	}
 	v.answer = &answer{instance: instance}

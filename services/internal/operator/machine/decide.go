@@ -233,7 +233,7 @@ func (v *view) decideExisting(d *decision) {
 	}
 }
 
-// checkShard sets the ShardReachable condition. It reports whether the shard answers; if not, nothing can be done.
+// checkShard sets the ShardReachable condition. It reports whether the shard answers. If not, the machine must wait.
 func (v *view) checkShard(d *decision, s *shardView) bool {
 	id := v.machine.Spec.Shard
 	switch {
@@ -353,8 +353,8 @@ func (v *view) losesNode(s *shardView) bool {
 	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }
 
-// stateOrder lists the states of an instance in their order. The status never goes back when a mirror lags behind an
-// answer.
+// stateOrder lists the states of an instance in the order of its life. A mirror that lags behind an answer never sets
+// the status back.
 var stateOrder = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
 
 const (

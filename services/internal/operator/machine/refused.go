@@ -72,8 +72,8 @@ func (r *refusals) rememberLost(id types.UID, now time.Time) {
 	r.lost[id] = now
 }
 
-// inDoubt reports whether the server may still process a failed CreateInstance call. Until then, the answer that the
-// instance does not exist may be premature.
+// inDoubt reports whether the server may still process a failed CreateInstance call. If so, an answer that the instance
+// does not exist may be premature.
 func (r *refusals) inDoubt(id types.UID, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -192,7 +192,7 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	l.checkAdmission()
 }
 
-// checkReservation gives the machine of a pod a Node, and checks that the Node is reserved for the pod.
+// checkReservation checks that a Node of a pod's machine becomes reserved for the pod.
 func (l *lab) checkReservation(pod *corev1.Pod) {
 	l.Helper()
 	l.must(l.client.Get(l.Context(), client.ObjectKeyFromObject(pod), pod))
@@ -219,7 +219,7 @@ func (l *lab) checkReservation(pod *corev1.Pod) {
 	l.eventually("the Node is reserved again", reserved)
 }
 
-// checkAdmission installs the admission policy of pods, and checks what the policy changes in new pods.
+// checkAdmission installs the admission policy of pods and checks its effect.
 func (l *lab) checkAdmission() {
 	l.Helper()
 	l.must(l.kube.Create(l.Context(),

@@ -275,7 +275,7 @@ func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceSha
 	return nil
 }
 
-// callGate limits the concurrent calls to one shard, so that a shard that does not answer leaves workers to the others.
+// callGate limits the concurrent calls to one shard, so that a shard that does not answer cannot occupy all workers.
 type callGate struct {
 	mu    sync.Mutex
 	calls map[string]int

@@ -330,7 +330,7 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 // toInt32 converts a server's number into the API's type, capped at its maximum.
 func toInt32(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
-// groupConfig is a group as the server merged it, with the field names of the Kubernetes API.
+// groupConfig is a group's configuration as merged by the server, with the field names of the Kubernetes API.
 type groupConfig struct {
 	Template      string            `json:"template,omitempty"`
 	Kind          string            `json:"kind,omitempty"`

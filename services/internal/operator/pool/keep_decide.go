@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// dropOwner removes the owner references with a UID.
+// dropOwner removes the owner references with the given UID.
 func dropOwner(object metav1.Object, uid types.UID) {
 	var kept []metav1.OwnerReference
 	for _, ref := range object.GetOwnerReferences() {

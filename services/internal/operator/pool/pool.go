@@ -88,8 +88,8 @@ const (
 	machineKind     = "NstanceMachine"
 )
 
-// findMachinePool finds the MachinePool of a pool, as [chooseUser] does. It returns nil if there is none in the managed
-// Cluster.
+// findMachinePool returns the MachinePool that [chooseUser] chooses for a pool. It returns nil if there is none in the
+// managed Cluster.
 func (p *pools) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
 	error) {
 	users, err := p.listUsers(ctx, p.Client, pool.Name)

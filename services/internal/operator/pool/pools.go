@@ -45,8 +45,8 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForChange returns requests for all pools when a shard is added, removed, lost or found. A shard that a pool
-// names may become known or unknown.
+// requestsForChange returns requests for all pools when a shard's state changes: a shard that a pool names may have
+// become known or unknown.
 func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	if c.Kind != shards.ShardState {
 		return nil

@@ -59,7 +59,7 @@ func livingUsers(users []*clusterv1.MachinePool) []*clusterv1.MachinePool {
 }
 
 // sharedCondition returns the condition of a MachinePool that says whether other MachinePools reference its pool. It
-// returns nil if there are none and there is nothing to correct.
+// returns nil if none do and no earlier condition says otherwise.
 func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*clusterv1.MachinePool) *metav1.Condition {
 	var others []string
 	for _, other := range living {

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// keepDeleted is the time for which a deleted instance is remembered. maxDeleted limits their number.
+	// keepDeleted is the time for which a deleted instance is remembered. maxDeleted limits the number of such
+	// instances.
 	keepDeleted = 15 * time.Minute
 	maxDeleted  = 10000
 

@@ -109,9 +109,8 @@ func TestMirrorInstances(t *testing.T) {
 	}
 }
 
-// TestMirrorReservations checks what the mirror shows of instances that a new leader does not know. Such a leader
-// learns of its predecessor's reservations only from the provider. An instance that no leader reported as deleted may
-// appear again.
+// TestMirrorReservations checks instances that a new leader does not know. Such a leader learns of its predecessor's
+// reservations only from the provider. An instance that no leader reported as deleted may appear again.
 func TestMirrorReservations(t *testing.T) {
 	mirror := newTestMirror()
 	mirror.setInstance(instance("i1", "g", "reserved"), latest)

@@ -51,7 +51,8 @@ func (s *Shard) SetState(change func(*shards.State)) {
 	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ShardState})
 }
 
-// Fail sets a hook: a call fails with the error that fn returns for its method, such as "UpsertGroup". nil removes it.
+// Fail sets a hook: a call of a method, such as "UpsertGroup", fails with the error that fn returns for it. nil removes
+// it.
 func (s *Shard) Fail(fn func(method string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
