@@ -203,7 +203,7 @@ func TestServesAShardInAWS(t *testing.T) {
 	}
 }
 
-// TestArgsAreValidated checks that --validate lets the provider check the args of templates.
+// TestArgsAreValidated checks that --validate makes the provider check the args of templates.
 func TestArgsAreValidated(t *testing.T) {
 	bucket := shard(t, "subnet-1")
 	object, err := bucket.Get(t.Context(), keys.Config("a"))

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// The kinds of streams of an agent. It has at most one of each.
+// The kinds of streams. An agent has at most one stream of each kind.
 const (
 	healthStream = iota
 	filesStream

@@ -26,8 +26,8 @@ import (
 // leaseName is the name of the Lease for leader election.
 const leaseName = "nstance-operator-leader-election"
 
-// Limits of requests to the API server, per second and in a burst. A fleet of thousands of machines changes hundreds at
-// a time.
+// Limits of requests to the API server, per second and in a burst. In a fleet of thousands of machines, hundreds may
+// change at a time.
 const (
 	requestRate  = 50
 	requestBurst = 100

@@ -21,7 +21,7 @@ type ports struct {
 	leader config.Addresses
 	// leaderHosts are the shard's fixed name and addresses, in the order in which clients try them.
 	leaderHosts []string
-	// hosts are all names and addresses that the server's certificate must hold.
+	// hosts are all names and addresses that the server's certificate must contain.
 	hosts []string
 }
 

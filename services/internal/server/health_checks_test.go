@@ -24,7 +24,7 @@ func (quietMachine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) 
 	return &nstancev1.Metrics{}, time.Hour
 }
 
-// checkedFleet runs a real agent for each VM. The test lets their health check fail.
+// checkedFleet runs a real agent for each VM. The test can make their health check fail.
 type checkedFleet struct {
 	shard *testShard
 	ctx   context.Context
@@ -64,7 +64,7 @@ func (f *checkedFleet) boot(c mock.Call) {
 	f.wg.Go(func() { _ = client.Run(f.ctx) })
 }
 
-// TestFailingHealthCheckIsReplaced lets the health check of a real agent fail. Its instance is replaced by one whose
+// TestFailingHealthCheckIsReplaced makes the health check of a real agent fail. Its instance is replaced by one whose
 // check passes, and the deletion has the check's name and reason. A changed check reaches a running agent.
 func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	r := newTestShard(t)

@@ -31,8 +31,8 @@ type Options struct {
 	AdvertiseHost   string
 	// HealthAddr is the address of the probe from the start, before the configuration is known.
 	HealthAddr string
-	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 if this is
-	// the only one.
+	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 for a
+	// single server.
 	Instance int
 	// Validate means that the program only checks a configuration: the one in ValidateFile, or the shard's
 	// configuration in the bucket if ValidateFile is empty.

@@ -33,7 +33,7 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	})
 }
 
-// refreshForPeer lets the leader look for a newer configuration, because another server of the shard has become ready.
+// refreshForPeer makes the leader look for a newer configuration, because another server of the shard has become ready.
 // That server may be there to replace this one, with a newer configuration. VMs must learn the addresses in that
 // configuration before this server ends.
 func (s *server) refreshForPeer() {

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA lets a standby check once in each term whether the CA has changed. Once is enough: after a later change the
+// pollCA makes a standby check once in each term whether the CA has changed. Once is enough: after a later change the
 // leader restarts, which begins another term. The leader itself checks in pollConfig.
 func (s *server) pollCA(ctx context.Context) {
 	followed := uint64(0) // the term in which the standby looked last

@@ -253,6 +253,6 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// maxRetryPause is the maximum pause between two tries of everything that a server needs before it can lead or serve.
-// After the store returns, a server is ready within this pause and the time of one try.
+// maxRetryPause is the longest pause between two tries to obtain what a server needs before it can lead or serve. Once
+// the store is reachable again, a server is ready within this pause and the time of one try.
 const maxRetryPause = 10 * time.Second

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operatorapi"
 )
 
-// stepDownPause is how long a server that stepped down takes no part in the election, so that another one leads.
+// stepDownPause is how long a server that stepped down takes no part in the election, so that another server can lead.
 const stepDownPause = 15 * time.Second
 
 // errSteppedDown ends a term because an operator asked for it.

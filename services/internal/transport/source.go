@@ -109,7 +109,7 @@ func (s *Source) issue(ca authority.CA) error {
 }
 
 // Certificate returns the server's certificate. It issues a new one after half of the lifetime. If that fails, it
-// returns the present certificate until that one expires.
+// returns the present certificate until this certificate expires.
 func (s *Source) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

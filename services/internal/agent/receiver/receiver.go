@@ -170,7 +170,7 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	defer r.apply.Unlock()
 	r.mu.Lock()
 	old := r.state
-	// A refusal stays until the file is sent again or no longer belongs to the instance.
+	// Keep each refusal until the file is sent again or no longer belongs to the instance.
 	refused := maps.Clone(r.refused)
 	r.mu.Unlock()
 	maps.DeleteFunc(refused, func(name, _ string) bool {

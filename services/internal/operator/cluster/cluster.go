@@ -97,8 +97,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return mgr.Add(manager.RunnableFunc(r.kubeconfig.run))
 }
 
-// reconciler creates the Cluster and the NstanceCluster, updates the status of the latter, and records a deletion.
-// There is one worker.
+// reconciler creates the Cluster and the NstanceCluster, updates the NstanceCluster's status, and records a deletion of
+// the Cluster. There is one worker.
 type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint

@@ -17,8 +17,8 @@ import (
 var ErrNone = errors.New("the operator is not registered yet")
 
 // Credentials returns credentials for connections to the servers of a shard. Each handshake uses the current
-// certificate and CA, so renewed ones take effect without a restart. The peer must be a server of the cluster and the
-// shard, with a certificate for the dialled name.
+// certificate and CA, so a renewal needs no restart. The peer must be a server of the cluster and the shard, with a
+// certificate for the dialled name.
 func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
 	return k.transport(shard, true)
 }

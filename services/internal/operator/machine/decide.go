@@ -40,7 +40,7 @@ type view struct {
 	ownerGone bool
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
 	poolGone bool
-	// paused and ending are those of the [scope.Permission]. skip: the deletion does not wait for the shard.
+	// paused and ending are from the [scope.Permission]. skip: the deletion does not wait for the shard.
 	paused, ending, skip bool
 	// shards are the shards of the configuration file, sorted.
 	shards []shardView
@@ -301,7 +301,7 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):
-		// Deleting the pool deletes a dynamic group with its instances. The instances of a static group stay.
+		// Deleting the pool deletes a dynamic group and its instances, but keeps the instances of a static group.
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():

@@ -261,7 +261,7 @@ func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCr
 	return nil
 }
 
-// addToleration lets a pod run on the Node of its machine. A pod that no longer exists is ignored.
+// addToleration lets a pod run on the Node of its machine. It ignores a pod that no longer exists.
 func (r *reconciler) addToleration(ctx context.Context, pod *corev1.Pod) error {
 	type operation struct {
 		Op    string `json:"op"`

@@ -40,7 +40,7 @@ const (
 // groupInput is everything that decisions about a shard group depend on.
 type groupInput struct {
 	group *v1beta1.NstanceShardGroup
-	// paused and ending are those of the [scope.Permission]. skip: the deletion does not wait for the shard.
+	// paused and ending are from the [scope.Permission]. skip: the deletion does not wait for the shard.
 	paused, ending, skip bool
 	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
@@ -57,7 +57,7 @@ type groupInput struct {
 	now      time.Time
 }
 
-// outcome is what is remembered of the last call for a group.
+// outcome is what the reconciler remembers of the last call for a group.
 type outcome struct {
 	at time.Time
 	// upsert is the request that the shard refused, and refused is its reason.
@@ -251,7 +251,7 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		// The pool's reconciler creates the shard group again, and the instances stay. While the Cluster is being
+		// The pool's reconciler creates the shard group again, so no instance is deleted. While the Cluster is being
 		// deleted, nothing is created, so the shard group waits until its pool is deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():

@@ -116,8 +116,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
-		// Cluster API deletes the NstanceMachine with the name of a deleted Machine. That would also delete the
-		// instance.
+		// When a Machine is deleted, Cluster API deletes the NstanceMachine with the same name, and so the instance.
 		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
 			return reconcile.Result{}, err
 		} else if old != nil && !old.DeletionTimestamp.IsZero() {

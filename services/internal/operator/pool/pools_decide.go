@@ -42,7 +42,7 @@ type poolInput struct {
 	configured map[string]bool
 	// wait is the result of waitForFinalizer.
 	wait time.Duration
-	// cluster is the name of the managed Cluster. paused and ending are those of the [scope.Permission].
+	// cluster is the name of the managed Cluster. paused and ending are from the [scope.Permission].
 	cluster        string
 	paused, ending bool
 }
@@ -454,8 +454,7 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 	annotateCapacity(plan.machinePool, offer)
 }
 
-// annotateCapacity sets the autoscaler's annotations on a MachinePool. Values that the operator did not write belong to
-// a user and stay.
+// annotateCapacity sets the autoscaler's annotations on a MachinePool. It keeps values that a user wrote.
 func annotateCapacity(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 	wrote := map[string]string{}
 	if text := mp.Annotations[v1beta1.CapacityAnnotation]; text != "" {

@@ -61,7 +61,7 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 	}
 	own, known := ownSpec(group)
 	if !known {
-		// The server did not send the group's own settings. Only the merged ones can be compared, and nothing can be
+		// The server did not send the group's own settings. Only the merged settings can be compared, and none can be
 		// cleared.
 		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
 			Vars: group.GetVars()}
@@ -86,7 +86,7 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 }
 
 // addStaticDifferences adds the differences of a static group, whose definition is in the shard's configuration.
-// Kubernetes sets overrides and clears those that it has set before. Overrides from other clients stay.
+// Kubernetes sets overrides and clears those that it has set before. Overrides from other clients are kept.
 func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) {
 	own, known := ownSpec(group)

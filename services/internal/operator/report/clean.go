@@ -6,7 +6,7 @@ import (
 	"unicode"
 )
 
-// maxNote is the longest message in an event. With the text around the message, the API allows 1024 bytes.
+// maxNote is the longest message in an event. The API allows 1024 bytes for the message and the text around it.
 const maxNote = 900
 
 // secrets matches PEM keys, JSON web tokens, and values with names such as "password".

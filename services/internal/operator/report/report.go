@@ -29,7 +29,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 type subject struct{ shard, kind, group, instance string }
 
 const (
-	// maxPending limits the errors that wait to be recorded; further ones are dropped. maxStanding limits the errors
+	// maxPending limits the errors that wait to be recorded; further errors are dropped. maxStanding limits the errors
 	// that are remembered.
 	maxPending  = 1000
 	maxStanding = 10000
@@ -74,8 +74,8 @@ func (r *reporter) enqueue(c shards.Change) {
 	}
 }
 
-// recordEvents records the events of one error. A server repeats its standing errors on each connection; those are
-// ignored.
+// recordEvents records the events of one error. It ignores the standing errors that a server repeats on each
+// connection.
 func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	e := c.Error
 	s := subject{c.Shard, e.GetKind(), e.GetGroup(), e.GetInstanceId()}

@@ -33,7 +33,8 @@ type Shard interface {
 	Group(name string) (*nstancev1.GroupStatus, bool)
 	// Groups returns all groups of the tenant, sorted by name.
 	Groups() []*nstancev1.GroupStatus
-	// Instance returns an instance of the mirror. A deleted instance stays for 15 minutes with the state "deleted".
+	// Instance returns an instance of the mirror. A deleted instance stays in the mirror for 15 minutes with the state
+	// "deleted".
 	Instance(id string) (*nstancev1.InstanceStatus, bool)
 	// Instances returns the instances of a group, or of all groups if group is empty, sorted by ID. It includes
 	// instances that are being deleted and leaves out deleted ones.

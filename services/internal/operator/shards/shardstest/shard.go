@@ -85,8 +85,8 @@ func (s *Shard) Calls() []string {
 	return calls
 }
 
-// SetGroup creates a group and its instances, as the configuration file (static) or another client (dynamic) does. An
-// override of a static group stays.
+// SetGroup creates a group and its instances, as the configuration file (static) or another client (dynamic) does. It
+// keeps the override of a static group.
 func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.mu.Lock()
 	g = proto.CloneOf(g)
