@@ -220,8 +220,7 @@ func (s *Service) authorize(ctx context.Context, instanceID func(own string) str
 	return c, err
 }
 
-// authorizeWith is authorize with another check of the caller's certificate against the instance's record. It also
-// returns the record.
+// authorizeWith is authorize with check in the place of speaksFor. It also returns the record.
 func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
 	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }

@@ -126,7 +126,7 @@ type call struct {
 	key    ed25519.PublicKey
 	// claims are zero until the nonce is verified.
 	claims authority.NonceClaims
-	// expired means that the nonce has expired. Then it is valid only with the key that consumed it.
+	// expired means that the nonce has expired. An expired nonce is valid only with the key that consumed it.
 	expired bool
 	now     time.Time
 }

@@ -103,8 +103,8 @@ func (a *anonymous) release(from netip.Addr) {
 	}
 }
 
-// startHandshake waits until two slots for handshakes are free: one of the connection's address, and one of the server.
-// Call add before startHandshake, and done before leave.
+// startHandshake waits for two free slots: one of the connection's address, and one of the server. Call add before
+// startHandshake, and done before leave.
 func (a *anonymous) startHandshake(conn net.Conn) (done func(failed bool), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()

@@ -437,7 +437,7 @@ func (op *liveOperator) checkIndependence() {
 	op.awaitReady("web", 5)
 }
 
-// checkUnknownShards installs the admission policy of pools, which refuses shards that the operator does not know.
+// checkUnknownShards checks that the admission policy of pools refuses shards that the operator does not know.
 func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	op.t.Helper()
 	must := func(err error) {

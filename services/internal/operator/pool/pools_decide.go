@@ -70,7 +70,7 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// A shard group of the managed Cluster that has lost its owner is adopted. So is one that handOver gave to the
+		// Adopt a shard group of the managed Cluster that has lost its owner, and one that handOver has given to the
 		// MachinePool.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||

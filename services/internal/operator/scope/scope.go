@@ -164,8 +164,8 @@ func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error 
 // conflictRetry is the delay after a write conflict, which means that the cache was out of date.
 const conflictRetry = 100 * time.Millisecond
 
-// RetryConflict returns a result for an error. After a write conflict, or if an object to create exists already, the
-// result is a retry soon and no error.
+// RetryConflict converts the error of a reconciliation to its result. A write conflict, or the creation of an object
+// that exists, becomes a retry soon instead of an error.
 func RetryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil
