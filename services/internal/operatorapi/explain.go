@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// ExplainGroup plans one of the tenant's groups as the leader would do next, and changes nothing.
+// ExplainGroup returns the leader's next plan for one of the tenant's groups, and changes nothing.
 func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupRequest) (
 	*nstancev1.ExplainGroupResponse, error) {
 	return unary(s, ctx, "explain the group", req, (*call).explainGroup)

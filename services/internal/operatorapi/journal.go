@@ -15,7 +15,7 @@ import (
 // eventPage is the largest number of events in one answer.
 const eventPage = 1000
 
-// addEvent adds an event that the caller caused to the journal.
+// addEvent adds to the journal an event that the caller caused.
 func (c *call) addEvent(e record.Event) {
 	e.Tenant, e.Actor = c.tenant, cmp.Or(c.name, c.operator.String())
 	c.Journal.Record(e)
@@ -55,7 +55,7 @@ func (c *call) listEvents(req *nstancev1.ListEventsRequest) (*nstancev1.ListEven
 	return answer, nil
 }
 
-// FollowEvents sends the stored events of a filter, then new ones.
+// FollowEvents sends the stored events that a filter selects, then new ones.
 func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	to nstancev1.OperatorService_FollowEventsServer) error {
 	c, end, err := s.begin(to.Context(), nil)
@@ -157,7 +157,7 @@ func journalEvent(e record.Event) *nstancev1.JournalEvent {
 // position writes the place of an event as "TERM-SEQUENCE".
 func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Sequence) }
 
-// parsePosition reads what position wrote. The empty text is before all events.
+// parsePosition parses a text from position. The empty text means the place before all events.
 func parsePosition(field, text string) (at cache.Position, err error) {
 	if text == "" {
 		return at, nil

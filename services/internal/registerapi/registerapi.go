@@ -56,8 +56,8 @@ type Registrar struct {
 	// NonceKeys verify nonces.
 	NonceKeys []ed25519.PublicKey
 	Issuer    transport.Issuer
-	// CheckAddress reports whether a registration must come from an address of the instance's VM, as far as the
-	// provider knows these.
+	// CheckAddress reports whether a registration must come from an address of the instance's VM, if the provider knows
+	// its addresses.
 	CheckAddress func() bool
 	// Attest checks an agent's proof that it runs on a VM. An error of another class than [infra.Denied] means that the
 	// proof could not be checked, so the agent tries again. Optional; it succeeds if the configuration requires no

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// configInterval is the interval at which the leader checks the bucket for a newer configuration. `tofu apply`
-	// changes only the bucket.
+	// configInterval is the interval at which the leader checks the bucket for a newer configuration. The check is
+	// needed because `tofu apply` changes only the bucket.
 	configInterval = 3 * time.Minute
 	// restartPatience is the longest time for which a restart waits for agents that are told new addresses of the
 	// leader. They connect again within a second.

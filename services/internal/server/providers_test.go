@@ -204,7 +204,7 @@ func refuseBadArgs(cfg *Config) {
 		}})
 }
 
-// TestOpenAddress checks what moves the shard's fixed address: the provider, this machine or nothing.
+// TestOpenAddress checks what moves the shard's fixed address.
 func TestOpenAddress(t *testing.T) {
 	provider := &mock.Provider{}
 	for name, test := range map[string]struct {

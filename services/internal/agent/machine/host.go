@@ -68,8 +68,8 @@ func (h *Host) Addresses() (ipv4, ipv6 string) {
 	return ipv4, ipv6
 }
 
-// address returns the source address of a datagram to the server. If there is no route, it returns the first address of
-// the family that can be reached from outside. Connecting a datagram socket sends nothing.
+// address returns the source address that a datagram to the server would have. If there is no route, it returns the
+// first address of the family that can be reached from outside. Connecting a datagram socket sends nothing.
 func (h *Host) address(network string) string {
 	dialer := net.Dialer{Timeout: lookup}
 	if conn, err := dialer.Dial(network, h.Server); err == nil {

@@ -107,7 +107,7 @@ type reconciler struct {
 	recreate bool
 	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
 	cleared types.UID
-	// reported: the log says that the Cluster is not created again.
+	// reported: the log already says that the Cluster is not created again.
 	reported bool
 }
 

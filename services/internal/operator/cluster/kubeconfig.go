@@ -195,8 +195,8 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.
 	return nil
 }
 
-// isForeign reports whether the Secret belongs to an earlier Cluster of the same name. Kubernetes is about to delete it
-// then.
+// isForeign reports whether the Secret belongs to an earlier Cluster of the same name. If so, Kubernetes is about to
+// delete the Secret.
 func isForeign(secret *corev1.Secret, cluster *clusterv1.Cluster) bool {
 	return slices.ContainsFunc(secret.OwnerReferences, func(o metav1.OwnerReference) bool {
 		return o.Kind == clusterv1.ClusterKind && o.UID != cluster.UID

@@ -37,7 +37,7 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 			h.SkipWaitForDeleteTimeoutSeconds = 1
 		}
 	}
-	// A pod may have been bound just before the Node was cordoned. A later pass finds it.
+	// A pod may have been bound just before the Node was cordoned. A later pass of this loop finds it.
 	for range 3 {
 		pods, err := podsToEvict(h, nodes)
 		if err != nil || len(pods) == 0 {

@@ -168,7 +168,7 @@ func (t *task) run(ctx context.Context) {
 	t.log.Info("drain acknowledged", "result", string(end), "took", took.Round(time.Millisecond).String())
 }
 
-// evacuate evicts all pods of the instance's Nodes. It returns when they are empty or ctx ends.
+// evacuate evicts all pods of the instance's Nodes. It returns when the Nodes are empty or ctx ends.
 func (t *task) evacuate(ctx context.Context) result {
 	d := t.currentDrain()
 	if isGone(d.Instance) {

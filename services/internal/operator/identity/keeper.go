@@ -131,8 +131,7 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	return roots.with(k.sent), nil
 }
 
-// loadKey returns the stored key, which it creates if there is none, and the Secret of the certificate, which may be
-// nil.
+// loadKey returns the stored key, or a new one that it stores, and the Secret of the certificate, which may be nil.
 func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
 	certificate, err := k.readSecret(ctx, k.CertSecret)
 	if err != nil {

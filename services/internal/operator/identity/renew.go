@@ -76,8 +76,8 @@ func (k *Keeper) refreshTrust(ctx context.Context) {
 	}
 }
 
-// Renew requests a certificate for a new key, stores both and uses them for all later connections. It closes the
-// present connections, because servers refuse the replaced key.
+// Renew requests a certificate for a new key, stores certificate and key, and uses them for all later connections. It
+// closes the present connections, because servers refuse the replaced key.
 func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	now := k.current.Load()
 	key, ok := now.load().PrivateKey.(ed25519.PrivateKey)

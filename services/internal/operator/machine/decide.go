@@ -156,7 +156,7 @@ func (v *view) chooseShard(d *decision) {
 	}
 	wanted, group := m.Spec.Shard, m.Spec.GroupRef.Name
 	if wanted == "" {
-		// The creator of the Machine sets the failure domain to spread machines (Cluster API contract).
+		// To spread machines, the creator of a Machine sets its failure domain (Cluster API contract).
 		wanted = v.owner.Spec.FailureDomain
 	}
 	if wanted != "" && v.shard(wanted) == nil {

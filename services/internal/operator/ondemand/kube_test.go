@@ -192,7 +192,7 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	l.checkAdmission()
 }
 
-// checkReservation checks that a Node of a pod's machine becomes reserved for the pod.
+// checkReservation checks that the Node of the pod's machine is reserved for the pod.
 func (l *lab) checkReservation(pod *corev1.Pod) {
 	l.Helper()
 	l.must(l.client.Get(l.Context(), client.ObjectKeyFromObject(pod), pod))

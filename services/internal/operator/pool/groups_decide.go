@@ -63,7 +63,7 @@ type outcome struct {
 	// upsert is the request that the shard refused, and refused is its reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// after is the shard's last answer about the group, and before is what the mirror showed then.
+	// after is the shard's last answer about the group, and before is what the mirror showed at that time.
 	before, after *nstancev1.GroupStatus
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
@@ -114,7 +114,7 @@ func decideCall(in groupInput) shardCall {
 	return shardCall{remove: true}
 }
 
-// instancesToRemove returns the instances of [v1beta1.RemoveAnnotation] that the shard still has, if the size goes
+// instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has, if the size goes
 // down.
 func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids []string) {
 	if upsert == nil || upsert.Size == nil || in.known == nil || upsert.GetSize() >= in.known.GetSize() {

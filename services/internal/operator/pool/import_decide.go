@@ -28,7 +28,7 @@ type importInput struct {
 // importedGroup is a group and the objects that it gets.
 type importedGroup struct {
 	group string
-	// pool is created if create is true, else it exists.
+	// pool must be created if create is true, else it exists.
 	pool        *v1beta1.NstanceMachinePool
 	create      bool
 	machinePool *clusterv1.MachinePool
@@ -174,8 +174,8 @@ func differingFields(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	return fields
 }
 
-// importedMachinePool returns a MachinePool with the shards' current sum of replicas. Userdata comes from the servers,
-// so the bootstrap secret is empty.
+// importedMachinePool returns a MachinePool with the current sum of the shards' replicas. Userdata comes from the
+// servers, so the bootstrap secret is empty.
 func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool,
 	parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
 	var sum uint64

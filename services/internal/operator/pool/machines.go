@@ -43,7 +43,8 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForMachine causes a machine that was deleted before its instance to be created again.
+// requestsForMachine returns a request for a machine's shard group, so that a machine deleted before its instance is
+// created again.
 func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]

@@ -325,7 +325,7 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 }
 
 // setReadiness sets the Ready and ShardsReachable conditions. It also marks the pool as provisioned for Cluster API
-// once a shard has accepted it; that is never taken back.
+// once a shard has accepted it, and never takes that mark back.
 func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
 	pool := plan.pool
 	unknown, unreachable := plan.unknown, []string(nil)

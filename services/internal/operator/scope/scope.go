@@ -56,7 +56,7 @@ func (s *Scope) Key(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.Namespace, Name: name}
 }
 
-// MachineReference returns the reference to a Machine that Cluster API keeps on the Machine's NstanceMachine.
+// MachineReference returns the owner reference to a Machine, as Cluster API sets it on the NstanceMachine.
 func MachineReference(m *clusterv1.Machine) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
 		Controller: ptr.To(true)}

@@ -41,7 +41,7 @@ type mirror struct {
 	// deleted only because the leader does not know them.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
-	// missingSince is the time at which a leader first did not know an instance. The instance may still appear.
+	// missingSince is the time at which an instance was first unknown to a leader. The instance may still appear.
 	missingSince map[string]time.Time
 	zone, region string
 }
@@ -246,8 +246,7 @@ func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []
 	return []Change{m.instanceChange(InstanceChanged, i)}
 }
 
-// equalIgnoringMeasurements reports whether two messages describe the same state of an instance. Measurements are
-// ignored.
+// equalIgnoringMeasurements reports whether two messages describe the same state of an instance.
 func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	quiet := func(i *nstancev1.InstanceStatus) *nstancev1.InstanceStatus {
 		i = proto.CloneOf(i)

@@ -131,8 +131,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. The watch begins with a snapshot of only the instances that are being deleted.
-// After the snapshot, watchInstances closes listed, which starts the lists. So no later change is missed.
+// watchInstances follows instances. The watch begins with a snapshot of only the instances that are being deleted. Then
+// watchInstances closes listed, which starts the lists, so that no later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})

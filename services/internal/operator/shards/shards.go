@@ -83,7 +83,7 @@ const (
 	ErrorReported
 )
 
-// Change is a notification. The mirror already shows the new state when it is sent.
+// Change is a notification. When it is sent, the mirror already shows the new state.
 type Change struct {
 	Shard           string
 	Kind            ChangeKind

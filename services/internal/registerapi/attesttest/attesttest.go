@@ -24,8 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// Thief is a process that has stolen the nonce of a victim's VM. It calls the registration port of a leader with a
-// provider of the cloud, from an address that the victim's VM has.
+// Thief is a process that has stolen the nonce of a victim's VM. It calls the registration port of a leader that uses
+// the cloud's provider, from an address of the victim's VM.
 type Thief struct {
 	// Victim is the VM whose nonce the thief has, and Own the VM that the thief runs on.
 	Victim, Own infra.VM
