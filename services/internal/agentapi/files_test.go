@@ -34,7 +34,7 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Fatalf("%v %v", request, err)
 	}
 	r.send(nil)
-	// The key is not submitted yet, so the batch has all files but its certificate, and no hash.
+	// The key is not submitted yet, so the batch has all files but the key's certificate, and no hash.
 	if err := c.push(); err != nil {
 		t.Fatal(err)
 	}

@@ -280,7 +280,7 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 	}
 }
 
-// A change survives a lost answer of the bucket. Its ETag shows whether it was applied.
+// A change survives a lost answer of the bucket. The ETag shows whether the change was applied.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 	w := newTestShard(t)
 	w.breakStore(func(r mem.Request) mem.Fault {

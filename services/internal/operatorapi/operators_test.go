@@ -77,7 +77,7 @@ func TestUnknownOperators(t *testing.T) {
 	identity := authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "opr")}
 	wants(t, "no record", list(t, w.dial(t, w.Certificate(t, identity, transporttest.NewKey(t)))),
 		codes.PermissionDenied, "not registered")
-	// The operator has a certificate of another tenant, but its record is in this one.
+	// The operator has a certificate of another tenant, but a record of this tenant.
 	identity.Tenant, identity.ID = "rival", w.id
 	wants(t, "other tenant", list(t, w.dial(t, w.Certificate(t, identity, w.key))), codes.PermissionDenied,
 		"not registered")

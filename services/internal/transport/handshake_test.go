@@ -54,7 +54,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// The test compares with the time of clients without limits, because this machine may be slow.
+	// The test compares with the time that clients without limits take, because this machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()
