@@ -110,7 +110,7 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		err = errors.New("the client does not offer HTTP/2")
 	}
 	if err != nil {
-		// A client that hung up before its ClientHello cost no work: its handshake did not fail.
+		// A client that hung up before its ClientHello cost no work, so its handshake does not count as failed.
 		done(conn.ConnectionState().Version != 0 || !hungUp(err))
 		closeAfterAlert(raw)
 		leave()

@@ -112,8 +112,8 @@ func (r *poolReconciler) handOver(ctx context.Context, pool *v1beta1.NstanceMach
 	return nil
 }
 
-// restorePool creates a pool again after its handOver. It waits until no MachinePool is being deleted, because Cluster
-// API would delete the new pool too.
+// restorePool creates a pool again after its handOver. It waits until none of its MachinePools is being deleted,
+// because Cluster API would delete the new pool too.
 func (r *poolReconciler) restorePool(ctx context.Context, name string) error {
 	users, err := r.listUsers(ctx, r.Client, name)
 	if err != nil || !slices.ContainsFunc(users, func(mp *clusterv1.MachinePool) bool {
