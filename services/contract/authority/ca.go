@@ -32,8 +32,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how long before their issue certificates and nonces become valid, because the clock of a new VM may be
-	// slow.
+	// Skew is the time by which certificates and nonces are valid before they are issued, because the clock of a new VM
+	// may be slow.
 	Skew = 5 * time.Minute
 )
 
@@ -135,8 +135,8 @@ func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.T
 	return ca, nil
 }
 
-// verifyIssuing issues one certificate of each role and verifies it. So a name constraint, a wrong key usage or an
-// expired certificate fails the import, not a later replacement of a VM.
+// verifyIssuing issues one certificate of each role and verifies it. An unsuitable CA (name constraint, wrong key
+// usage, expired) thus fails at the import, not at a later replacement of a VM.
 func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error {
 	key, err := newKey(rand)
 	if err != nil {

@@ -36,7 +36,7 @@ const (
 	nonceHeader = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9."
 )
 
-// Errors of ParseNonce. A nonce refused with any of them but ErrNonceEarly never becomes valid.
+// Errors of ParseNonce. A refused nonce never becomes valid later, unless the error is ErrNonceEarly.
 var (
 	ErrNonceMalformed = errors.New("not a registration nonce")
 	ErrNonceSignature = errors.New("not signed by this cluster's nonce key")
@@ -136,8 +136,8 @@ func parseNonceBlock(block *pem.Block) (NonceKey, error) {
 	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// Accepting returns a copy of the key that also accepts nonces of other, and of no further key. If other is zero, it
-// accepts only its own nonces.
+// Accepting returns a copy of the key that also accepts nonces of the key other, but of no third key. If other is zero,
+// it accepts only its own nonces.
 func (k NonceKey) Accepting(other NonceKey) NonceKey { return NonceKey{k.private, other.Public()} }
 
 // Accepted returns the public keys with which [ParseNonce] verifies nonces: this key's, and the other accepted key, if

@@ -41,7 +41,7 @@ func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, er
 	return ca, created, err
 }
 
-// EnsureTrust is [State.EnsureCA] and also returns the certificates in `ca.crt`, newest first.
+// EnsureTrust does the same as [State.EnsureCA] and also returns the certificates in `ca.crt`, newest first.
 func (s *State) EnsureTrust(ctx context.Context) (ca authority.CA, bundle []*x509.Certificate, created bool,
 	err error) {
 	t, created, err := s.ensureCA(ctx, func() (authority.CA, error) {

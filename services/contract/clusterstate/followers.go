@@ -185,7 +185,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	case rec.Certificate != nil:
 		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
 	case rec.State == record.Reserved:
-		// An earlier leader may have created a VM for its reservation. The present leader will soon find such a VM.
+		// An earlier leader may have created a VM for the instance's reservation. The present leader will soon find
+		// such a VM.
 		return rec.ReservedTerm < term, false
 	}
 	// The boot script of an instance that has not registered holds the bundle that its leader knew at the creation of

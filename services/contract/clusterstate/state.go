@@ -99,9 +99,9 @@ func belongs(what, says, want string) error {
 	return nil
 }
 
-// put writes on condition of the token last seen, "" for none, and settles the result. If the store already holds the
-// same bytes, put succeeds, because an earlier call with an unknown result wrote them. A record's bytes name their
-// writer. For a configuration it does not matter who wrote the same bytes.
+// put writes an object if its present version has the given token ("" for no object), and settles the result. If the
+// store already holds the same bytes, put succeeds, because an earlier call with an unknown result wrote them. A
+// record's bytes name their writer. For a configuration it does not matter who wrote the same bytes.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

@@ -86,9 +86,10 @@ func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 }
 
 // RotateWorkloadCA takes the step of a rotation of the workload CA that is possible now, and returns the CAs. Without a
-// rotation under way it makes a new CA, which starts after the notice. From its start on it issues, and the old CA is
-// trusted until no certificate of it is left, see [WorkloadCAEnd]. After that, RotateWorkloadCA removes the old CA.
-// Both CAs are in one secret, so each step is one write: an interrupted step has either happened or changed nothing.
+// rotation under way it makes a new CA, which starts after the notice. From its start on, the new CA issues
+// certificates. The old CA stays trusted until the last of its certificates has expired, see [WorkloadCAEnd]. After
+// that, RotateWorkloadCA removes the old CA. Both CAs are in one secret, so each step is one write: an interrupted step
+// has either happened or changed nothing.
 func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
 	fail := func(err error) (authority.WorkloadCAs, error) {
 		return nil, fmt.Errorf("rotate the workload CA: %w", err)

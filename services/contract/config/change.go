@@ -10,21 +10,22 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	// Names of static groups as tenant/name, sorted. shrink are those with a smaller size.
+	// roll, push, empty and shrink list static groups as tenant/name, sorted: groups with another infra hash, groups
+	// with only another runtime hash, removed groups, groups with a smaller size.
 	roll, push, empty, shrink []string
 
 	rollTemplates []string // templates with dynamic groups that roll
 	pushTemplates []string
 	// leave are unchanged groups with a pool that loses subnets: their instances in those subnets are replaced.
-	// leaveTemplates are templates for which the same holds.
+	// leaveTemplates are unchanged templates with such a pool.
 	leave, leaveTemplates []string
 	terminates            bool
 	// subnetsUnknown means that some subnets are not known yet. Then a group in leave may keep all its subnets.
 	subnetsUnknown bool
 }
 
-// ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of after lack the subnets
-// that are not known yet.
+// ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of the configuration after
+// lack the subnets that are not known yet.
 func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	out := Change{terminates: after.Terminating && !before.Terminating, subnetsUnknown: subnetsUnknown}
 	from, _ := before.Merged(Groups{})
@@ -86,8 +87,8 @@ func Restarting(before, after *Shard) (settings []string) {
 	return settings
 }
 
-// losesSubnet reports whether a group no longer has one of its subnets after a change. A subnet that is not known yet
-// counts as another one. A group without subnets loses none.
+// losesSubnet reports whether a group no longer has one of its subnets after a change. An unknown subnet counts as a
+// different one. A group without subnets loses none.
 func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
 		return !slices.Contains(after.Subnets, subnet)

@@ -15,8 +15,9 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
 
-// ParseStored is [Parse] for a configuration that is in the bucket already. A broken limit that older versions of
-// Nstance did not have is a warning, because the program that wrote the configuration may be older than this one.
+// ParseStored is [Parse] for a configuration that is in the bucket already. A value above a limit that older versions
+// of Nstance did not have is only a warning, because the program that wrote the configuration may be older than this
+// one.
 func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten })
@@ -31,7 +32,7 @@ func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// warn turns the findings for which of returns true into warnings.
+// warn turns those findings into warnings for which the function of returns true.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

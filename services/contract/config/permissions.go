@@ -12,9 +12,9 @@ import (
 
 // Usage counts the groups and instances that a tenant has or asks for.
 type Usage struct {
-	// Groups are dynamic groups, including those that are being deleted.
+	// Groups counts dynamic groups, including those that are being deleted.
 	Groups int
-	// Instances are the sizes of all groups, and the on-demand instances.
+	// Instances is the sum of the sizes of all groups, plus the number of on-demand instances.
 	Instances int
 }
 
@@ -27,7 +27,7 @@ func (u Usage) Add(g Group) Usage {
 	return u
 }
 
-// DeniedError lists what the shard config does not permit an operator of a group's tenant to choose.
+// DeniedError lists the choices of an operator that the shard config does not permit in the operator's tenant.
 type DeniedError struct{ Problems Problems }
 
 func (e *DeniedError) Error() string { return e.Problems.Error() }
@@ -54,9 +54,9 @@ func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
 	return largest
 }
 
-// permissions reports what the config does not permit an operator of the group's tenant to choose. spec is the complete
-// entry in groups/: a dynamic group, or the override of a static group. path is that of the group. permissions returns
-// the reasons as one text, or "". It does not report a template that does not exist.
+// permissions reports the choices in a group that the config does not permit to operators of the group's tenant. spec
+// is the complete entry in groups/: a dynamic group, or the override of a static group. path is that of the group.
+// permissions returns the reasons as one text, or "". It does not report a template that does not exist.
 func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string {
 	known := len(c.found)
 	static, isStatic := c.s.Groups[key.Tenant][key.Group]
@@ -92,7 +92,8 @@ func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string 
 	return strings.Join(reasons, "; ")
 }
 
-// refuse reports a choice of an operator that is not permitted. The field of the template could permit it.
+// refuse reports a choice of an operator that is not permitted. field is the field of the template that would have to
+// permit the choice.
 func (c *checker) refuse(path, template, field, format string, args ...any) {
 	c.add(path, format, args...).hint = "to permit it, change templates." + template + "." + field +
 		" in the shard's configuration"

@@ -167,7 +167,7 @@ func blockOf(name string) cloud.Block {
 	return cloud.Block{}
 }
 
-// cloudOf returns the name of the cloud to which a struct that is embedded in a config type belongs, or "".
+// cloudOf returns the name of the cloud that the struct type typ belongs to, or "". Config types embed such structs.
 func cloudOf(typ reflect.Type) string {
 	for _, block := range all.Blocks() {
 		if slices.Contains([]reflect.Type{reflect.TypeOf(block.LeaderNetwork), reflect.TypeOf(block.LoadBalancer)},

@@ -55,7 +55,8 @@ func (c *checker) healthChecks(checks map[string]HealthCheck, path string) {
 	}
 }
 
-// balancersTellHealth checks that the shard's cloud can do what load_balancer_health of a template asks for.
+// balancersTellHealth checks a template with load_balancer_health: the load balancers of the shard's cloud must tell
+// the health of instances.
 func (c *checker) balancersTellHealth(t Template, path string) {
 	if kind := c.s.Server.Provider.Kind; t.LoadBalancerHealth && kind != "" && !tellsHealth(kind) {
 		c.add(path, "provider %s has no load balancers that tell the health of instances", kind).depends =

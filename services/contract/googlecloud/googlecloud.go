@@ -92,7 +92,7 @@ type Sent struct{ atomic.Bool }
 
 type sentKey struct{}
 
-// WithSent returns a context that records in the returned value whether a request with it was sent.
+// WithSent returns a context, and a value that records whether a request with that context was sent.
 func WithSent(ctx context.Context) (context.Context, *Sent) {
 	sent := &Sent{}
 	return context.WithValue(ctx, sentKey{}, sent), sent

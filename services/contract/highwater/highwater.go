@@ -87,8 +87,8 @@ func (m *Marks) Highest(key string) uint64 {
 }
 
 // Encode returns the marks as text for [Marks.Merge], empty if there are none. The same marks give the same text. Of
-// more than 512 marks it leaves out those with the lowest versions: secrets and the trust bundle count versions in
-// milliseconds since 1970, other documents from 1.
+// more than 512 marks it leaves out those with the lowest versions. That keeps secrets and the trust bundle, which
+// count versions in milliseconds since 1970. Other documents count from 1.
 func (m *Marks) Encode() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

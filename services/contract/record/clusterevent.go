@@ -12,7 +12,7 @@ type ClusterEvent struct {
 	At     time.Time `json:"at"`
 	// Kind is what was done, such as secret_set.
 	Kind string `json:"kind"`
-	// Actor is the user and the machine that did it, as that machine says.
+	// Actor is the user and the machine that made the change, according to that machine.
 	Actor string `json:"actor"`
 	// Shard, Tenant and Subject name what was changed. Subject is the name of a secret or the ID of an operator.
 	Shard   string `json:"shard,omitempty"`

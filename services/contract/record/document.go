@@ -15,7 +15,8 @@ const MaxSize = 256 << 10
 var ErrNewer = errors.New("written by a newer version of nstance")
 
 // decode reads one JSON document into v, strictly: bounded size, no unknown, misspelt or repeated field, nothing after
-// it. The schema version is looked at first, so that a newer document says that it is newer instead of naming a field.
+// it. decode checks the schema version first, so that the error for a newer document names the version instead of an
+// unknown field.
 func decode(what string, data []byte, newest int, v any) error {
 	if len(data) > MaxSize {
 		return fmt.Errorf("decode %s: %d bytes, at most %d are allowed", what, len(data), MaxSize)

@@ -34,7 +34,7 @@ type Instance struct {
 	State  State    `json:"state"`
 	// Revision counts writes, so that no two versions have the same bytes.
 	Revision uint64 `json:"revision"`
-	// Term of the leader that wrote this version; ReservedTerm of the one that reserved the ID.
+	// Term is the term of the leader that wrote this version, ReservedTerm that of the leader that reserved the ID.
 	Term         uint64 `json:"term"`
 	ReservedTerm uint64 `json:"reserved_term"`
 	// Writer is the incarnation of the server that wrote this version.

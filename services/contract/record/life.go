@@ -25,15 +25,16 @@ const (
 // order lists the states in the order of an instance's life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
-// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. Any may be
-// skipped: an agent may register before the provider has answered, and a record of any state may become a tombstone.
+// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. States may
+// be skipped: an agent may register before the provider has answered, and a record of any state may become a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a
 }
 
-// Next returns the instance's next version: in another state, of the next revision, written by the given incarnation of
-// a server in its term. The caller fills in the fields that the new state needs. The copy shares no memory with i.
+// Next returns the instance's next version: in the state to, with the next revision, written in the given term by the
+// server with the incarnation writer. The caller fills in the fields that the new state needs. The copy shares no
+// memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)

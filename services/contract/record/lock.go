@@ -13,7 +13,7 @@ const (
 	lockSchema = 2
 	// maxLockText bounds every text of the lock, in bytes.
 	maxLockText = 512
-	// maxLease bounds the lease that a reader will wait for: a lock that says more is a mistake, not a promise.
+	// maxLease is the longest lease that a reader accepts. A longer one in a lock is a mistake.
 	maxLease = time.Hour
 	// maxCount is the largest term and revision. It is far from an overflow.
 	maxCount = 1 << 62
@@ -31,8 +31,8 @@ type Lock struct {
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
-	// Machine is the provider's ID of the holder's machine, one that the provider never uses again. Empty: the provider
-	// cannot be asked about the machine.
+	// Machine is the provider's ID of the holder's machine. The provider never gives it to another machine. Empty: the
+	// provider cannot be asked about the machine.
 	Machine string `json:"machine,omitempty"`
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`
@@ -53,7 +53,8 @@ type Lock struct {
 	RenewedAt time.Time `json:"renewed_at,omitzero"`
 }
 
-// LockAddresses are the host:port pairs under which the holder serves. Empty ones are not served.
+// LockAddresses are the host:port pairs under which the holder serves. An empty one means that the holder does not
+// serve there.
 type LockAddresses struct {
 	Election     string `json:"election,omitempty"`
 	Registration string `json:"registration,omitempty"`

@@ -3,8 +3,8 @@
 // lease connects it to a store, to a clock and to the other servers.
 //
 // Invariant: two processes never hold authority at the same time, as long as the rates of their clocks differ by less
-// than a tenth and the clocks count while the machine sleeps. The lock (record.Lock) is only ever replaced under the
-// condition that the token that was read is still in the store. The invariant rests on these rules:
+// than a tenth and the clocks count while the machine sleeps. A process replaces the lock (record.Lock) only if the store
+// still has the token that the process read. The invariant rests on these rules:
 //
 //   - A leader acts until 0.95 leases after it began to send its last confirmed renewal. Another process writes the
 //     lock only after it has seen the same token for 1.06 leases, unless the lock is released or the holder's machine
@@ -15,7 +15,7 @@
 //     0.95 to 1.05 and a promise of length P:
 //     leader stops ≤ t(sent) + 0.95 P / 0.95 = t(sent) + P < t(received) + 1.1 P / 1.05 ≤ heir writes.
 //   - While the result of a leader's write is unknown, the old or the new version may be in the store. The leader acts
-//     only as long as both leases and the promises of both heirs allow.
+//     only as long as the lease and the heir's promise of both versions allow.
 //
 // The heir is a process, not a server: a restarted server has another incarnation and waits for the whole lease.
 package election
@@ -33,7 +33,7 @@ import (
 // machine is suspended and is never set. Instants of different machines cannot be compared.
 type Instant int64
 
-// Never is later than every reading.
+// Never is an Instant that no clock reaches.
 const Never Instant = math.MaxInt64
 
 // Add returns the instant d after t.
@@ -48,12 +48,13 @@ type Identity struct {
 	ID string
 	// Incarnation is random for each start of the process.
 	Incarnation string
-	// Machine is the provider's ID of the machine, which the provider never uses again. Empty if there is none.
+	// Machine is the provider's ID of the machine. The provider never gives it to another machine. It is empty if there
+	// is none.
 	Machine   string
 	Addresses record.LockAddresses
 }
 
-// Peer returns the name by which other processes know this one.
+// Peer returns the ID and the incarnation, by which other processes know this one.
 func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
 
 // Options are the settings of `leader_election`.
@@ -75,7 +76,7 @@ type Options struct {
 	HeirProbation time.Duration
 }
 
-// minPeerLease leaves room for a few round trips and for the pauses of a busy process.
+// minPeerLease is the shortest PeerLease. It leaves room for a few round trips and for the pauses of a busy process.
 const minPeerLease = 100 * time.Millisecond
 
 // withDefaults returns the options with the omitted ones filled in.
@@ -92,7 +93,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// minRenew keeps the pauses that are derived from Renew above a timer's precision.
+// minRenew is the shortest Renew. The pauses that are derived from Renew then stay above a timer's precision.
 const minRenew = 10 * time.Millisecond
 
 // Validate returns an error that names the first setting that is out of range.
@@ -123,7 +124,7 @@ func (o Options) Validate() error {
 }
 
 // RequestTimeout is the time after which a request to the store counts as failed. Three attempts fit between the time
-// at which a renewal is due and the end of authority.
+// at which a renewal is due and the end of the leader's authority.
 func (o Options) RequestTimeout() time.Duration { return o.Lease / 8 }
 
 // authorityPeriod is how long a leader may act after it began to send a renewal or an answered heartbeat.
@@ -134,5 +135,5 @@ func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/2
 func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
 // promiseHold is how long a standby keeps a promise. Its margin covers the rates of the clocks and a few milliseconds
-// of transmission. As a share, it is larger than that of takeoverWait, because a promise is short.
+// of transmission. A promise is short, so its margin is a larger share than that of takeoverWait.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

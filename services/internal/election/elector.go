@@ -19,7 +19,7 @@ const (
 	Stopping
 	// Releasing means that the process gives the lock back if it holds the lock.
 	Releasing
-	// Done takes no further part in the election.
+	// Done means that the process takes no further part in the election.
 	Done
 )
 
@@ -35,7 +35,8 @@ type Elector struct {
 	justRead  bool         // the lock was read in this very step
 	readBegan Instant      // when the last read began
 	readAt    Instant      // when the next read is due
-	// phaseKnown: a read that began at phase found a changed token. The next renewal is due one interval later.
+	// phaseKnown means that a read that began at the instant phase found a changed token. The leader's next renewal is
+	// due one interval after phase.
 	phaseKnown bool
 	phase      Instant
 
@@ -77,7 +78,7 @@ const (
 	write
 )
 
-// New returns a standby that has seen nothing.
+// New returns an Elector that stands by and has not read the lock yet.
 func New(self Identity, opt Options) Elector {
 	opt = opt.withDefaults()
 	longest := opt.Lease
@@ -179,7 +180,7 @@ func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 	return e, d
 }
 
-// answerConfirms answers waiting Confirms after a request proved that this process holds the lock.
+// answerConfirms answers the waiting Confirm inputs after a request proved that this process holds the lock.
 func (e *Elector) answerConfirms(d *Decision) {
 	if e.role == Leader && e.confirmPending > e.confirmDone {
 		e.confirmDone = e.confirmPending
@@ -255,7 +256,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// A due renewal also answers a waiting Confirm. The answer of an heir does so without a request to the store.
+		// A due renewal also answers a waiting Confirm. An heir's answer to a heartbeat does so without a request to
+		// the store.
 		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}
@@ -270,7 +272,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return read, e.retryAt
 		}
 		if takeAt := e.takeoverTime(); takeAt <= max(now, e.readAt) {
-			// Absence has no token: a lock may have been written and deleted since the last read.
+			// An absent lock has no token that could show a change: a lock may have been written and deleted since the
+			// last read.
 			if e.seen.presence == absent && !e.justRead {
 				return read, max(takeAt, e.retryAt)
 			}
@@ -281,8 +284,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 }
 
 // delayRetry delays the next request after a failed one. The delay starts at a twentieth of the renewal interval and
-// doubles, up to a quarter of the interval for a leader, which has a lease to save, and up to the interval otherwise. A
-// hash of the incarnation spreads the retries of standbys.
+// doubles, up to the interval. For a leader it doubles only up to a quarter of the interval, because its lease runs
+// out. A hash of the incarnation spreads the retries of standbys.
 func (e *Elector) delayRetry(now Instant) {
 	wait := e.opt.Renew / 20 << min(e.failures, 5)
 	e.failures++

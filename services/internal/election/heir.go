@@ -29,14 +29,14 @@ type heartbeatLog struct {
 	nextAt Instant
 }
 
-// earliestNext returns when a heartbeat may be sent before it is due. The limit makes sure that heartbeats that may
-// still be answered stay in the log.
+// earliestNext returns the earliest instant at which the next heartbeat may be sent, even if it is not due then. The
+// limit keeps heartbeats in the log as long as standbys may still answer them.
 func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }
 
-// heartbeatInterval is the time between heartbeats. A heartbeat and its answer may be lost without the loss of the
-// heir.
+// heartbeatInterval is the time between heartbeats. The leader keeps its heir even if one heartbeat or its answer is
+// lost.
 func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
 // heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
@@ -65,8 +65,8 @@ func (e *Elector) authorityEnd() (Instant, Reason) {
 	return until, reason
 }
 
-// promiseEnd returns when the leader must treat the newest promise of a standby as ended. It counts from the moment
-// before the leader began to send the heartbeat. It returns 0 without a promise.
+// promiseEnd returns when the leader must treat the newest promise of a standby as ended. The promise's time starts
+// just before the leader sent the heartbeat. Without a promise, promiseEnd returns 0.
 func (e *Elector) promiseEnd(standby Peer) Instant {
 	if l := e.findLink(standby); l != nil && l.promised {
 		return l.promisedFrom.Add(authorityPeriod(e.opt.PeerLease))
@@ -84,8 +84,8 @@ func (e *Elector) findLink(standby Peer) *standbyLink {
 	return nil
 }
 
-// addLink records a link. It may replace a link that has ended, but not one over which a promise was made that may
-// still be needed.
+// addLink records a link. It may take the place of a link that has ended, unless the leader may still need a promise
+// that was made over that link.
 func (e *Elector) addLink(peer Peer) {
 	l := e.findLink(peer)
 	for i := 0; l == nil && i < maxLinks; i++ {
@@ -101,7 +101,7 @@ func (e *Elector) addLink(peer Peer) {
 	}
 }
 
-// advanceHeartbeat sends the next heartbeat as early as allowed.
+// advanceHeartbeat makes the next heartbeat due as early as the heartbeat log allows.
 func (e *Elector) advanceHeartbeat() {
 	e.heartbeats.nextAt = min(e.heartbeats.nextAt, e.heartbeats.earliestNext(e.opt))
 }
@@ -204,7 +204,7 @@ func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 	}
 }
 
-// adoptVersion records the version of the lock that this leader is known to hold.
+// adoptVersion records that this leader now holds the lock in the version that w wrote.
 func (e *Elector) adoptVersion(w pendingWrite) {
 	e.leaseFrom, e.lease = w.began, w.lock.Lease()
 	if e.heir == w.lock.Heir {
@@ -217,7 +217,7 @@ func (e *Elector) adoptVersion(w pendingWrite) {
 	e.advanceHeartbeat() // tells the new heir
 }
 
-// resetPromises begins a term: promises of an earlier one are void.
+// resetPromises discards the promises of earlier terms at the beginning of a term.
 func (e *Elector) resetPromises() {
 	for i := range e.links {
 		e.links[i].promised = false

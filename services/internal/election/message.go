@@ -29,7 +29,7 @@ type (
 
 	// LockWritten answers WriteLock, as do WriteConflict and WriteUnknown.
 	LockWritten struct{ Token objstore.Token }
-	// WriteConflict means that the condition did not hold.
+	// WriteConflict means that the condition of the WriteLock did not hold.
 	WriteConflict struct{}
 	// WriteUnknown means that the write may have succeeded, or may still succeed later.
 	WriteUnknown struct{}
@@ -97,7 +97,8 @@ type Message interface {
 }
 
 type (
-	// Heartbeat is the leader's request for a promise not to take over for Length from its receipt on.
+	// Heartbeat is the leader's request for a promise. The standby promises not to take over for Length after it
+	// received the request.
 	Heartbeat struct {
 		Leader, Standby Peer
 		Term, Beat      uint64

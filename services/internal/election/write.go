@@ -61,8 +61,8 @@ func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) 
 		}
 		e.promise = givenPromise{}
 	}
-	// A standby that learns after its lease that its write succeeded holds the lock without authority, and writes it
-	// again (see takeoverTime).
+	// If a standby learns only after its lease that its write succeeded, it holds the lock without authority. It then
+	// writes the lock again (see takeoverTime).
 	e.answerConfirms(d)
 }
 
@@ -138,7 +138,7 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	return WriteLock{Lock: lock, Condition: condition}
 }
 
-// NewLock returns a version of the lock that the process self holds without an heir.
+// NewLock returns a lock that the process self holds and that names no heir.
 func NewLock(self Identity, opt Options, term, revision uint64) record.Lock {
 	return record.Lock{
 		LeaderID:    self.ID,

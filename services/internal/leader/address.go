@@ -17,8 +17,8 @@ const (
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress acquires the shard's fixed address for this machine, repeats that at the interval every, and releases the
-// address when ctx ends. The rest of the leader does not wait for it, because planning needs no address.
+// HoldAddress acquires the shard's fixed address for this machine, and releases it when ctx ends. It repeats the
+// acquisition; every is the interval. The rest of the leader does not wait for it, because planning needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string, every time.Duration) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.Executor.Env.Now(), false

@@ -38,8 +38,8 @@ func (l *Leader) FollowBalancers(ctx context.Context) {
 	}
 }
 
-// askBalancers asks each load balancer once about all its members. answers lacks the load balancers that did not
-// answer, and errs says why.
+// askBalancers asks each load balancer once about all its members. answers has no entry for a load balancer that did
+// not answer; errs has its error.
 func askBalancers(ctx context.Context, health infra.LoadBalancerHealth, members []shardstate.Member) (
 	answers map[string]map[string]infra.MemberHealth, errs map[string]error) {
 	vms := map[string][]infra.VM{}

@@ -59,7 +59,8 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 const (
 	listTries = 3
 	listPause = 250 * time.Millisecond
-	// listPatience is the time after which a slow provider is not asked again immediately, so that planning can start.
+	// listPatience limits the retries with a slow provider, so that planning can start. After that time, list does not
+	// ask again.
 	listPatience = 2 * time.Second
 )
 
@@ -83,7 +84,8 @@ func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 const readParallel = 16
 
 // readStrays reads the records of VMs that the bucket's list did not contain. Most of them have no record. A record
-// that was written just before may be missing from the list, and its group would then get a VM too many.
+// that was written just before the bucket was listed may be missing from the list, and its group would then get a VM
+// too many.
 func (l *Leader) readStrays(ctx context.Context) error {
 	strays := l.State.Orphans()
 	return l.Executor.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {

@@ -66,8 +66,8 @@ func (a *Authority) Remaining() time.Duration {
 }
 
 // Confirm returns nil after proof that this leadership still holds the lock. The proof is a request to the store that
-// began after the call, or an answer of the heir to a later heartbeat. Concurrent calls share requests. Confirm returns
-// ErrLost when the leadership is over, or the context's error.
+// began after the call to Confirm, or an answer of the heir to a later heartbeat. Concurrent calls share requests.
+// Confirm returns ErrLost when the leadership is over, or the context's error.
 func (a *Authority) Confirm(ctx context.Context) error {
 	done := make(chan struct{})
 	if a.runner == nil {
@@ -96,14 +96,14 @@ func (a *Authority) SetAppliedETag(etag string) {
 	}
 }
 
-// Refuse reports that a record of this term was found. If the term is higher than the leader's, its authority ends
-// before Refuse returns, and its later leaderships have a higher term still.
+// Refuse reports that a record of the given term was found. If that term is higher than the leader's, the leader's
+// authority ends before Refuse returns. Later leaderships of this process then have an even higher term.
 func (a *Authority) Refuse(term uint64) {
 	if term <= a.term {
 		return
 	}
 	if a.runner != nil {
-		// An error means that the leadership is over: the next term is read from the lock.
+		// An error means that the leadership is over: this process reads the term of its next leadership from the lock.
 		_ = a.send(context.Background(), request{from: a, in: election.TermSeen{Term: term}})
 		<-a.ended
 		return

@@ -14,7 +14,7 @@ import (
 // Timers do not count suspended time, so nothing is decided when a timer fires: the clock is read again.
 type Clock interface{ Now() election.Instant }
 
-// SystemClock returns the clock of the system that counts while it is suspended.
+// SystemClock returns the system's clock that also counts while the system is suspended.
 func SystemClock() Clock { return systemClock{} }
 
 type systemClock struct{}

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// highestTermTimeout bounds the read of all records that a missing lock makes necessary.
+// highestTermTimeout limits the time to read all records of the shard, which is necessary if the lock is missing.
 const highestTermTimeout = time.Minute
 
 // Config is what Run needs. All fields are required unless their comment says otherwise.
@@ -23,7 +23,8 @@ type Config struct {
 	Key     string
 	Self    election.Identity
 	Options election.Options
-	// Disabled leads without a lock, for development: in a term above all recorded ones, until ctx ends.
+	// Disabled makes Run lead without a lock, for development. The term is above all recorded terms. The leadership
+	// ends with ctx.
 	Disabled bool
 	Clock    Clock
 	// Links connect the shard's servers. With nil there is no heir, whatever Options say. If Options have no PeerLease,
@@ -262,8 +263,8 @@ func (r *runner) perform(action election.Action) {
 		go func() { r.answers <- r.readLock(leads) }()
 	case election.WriteLock:
 		body, err := r.encodeLock(a.Lock)
-		// The lock may hold a configuration token of the leader's code that cannot be encoded. Without a renewal the
-		// leader would lose its authority for no visible reason.
+		// The leader's code may have set a configuration token that cannot be encoded. Run then ends with an error.
+		// Without the error, the leader would lose its authority for no visible reason.
 		if err != nil {
 			r.err = fmt.Errorf("elect leader: %w", err)
 			return
@@ -375,7 +376,8 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 }
 
 // refuseReplay replaces the answer of a read that shows an earlier version of the lock than this process has read
-// before. Such a lock was written back: its holder, heir and release are no longer true. It is not taken over.
+// before. An old version of such a lock was written back: its holder, heir and release are no longer true. This process
+// does not take it over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)
 	if !ok {

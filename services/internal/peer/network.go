@@ -183,8 +183,8 @@ func (n *Network) removeLink(l *link) {
 	}
 }
 
-// deliver passes a message on. It returns false if the message does not name the other process as its source, or this
-// process as its destination.
+// deliver passes a message to the election. It returns false if the message does not name the other process as its
+// source, or this process as its destination.
 func (n *Network) deliver(l *link, message any) bool {
 	var leader, follower election.Peer
 	received, ok := message.(election.Message)

@@ -34,8 +34,8 @@ type frame struct {
 	TookOver  *election.TookOver `json:"took_over,omitempty"`
 }
 
-// heartbeat is an election.Heartbeat as JSON. It contains the lock as in the store, so that it is decoded like a lock
-// that was read there.
+// heartbeat is an election.Heartbeat as JSON. It contains the lock as in the store, so that the receiver decodes it
+// like a lock that was read from the store.
 type heartbeat struct {
 	election.Heartbeat
 	Lock json.RawMessage

@@ -21,8 +21,7 @@ const (
 func (n Notices) over(now time.Time) bool { return !now.Before(n.Since.Add(noticeWindow)) }
 
 // backoff returns what makes the group's creations wait: failed creations (rule 25) or notices (rule 39), whichever
-// lasts longer. until is when the hour of the notices ends; zero: no notices
-// count.
+// lasts longer. until is when the hour ends for which notices are counted. It is zero if no notices count.
 func (g *group) backoff() (b Backoff, until time.Time) {
 	b = g.Backoff
 	if g.Notices.Backoff.Failures == 0 || g.Notices.over(g.Now) {
@@ -66,7 +65,7 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled returns 1 s, doubled with every failure after the first, up to most.
+// doubled returns 1 s, doubled with every failure after the first, but no more than the duration most.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {
@@ -87,8 +86,8 @@ func hashID(id ident.ID) uint64 {
 }
 
 // createsAllowed returns how many of the wanted creates may start now, and the steps that say why the others may not. A
-// group that backs off waits, and then tries with fewer at a time the more often it failed. The create budget bounds
-// the rest.
+// group that backs off waits first. It then creates fewer instances at a time, the more often it failed. The create
+// budget is a further limit.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

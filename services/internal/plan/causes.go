@@ -42,7 +42,7 @@ const (
 	AlertLoadBalancers  AlertKind = "load_balancers"
 )
 
-// AlertKinds lists all kinds, in the order of documents.
+// AlertKinds lists all kinds, in the order in which the documents list them.
 func AlertKinds() []AlertKind {
 	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
 		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers}

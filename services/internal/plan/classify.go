@@ -69,12 +69,12 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why an instance of this row is deleted regardless of other instances; none: it is not.
+	// cause is why an instance of this row is deleted regardless of other instances. It is none if the instance is not.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
-	// applies is the rest of the condition; nil: none. It changes nothing. until is when its answer may change by time
-	// alone; zero: never.
+	// applies is the rest of the condition; nil means that there is no more. It only reads the group. until is when its
+	// answer may change by time alone; zero means never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
@@ -166,12 +166,12 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running are registered instances that run, including those that leave because of their silence. late are those
-	// of them that count for the unhealthy guard, unhealthy those that are silent or were never healthy.
+	// running are registered instances that run, including those that leave because of their silence. Of these, late
+	// count for the unhealthy guard, and unhealthy are silent or were never healthy.
 	running, late, unhealthy int
-	// failing are failed creations, and instances that still run, of which the deletion is planned but not durable yet.
-	// They count towards the size until then. Otherwise a store that does not answer, or a leader that dies, would lead
-	// to more VMs than size and surge allow.
+	// failing counts failed creations and instances that still run, while their deletion is planned but not durable
+	// yet. They count towards the size until then. Otherwise a store that does not answer, or a leader that dies, would
+	// lead to more VMs than size and surge allow.
 	failing int
 	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
 	draining int
@@ -312,7 +312,8 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports notes when the next report of an instance is missed, or that any report of it may change the plan.
+// addReports notes when the next report of a healthy instance will be missed. For other instances, it notes that any
+// report may change the plan.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
@@ -366,7 +367,7 @@ func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the provider's answer; absence from an incomplete answer is no answer.
+// providerState is the provider's answer. If the answer is incomplete, a missing VM is of unknown state.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown
@@ -428,7 +429,8 @@ func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 	return failing, sooner(until, due)
 }
 
-// isSilent is rule 12: three reports are missed, or the agent reports but was not healthy in its time.
+// isSilent is rule 12: the instance missed three reports, or its agent reports but the instance did not become healthy
+// in time.
 func (g *group) isSilent(i subject) (bool, time.Time) {
 	if i.has(factUnregistered) || !i.has(factUnwell) {
 		return false, time.Time{}
@@ -448,9 +450,9 @@ func (g *group) isSilent(i subject) (bool, time.Time) {
 	return neverHealthy, sooner(until, due)
 }
 
-// failsCheck is rule 52: a health check fails. An instance that was never healthy gets as much time as rule 12 gives
-// it: its program may still be starting, and instances with a program that never starts must not be replaced in quick
-// succession.
+// failsCheck is rule 52: a health check fails. For an instance that was never healthy, that counts only after the time
+// that rule 12 gives it. Its program may still be starting, and instances with a program that never starts must not be
+// replaced in quick succession.
 func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
@@ -469,7 +471,8 @@ func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
 
-// isOlder reports whether an instance was launched longer ago than an age; zero: never.
+// isOlder reports whether an instance was launched longer ago than the given age. An age of zero means that no instance
+// is older.
 func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	if age <= 0 {
 		return false, time.Time{}
@@ -501,8 +504,8 @@ func Drifted(group *config.Group, image string, i *Instance) bool {
 		hasOldImage(group, image, i)
 }
 
-// hasOldImage is rule 55: the query of the group's image finds another one than that of the instance. An image that is
-// not known on either side proves nothing.
+// hasOldImage is rule 55: the query of the group's image finds another one than that of the instance. If one of the two
+// images is unknown, the instance does not count as outdated.
 func hasOldImage(group *config.Group, image string, i *Instance) bool {
 	return group.Rollout.OnImageChange && image != "" && i.Image != "" && i.Image != image
 }

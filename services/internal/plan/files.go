@@ -18,7 +18,7 @@ type FilesState struct {
 	Incomplete bool
 	// RenewAt is when the first certificate is due for renewal; zero if there is none.
 	RenewAt time.Time
-	// Attempts counts the batches since the files were last complete. RetryAt is the earliest time of the next one.
+	// Attempts counts the batches since the files were last complete. RetryAt is the earliest time of the next batch.
 	Attempts int
 	RetryAt  time.Time
 	// Rechecked means that a batch was made because of FilesReport.Recheck.

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
-// shardLimit is the share of a shard's instances that may be silent before the unhealthy guard holds; at least
-// shardMinimum may.
+// shardLimit is the share of a shard's instances that may be silent before the unhealthy guard holds. Regardless of it,
+// shardMinimum instances may be silent.
 var shardLimit = config.Limit{Value: 40, Percent: true}
 
 const shardMinimum = 3
@@ -20,14 +20,14 @@ const shardMinimum = 3
 type Guard struct {
 	// Exceeded is true if more instances than the limit were silent or failing at the last count.
 	Exceeded bool
-	// HoldUntil is when the last time to recover ends (rule 61). FellAt is when the first of a series of times to
-	// recover began. Rule 61 limits how long a series lasts. Both are zero if there was none.
+	// HoldUntil is when the latest time to recover ends (rule 61). FellAt is when the first time to recover of the
+	// present series began; rule 61 limits the length of a series. Both are zero if there was none.
 	HoldUntil, FellAt time.Time
 }
 
-// After returns the guard after a new count of the silent and failing instances. exceeded means that they are more than
-// the limit. When that ends, a time to recover begins (rule 61), as long as recovery (see [RecoveryTime]). Further ones
-// may begin within bound after the first. Then none begins for at least bound.
+// After returns the guard after a new count of the silent and failing instances. exceeded means that the count is above
+// the limit. When it no longer is, a time to recover begins, as long as recovery (rule 61, see [RecoveryTime]). Until
+// bound has passed since the first, each further such change begins another. Then none begins for at least bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
@@ -43,8 +43,8 @@ func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time
 
 // RecoveryTime returns how long the last instances of a group may take to recover after the first ones, when a fault
 // that they share ends. They report again (rule 33), their health checks pass, or their load balancers call them
-// healthy. How often a load balancer checks is unknown, so RecoveryTime uses the time that a new instance has to become
-// healthy in it.
+// healthy. How often a load balancer checks is unknown, so RecoveryTime uses the time in which a new instance must
+// become healthy in its load balancers.
 func RecoveryTime(s Settings, group *config.Group) time.Duration {
 	longest := max(reconnect.ReturnTime(s.HealthInterval), group.PassTime()+s.HealthInterval)
 	if group.LoadBalancerHealth {
@@ -66,8 +66,8 @@ func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
 
-// guardHolds reports whether too many instances are silent or failing (rule 26) or have time to recover (rule 61), and
-// until when if it ends by time alone; zero: unknown.
+// guardHolds reports whether too many instances are silent or failing (rule 26) or have time to recover (rule 61).
+// until is when the guard ends by time alone; zero means unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}

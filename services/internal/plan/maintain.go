@@ -3,8 +3,8 @@ package plan
 import "github.com/nstance-kit/nstance/services/contract/record"
 
 // planMaintenance is rule 32. An instance that stays joins the group's load balancers after its first healthy report.
-// While its stream is open, the files of the group's runtime configuration are sent to it once if it has others or
-// could not store one. After a failure, registration and files take turns.
+// While its stream is open, it gets the files of the group's runtime configuration once if it has files of another
+// configuration, or could not store a file. After a failure, registration and files take turns.
 func (g *group) planMaintenance(out *steps, i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
 		return

@@ -84,12 +84,13 @@ func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 // WaitingCreates are the create calls that wait for their turn.
 type WaitingCreates struct {
 	Pace Pace
-	// Needed and Voluntary are calls of the group, ShardNeeded those of all groups that are not voluntary.
+	// Needed and Voluntary count the calls of the group. ShardNeeded counts the calls of all groups that are not
+	// voluntary.
 	Needed, Voluntary, ShardNeeded int
 }
 
-// paced is rule 43 (create late). It returns how many of the creates that the size lacks may start, and how many of the
-// voluntary ones.
+// paced is rule 43 (create late). It returns how many of the lacking instances, and how many of the voluntary ones, may
+// be created now.
 func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	var out steps
 	w := &g.Waiting

@@ -32,7 +32,7 @@ func (g *group) surplus(b bought) bought {
 }
 
 // countBought counts the instances that count towards the size, and creates under way that have no ID yet, except for
-// those that are chosen for removal; nil: none is. It does not count an instance that powers off.
+// the instances that chosen marks for removal. A nil chosen marks none. It does not count an instance that powers off.
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
@@ -61,15 +61,16 @@ func (g *group) buy(a Action, b *bought) Action {
 	return a
 }
 
-// leave takes the instance that an action replaces out of the count; a negative n is none.
+// leave takes the instance that an action replaces, the n-th, out of the count. A negative n means that the action
+// replaces none.
 func (g *group) leave(n int, b *bought) {
 	if n >= 0 {
 		b.add(g.Instances[n].Spot, -1)
 	}
 }
 
-// findReturning is the first part of rule 58: the oldest of the instances that were bought on demand although the group
-// lacks spot instances. until is when there may be more.
+// findReturning is the first part of rule 58: it finds the oldest of the instances that were bought on demand although
+// the group lacks spot instances. until is when the rule may apply to more instances.
 func (g *group) findReturning() (until time.Time) {
 	wait := g.Group.Purchase.ReturnToSpot.D()
 	if wait == 0 || g.emptying() {

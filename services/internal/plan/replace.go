@@ -63,9 +63,9 @@ func (g *group) replacedReason(i *Instance, cause Cause) string {
 	return g.reason(i, cause) + ", and enough others are healthy"
 }
 
-// planCreates plans new instances: for what the size lacks, lost instances included (rule 18), and, up to max_surge
-// above the size, replacements of instances that run but will be deleted (rules 19 and 20). wave is how many of these
-// begin now by rule 20.
+// planCreates plans new instances. They fill up the group to its size, and so take the place of lost instances (rule
+// 18). Up to max_surge above the size, they also replace instances that run but will be deleted (rules 19 and 20). wave
+// is how many replacements begin now by rule 20.
 func (g *group) planCreates(removed removals, wave int) (out steps) {
 	t := &g.tally
 	total := t.total() + t.failing
@@ -113,8 +113,8 @@ func (g *group) create(n int) Action {
 	return Action{Kind: Create, Replaces: i.ID, Cause: cause, Reason: g.reason(i, cause), Rule: g.ruleOf(n, cause)}
 }
 
-// replaceable yields the indexes of managed instances of the given classes that are not chosen for removal, class by
-// class; -1 after the last.
+// replaceable returns a function that yields, class by class, the indexes of managed instances of the given classes
+// that are not chosen for removal. After the last index, it yields -1.
 func (g *group) replaceable(chosen []bool, of ...class) func() int {
 	n := 0
 	return func() int {

@@ -17,9 +17,9 @@ const (
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances of the wave get their
-// replacement first. With max_unavailable that is none: they are deleted first (rule 48): those that never registered,
-// then other unready ones, then those that serve.
+// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances of the wave get a
+// replacement before they are deleted. With max_unavailable that is none, because they are deleted first (rule 48).
+// Those that never registered go first, then other unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
 	t := &g.tally
 	n, waits := g.wave()

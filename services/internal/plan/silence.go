@@ -16,7 +16,7 @@ const (
 // reportSlack is how late a report may be before it is missed.
 func reportSlack(interval time.Duration) time.Duration { return interval / 10 }
 
-// overdueAfter returns when the report after the one at the given time is missed.
+// overdueAfter returns when the agent's next report after the given report counts as missed.
 func overdueAfter(report time.Time, interval time.Duration) time.Time {
 	return report.Add(missedToAsk*interval + reportSlack(interval))
 }
@@ -108,8 +108,8 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 
 // CountSilence returns how an instance counts for the shard's unhealthy guard (rule 26). running: it is registered, and
 // it runs according to the provider's last answer. silent: its stream was lost, it missed a report, it fails a health
-// check, or a load balancer called it unhealthy when asked last. An instance that was deleted for that counts until its
-// VM is gone. Otherwise deletions would make room for more deletions.
+// check, or a load balancer called it unhealthy when asked last. An instance that is deleted for such a reason counts
+// until its VM is gone. Otherwise deletions would make room for more deletions.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))
 	return running, silent

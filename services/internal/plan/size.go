@@ -26,8 +26,8 @@ type removals struct {
 // Two counts decide. Available instances beyond the size are deleted immediately (rules 19 and 22). So an instance that
 // must be replaced is deleted only when its replacement has reported healthy, and never as the only one of a group of
 // one. Instances that are not available yet are deleted when they exceed the size by more than replacements in progress
-// may add (rule 23). Work under way is already counted out, so no removal is planned twice. A chosen instance that
-// cannot be deleted yet still counts as chosen.
+// may add (rule 23). Instances with work under way are subtracted first, so no removal is planned twice. A chosen
+// instance that cannot be deleted yet still counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -61,9 +61,9 @@ func (g *group) planRemovals() (r removals) {
 }
 
 // removeAvailable chooses n of the available instances, or fewer if the others are protected (rule 54), and returns how
-// many. The first down of them are a scale-down (rule 22): silent ones first, then those of a kind of which the group
-// has too many (rule 56), then those that would be replaced anyway, then the oldest. The others have a healthy
-// replacement (rule 19): expired ones first, then silent ones, then drifted and aged ones.
+// many. down is how many of them are a scale-down (rule 22). These are chosen first: silent ones first, then those of a
+// kind of which the group has too many (rule 56), then those that would be replaced anyway, then the oldest. The others
+// have a healthy replacement (rule 19): expired ones first, then silent ones, then drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -103,10 +103,10 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 }
 
 // removeUnavailable is rule 23. It chooses up to n of the instances that are not available and returns how many:
-// creates under way first, then those of a kind of which the group has too many (rule 56), among them instances that
-// never registered, the latest first, then the others, the oldest first. Rule 24 excludes instances that this leader
-// has not heard of yet. One that has not registered yet stays if the group needs its kind: when it is healthy, rule 22
-// removes another one.
+// creates under way first, then instances of a kind of which the group has too many (rule 56), then the others. In each
+// case, instances that never registered go first, the latest first. The rest follow, the oldest first. Rule 24 excludes
+// instances that this leader has not heard of yet. An instance that has not registered yet stays if the group needs its
+// kind: when it is healthy, rule 22 removes another one.
 func (g *group) removeUnavailable(r *removals, n int) int {
 	if n <= 0 {
 		return 0
@@ -211,8 +211,8 @@ func (g *group) wellLeft(chosen []bool) int {
 type candidate struct {
 	at   int // index of the instance
 	rank int
-	// inBalance: the group does not have too many instances that were bought in the way of this one (spot or on
-	// demand). Instances that are not in balance are removed first.
+	// inBalance: the group does not have too many instances that were bought in the same way (spot or on demand).
+	// Instances that are not in balance are removed first.
 	inBalance bool
 	newest    bool // among equals the latest is removed first
 	launched  time.Time
@@ -233,8 +233,8 @@ func (g *group) candidate(n, rank int) candidate {
 	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Of the silent instances, those go first that were never healthy, or that the load balancers never called
-		// healthy, the latest of them before the others: the oldest has most likely served. Of those that never
+		// Some silent instances were never healthy, or the load balancers never called them healthy. These go first,
+		// the latest before the others, because the oldest has most likely served. Of the instances that never
 		// registered, the latest goes first, because it has made the least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }

@@ -14,7 +14,7 @@ const (
 	// provider, without being gone: clouds promise only that a new VM is listed eventually
 	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
 	absenceGrace = time.Minute
-	// lateDrain is the most drain time that a leader grants a deletion of which it learns late.
+	// lateDrain is the longest drain that a leader grants when it learns late of a deletion.
 	lateDrain = 30 * time.Second
 )
 
@@ -37,7 +37,7 @@ type Report struct {
 	Notice         bool
 	NoticeDeadline time.Time // may be zero
 	Stopping       Stopping
-	// ChecksPending and FailedCheck have the meaning of these fields of [Instance].
+	// ChecksPending and FailedCheck mean the same as in [Instance].
 	ChecksPending bool
 	FailedCheck   string
 }
@@ -127,11 +127,11 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 	return i
 }
 
-// ApplyRecord returns the instance after its record was read or written (rule 30). If most of a drain's time has passed
-// when a leader learns of the deletion (the answer of the write came late, or no server led), it grants half of the
-// drain time again, at most 30 s. Otherwise the VM would end before any operator heard of it. Afterwards only an
-// explicit deletion makes the deadline earlier (rule 40), but not if this leader has postponed it. before is the record
-// as it was known.
+// ApplyRecord returns the instance after its record was read or written (rule 30). A leader may learn of a deletion
+// when most of the drain time has passed, because the write was answered late or no server led. It then grants half of
+// the drain time again, at most 30 s, so that operators hear of the deletion before the VM ends. Afterwards only an
+// explicit deletion makes the deadline earlier (rule 40), unless this leader has postponed it. before is the record as
+// it was known.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -159,7 +159,7 @@ type ProviderAnswer struct {
 	// Absent: the VM is missing from a list that covers it (see [Covered]), or the provider does not know it. The other
 	// fields are zero.
 	Absent bool
-	// State is ProviderUnknown if the answer does not tell it.
+	// State is ProviderUnknown if the answer does not tell the state.
 	State      ProviderState
 	ProviderID string
 	LaunchedAt time.Time
@@ -167,7 +167,7 @@ type ProviderAnswer struct {
 }
 
 // Covered reports whether a list from the provider says anything of the instance's VM. unlisted are prefixes of the
-// provider IDs that the list lacks. A VM without a known ID may be anywhere.
+// provider IDs that the list lacks. If the list lacks any, it does not cover a VM without a known ID.
 func Covered(i Instance, unlisted []string) bool {
 	return len(unlisted) == 0 || i.ProviderID != "" && !slices.ContainsFunc(unlisted, func(prefix string) bool {
 		return strings.HasPrefix(i.ProviderID, prefix)

@@ -75,8 +75,8 @@ type Instance struct {
 	EverHealthy bool
 	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
 	ChecksPending bool
-	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when one fails. The
-	// verdict of a load balancer that the instance is unhealthy counts as a failed check.
+	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when a check fails.
+	// The verdict of a load balancer that the instance is unhealthy counts as a failed check.
 	FailedCheck   string
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
@@ -157,7 +157,8 @@ type Snapshot struct {
 	Group    config.Group
 	// LeaderSince is when this leader began to load its shard's state; zero: unknown.
 	LeaderSince time.Time
-	// SilenceFrom is when the first agent connected to this leader. Silence does not count before; zero: not yet.
+	// SilenceFrom is when the first agent connected to this leader. Silence before that time does not count. Zero means
+	// that no agent has connected yet.
 	SilenceFrom time.Time
 	Instances   []Instance
 	// PendingCreates are creates of this group that have no instance ID yet.

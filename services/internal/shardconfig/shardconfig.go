@@ -108,9 +108,9 @@ func (m *Manager) update(change func(*inForce)) {
 // case, only what this server itself lacks is an error.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
-// SetSigned sets the source of the State that verifies and signs the applied configuration. It is called after a trial,
-// which opens the cluster's keys. Call SetSigned before any other method. By default, the State that [New] got does
-// both.
+// SetSigned sets the source of the State that verifies and signs the applied configuration. The Manager calls signed
+// after a trial, which opens the cluster's keys. Call SetSigned before any other method. By default, the Manager uses
+// the State that was passed to [New].
 func (m *Manager) SetSigned(signed func() *clusterstate.State) { m.signed = signed }
 
 // SetTrial sets the trial that every configuration must pass before it is put in force or recorded as applied. Call it
@@ -292,7 +292,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if newest.err != nil {
 		return objstore.Object{}, newest.err
 	}
-	// No better configuration was ever applied. The groups that can be made are served.
+	// No configuration was applied that could be used instead. Serve the groups that can be made.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}
@@ -301,7 +301,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	return doc, nil
 }
 
-// Follow ends leading. The Manager no longer passes changes on.
+// Follow ends leading. The Manager passes no more changes to the applier.
 func (m *Manager) Follow() { m.update(func(f *inForce) { f.applier = nil }) }
 
 // dynamic is the document of the dynamic groups as read from the bucket.
@@ -462,7 +462,7 @@ func problemsOf(err error) config.Problems {
 	return config.Problems{{File: "config", Message: err.Error()}}
 }
 
-// newlyBroken returns the problems of dynamic groups that the next configuration adds.
+// newlyBroken returns the problems that the next configuration newly causes in dynamic groups.
 func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Problems {
 	problems := m.broken(next, d)
 	if len(problems) == 0 {

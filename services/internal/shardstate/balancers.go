@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Member is an instance that is registered with load balancers which are asked about it.
+// Member is an instance that is registered with load balancers, which the leader asks about its health.
 type Member struct {
 	Group     config.GroupKey
 	VM        infra.VM
@@ -37,7 +37,7 @@ func (w *State) Members() (members []Member) {
 
 // SetVerdicts records what load balancers said in one round of questions. asked is the time at which the round started.
 // SetVerdicts ignores verdicts on instances that were registered since then, because the group may have other load
-// balancers now. No plan is made with a part of a round.
+// balancers now. A plan never uses only a part of a round.
 func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent

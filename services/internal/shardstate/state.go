@@ -208,8 +208,8 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 	return over
 }
 
-// SetImages stores the IDs that the queries of groups' images found. groups are those for which they were looked up. A
-// group that is missing from images has none. A rollout to another image begins with no failures, and without a
+// SetImages stores the IDs that the queries of groups' images found. groups are the groups whose images were looked up.
+// A group that is missing from images has none. A rollout to another image begins with no failures, and without a
 // backoff.
 func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
 	var changed []config.GroupKey

@@ -43,8 +43,8 @@ const SetByServer = "cannot be set in args"
 // Decoder checks args and collects their problems.
 type Decoder struct {
 	Call Call
-	// Templates reports whether texts may still contain templates, as before rendering. The result then leaves out
-	// every field that is not a text and holds a template.
+	// Templates reports whether texts may still contain templates, as before rendering. The result then leaves out each
+	// field whose value holds a template although its type is not text.
 	Templates bool
 	// Found are the problems so far.
 	Found []cloud.Problem

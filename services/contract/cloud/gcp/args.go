@@ -25,8 +25,9 @@ var reserved = map[string]string{
 // with every value in the type of its field. Texts with numbers or booleans are converted, because templates yield only
 // texts. Names are case-sensitive. A null counts as absent, because a merge uses null to unset a value.
 //
-// With templates, texts may still contain templates, as before rendering. The result leaves out every field that is not
-// a text and holds a template. https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
+// With templates, texts may still contain templates, as before rendering. The result leaves out each field whose value
+// holds a template although its type is not text.
+// https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
 func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Problem) {
 	d := argsDecoder{apiargs.Decoder{Call: insertCall, Templates: templates}}
 	decoded := d.Decode(args)

@@ -148,8 +148,8 @@ func parseURI(text string) (*url.URL, error) {
 
 // Args are the args of a template or group.
 type Args struct {
-	// Image is the volume of the pool that the VM's disk starts as a copy of. A new image needs a new name. A name that
-	// ends with a hash of the content is best.
+	// Image is a volume of the pool. The VM's disk starts as a copy of that volume. A new image needs a new name. A
+	// name that ends with a hash of the content is best.
 	Image string
 	// DiskGiB is the size of the disk; 0: the size of the image.
 	DiskGiB int

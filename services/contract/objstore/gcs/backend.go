@@ -22,7 +22,8 @@ var Backend = objstore.Backend{
 	Hint: hint,
 }
 
-// hint implements [objstore.Backend.Hint]. It compares texts, because callers may have lost the types of the SDK.
+// hint implements [objstore.Backend.Hint]. It compares error texts, because callers may have lost the SDK's error
+// types.
 func hint(err error) string {
 	text := err.Error()
 	switch {

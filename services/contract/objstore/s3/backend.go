@@ -25,7 +25,8 @@ func open(ctx context.Context, at objstore.Location) (objstore.Store, error) {
 	return New(ctx, options)
 }
 
-// hint implements [objstore.Backend.Hint]. It compares texts, because callers may have lost the types of the SDK.
+// hint implements [objstore.Backend.Hint]. It compares error texts, because callers may have lost the SDK's error
+// types.
 func hint(err error) string {
 	text := err.Error()
 	switch {

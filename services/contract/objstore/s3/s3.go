@@ -1,8 +1,8 @@
 // Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honors If-Match and If-None-Match on
 // PutObject.
 //
-// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it, because its own success would
-// make the repetition fail. Every answer that does not settle the put is returned as indeterminate.
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it, because a put that succeeded
+// unnoticed would make its repetition fail. Every answer that does not settle the put is returned as indeterminate.
 package s3
 
 import (
@@ -238,7 +238,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 				Modified: aws.ToTime(o.LastModified)})
 		}
 	}
-	// Directory buckets and some servers do not sort.
+	// Directory buckets and some servers do not sort their lists.
 	slices.SortFunc(entries, func(a, b objstore.Entry) int { return strings.Compare(a.Key, b.Key) })
 	return entries, nil
 }
