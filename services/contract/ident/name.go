@@ -9,10 +9,10 @@ import (
 const DefaultTenant = "default"
 
 const (
-	// MaxName is the longest shard, group, template or subnet-pool name, in characters.
+	// MaxName is the maximum length of the name of a shard, group, template or subnet pool, in characters.
 	MaxName = 32
-	// MaxOuterName is the longest cluster or tenant name. Both are shorter than the rest because the Cluster API name
-	// joins them with "--" and may have 63 characters.
+	// MaxOuterName is the maximum length of the name of a cluster or tenant. It is less than MaxName, because the
+	// Cluster API name joins both with "--" and may have 63 characters.
 	MaxOuterName = 30
 )
 

@@ -105,7 +105,7 @@ func Journal(shard string, day time.Time, term, first uint64) string {
 }
 
 // ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. The
-// server deletes them after the proof. One that a crash left behind can be ignored.
+// server deletes them after the proof. An object that a crash left behind can be ignored.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
 // ClusterProbeShard is used in the place of a shard's name by programs that test the conditional puts of a cluster's

@@ -22,9 +22,9 @@ func LongestPause(reportInterval time.Duration) time.Duration {
 	return min(max(reportInterval, minLongest), MaxPause)
 }
 
-// ReturnTime returns the time, from the first agent's return to a new leader, in which every other agent can connect
-// and send a report. An agent that has just started does not know its interval, so it may wait for the longest pause of
-// any agent.
+// ReturnTime returns how long after the first agent's return to a new leader every other agent can have connected and
+// sent a report. An agent that has just started does not know its interval, so it may wait for the longest pause of any
+// agent.
 func ReturnTime(reportInterval time.Duration) time.Duration {
 	return MaxPause + AttemptTimeout + reportInterval
 }

@@ -172,7 +172,7 @@ func (w *limitedWriter) Write(p []byte) (int, error) {
 	return w.text.Write(p)
 }
 
-// templateError has text/template's message without its name for the template, which would say nothing.
+// templateError has text/template's message without the template's name, which is always innerName.
 type templateError struct {
 	message string
 	err     error
@@ -281,7 +281,8 @@ func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	return nil, false
 }
 
-// loop checks a range: over a map of the data only, and not inside another, so that the number of steps is bounded.
+// loop checks a range: it may go only over a map of the data, and not be inside another range, so that the number of
+// steps is bounded.
 func (c *checker) loop(n *parse.RangeNode, dotIsRoot bool) {
 	if c.inLoop {
 		c.fail(n, "a range inside another is not available")

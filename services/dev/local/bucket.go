@@ -77,8 +77,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes examples/config-tmux.jsonc as the configuration of the shard, adapted to this stack and then by
-// change, which may be nil.
+// PutConfig writes examples/config-tmux.jsonc as the configuration of the shard, after adapting it to this stack and
+// then calling change on it, unless change is nil.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)

@@ -3,8 +3,8 @@
 // lease connects it to a store, to a clock and to the other servers.
 //
 // Invariant: two processes never hold authority at the same time, as long as the rates of their clocks differ by less
-// than a tenth and the clocks count while the machine sleeps. A process replaces the lock (record.Lock) only if the store
-// still has the token that the process read. The invariant rests on these rules:
+// than a tenth and the clocks count while the machine sleeps. A process replaces the lock (record.Lock) only if the
+// store still has the token that the process read. The invariant rests on these rules:
 //
 //   - A leader acts until 0.95 leases after it began to send its last confirmed renewal. Another process writes the
 //     lock only after it has seen the same token for 1.06 leases, unless the lock is released or the holder's machine

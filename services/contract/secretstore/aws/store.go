@@ -56,7 +56,7 @@ type Store struct {
 // service is a service that holds contents by name. Its errors are the SDK's, or those of package secretstore.
 type service interface {
 	get(ctx context.Context, name string) ([]byte, error)
-	// put replaces a content, or fails if create is set and there is one.
+	// put replaces a content. If create is set and there is a content, put fails.
 	put(ctx context.Context, name string, content []byte, create bool) error
 	remove(ctx context.Context, name string) error
 	// list returns the names that contain prefix, and maybe others.
@@ -98,7 +98,7 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It ignores what has no valid name of a secret after the prefix.
+// List implements secretstore.Store. It ignores names without a valid secret name after the prefix.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	all, err := s.service.list(ctx, s.prefix)
 	if err != nil {

@@ -289,7 +289,7 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It ignores what has no valid name of a secret after the prefix.
+// List implements secretstore.Store. It ignores names without a valid secret name after the prefix.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	var names []string
 	for page := ""; ; {

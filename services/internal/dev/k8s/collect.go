@@ -70,7 +70,7 @@ func (s *store) sweep() {
 	}
 }
 
-// orphan reports whether an object has owner references of which no owner exists.
+// orphan reports whether an object has owner references, but none of the owners exists.
 func (s *store) orphan(o map[string]any) bool {
 	if meta(o)["deletionTimestamp"] != nil {
 		return false // already being deleted

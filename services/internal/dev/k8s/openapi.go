@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serveOpenAPI answers the part of OpenAPI that `kubectl apply` and `kubectl create` need to leave validation to the
-// server: that a patch of each kind takes the parameter fieldValidation. There are no schemas, so `kubectl explain`
-// shows nothing.
+// serveOpenAPI answers the part of OpenAPI that makes `kubectl apply` and `kubectl create` leave validation to the
+// server. It says that a patch of each kind takes the parameter fieldValidation. There are no schemas, so `kubectl
+// explain` shows nothing.
 func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	if len(path) == 0 || path[0] != "v3" {
 		return false // without version 2, clients use the types that they were built with

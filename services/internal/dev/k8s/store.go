@@ -278,7 +278,7 @@ func owners(o map[string]any) []metav1.OwnerReference {
 	return (&unstructured.Unstructured{Object: o}).GetOwnerReferences()
 }
 
-// busy returns the error for a request for an object with a file that a person is editing. Clients retry it.
+// busy returns the error for a request about an object while a person edits its file. Clients retry the request.
 func busy(path, problem string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
