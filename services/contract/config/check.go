@@ -200,7 +200,7 @@ func (c *checker) json(v any, path string, depth int) {
 	}
 }
 
-// trees checks all free JSON trees of a shard.
+// trees checks all free JSON trees of a shard with json: args, and the content of JSON files.
 func (c *checker) trees(s *Shard) {
 	c.json(s.Defaults.Args, "defaults.args", 0)
 	for _, name := range sortedKeys(s.Templates) {

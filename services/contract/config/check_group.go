@@ -68,7 +68,7 @@ func (c *checker) tenant(tenant, path string) {
 	}
 }
 
-// group checks the rules of a group that do not depend on its shard. path is the path of the group.
+// group checks the values of a group that do not depend on its shard. path is the path of the group.
 func (c *checker) group(spec GroupSpec, path string) {
 	c.vars(spec.Vars, path+".vars")
 	c.instanceTypes(spec.InstanceTypes, path)

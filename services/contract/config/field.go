@@ -110,7 +110,7 @@ func (f field) fallbackValue() (value reflect.Value, ok bool) {
 	return target.Elem(), true
 }
 
-// isZero reports whether a value equals that of a missing field. Empty maps and lists count as zero.
+// isZero reports whether a value equals the value of a missing field. Empty maps and lists count as zero.
 func isZero(v reflect.Value) bool {
 	if k := v.Kind(); k == reflect.Map || k == reflect.Slice {
 		return v.Len() == 0

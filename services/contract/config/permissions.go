@@ -285,7 +285,7 @@ func (c *checker) quota(tenant, path string, before, after Usage) {
 	}
 }
 
-// dynamic checks the permissions of a template at path.
+// dynamic checks what a template permits to operators in its field dynamic. at is the path of that field.
 func (c *checker) dynamic(t Template, at string) {
 	p := t.Dynamic
 	c.distinct(p.Args, at+".args")

@@ -192,7 +192,8 @@ func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 var dnsNamePattern = regexp.MustCompile(
 	`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*\.[a-z][a-z0-9-]{0,61}[a-z0-9]$`)
 
-// addresses checks the listeners. Port 0 means any free port, which tests use.
+// addresses checks that the addresses of the listeners are valid and differ. Port 0 means any free port, which tests
+// use.
 func (c *checker) addresses() {
 	type listener struct{ host, path string }
 	bound := map[uint16]listener{} // by port

@@ -46,7 +46,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestLongMessage checks that a message that is too long is cut, so that its part can be read.
+// TestLongMessage checks that a message that is too long is cut, so that the journal's part with the message can be
+// read.
 func TestLongMessage(t *testing.T) {
 	events := journalEvents()[:1]
 	events[0].Message = strings.Repeat("\x01é", 50_000)

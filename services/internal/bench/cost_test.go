@@ -167,7 +167,7 @@ func BenchmarkRegistration(b *testing.B) {
 	}
 }
 
-// registrantsEnv makes this program run as the process of clients that register.
+// registrantsEnv makes this program run the clients that register.
 const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
 
 // registrants is the input of a child process that runs clients that register. registered is its output.
@@ -256,7 +256,7 @@ func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	return err
 }
 
-// registrantsProcess controls the process of clients that register, from the benchmark.
+// registrantsProcess controls, from the benchmark, the process that runs the clients that register.
 type registrantsProcess struct {
 	encoder *json.Encoder
 	decoder *json.Decoder

@@ -101,7 +101,7 @@ func (e Elector) ActUntil() (Instant, uint64) {
 	return until, e.term
 }
 
-// Holder returns the lock as last read. ok is false if there was none.
+// Holder returns the lock as last read. ok is false if there was no lock.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
 // WithMarks returns e with other marks for the locks that it writes (see record.Lock). They must include the marks of

@@ -3,7 +3,7 @@ package election
 import "time"
 
 const (
-	// maxLinks is the number of standbys that a leader tracks. Further ones wait for a free place.
+	// maxLinks is the number of standbys that a leader tracks. Further standbys wait for a free place.
 	maxLinks = 4
 	// maxHeartbeats is the number of heartbeats that are remembered. A promise that answers an older heartbeat is
 	// ignored.
@@ -179,8 +179,8 @@ func (e *Elector) sendHeartbeats(now Instant, d *Decision) {
 	}
 }
 
-// recordPromise records a standby's answer. The promise counts from the sending of the heartbeat that it names, however
-// late it arrives.
+// recordPromise records a standby's answer. The promise counts from when the heartbeat that it names was sent, however
+// late the answer arrives.
 func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 	l := e.findLink(p.Standby)
 	h := &e.heartbeats

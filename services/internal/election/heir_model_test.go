@@ -506,7 +506,8 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 	},
 }
 
-// TestHeirModel tries all sequences up to a depth from several initial states, with either clock fast.
+// TestHeirModel tries all sequences up to a depth from several initial states, once for each of the two clocks running
+// fast.
 func TestHeirModel(t *testing.T) {
 	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second,
 		HeirRenew: 6 * time.Second, HeirProbation: time.Second,

@@ -9,7 +9,7 @@ import (
 )
 
 // TestMutants runs the tests of this package with each mutant and expects a failure. The model and the simulation must
-// find every mutant. The exception are mutants about unsettled writes, which those two would find only by luck, and
+// find every mutant. The exceptions are mutants about unsettled writes, which those two would find only by luck, and
 // which other tests must find.
 func TestMutants(t *testing.T) {
 	for _, m := range mutants {

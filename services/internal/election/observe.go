@@ -101,8 +101,8 @@ func (e *Elector) takeoverTime() Instant {
 			return e.seen.since
 		}
 		// If the lock is this standby's own, it is from an ended leadership, or from a takeover of which the standby
-		// learned too late. If that takeover was conditional on absence, another process may have led before it, and
-		// its lock was deleted. That process may not know yet that its lock is gone.
+		// learned too late. If that takeover required that there was no lock, another process may have led before it.
+		// The lock of that process was deleted, which the process may not know yet.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.createdRevision {
 				return e.seen.since.Add(takeoverWait(e.longestLease))

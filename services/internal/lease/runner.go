@@ -376,8 +376,8 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 }
 
 // refuseReplay replaces the answer of a read that shows an earlier version of the lock than this process has read
-// before. An old version of such a lock was written back: its holder, heir and release are no longer true. This process
-// does not take it over.
+// before. Such a lock is an old version that was written back: its holder, heir and release are no longer true. This
+// process does not take it over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)
 	if !ok {

@@ -255,7 +255,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		// The time at which a started to send its last renewal.
+		// The time at which server a began to send its last renewal.
 		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)
@@ -710,7 +710,7 @@ func TestHostileReplayedLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		// b knows that its own leadership has ended. So it, and no other server, may take the lock over.
+		// Server b knows that its own leadership has ended. So b, and no other server, may take the lock over.
 		if got := strings.Join(s.ledBy, " "); got != "a b b" || s.lock().Term != 3 {
 			t.Errorf("leaders: %s, the last in term %d", got, s.lock().Term)
 		}

@@ -86,7 +86,7 @@ func hashID(id ident.ID) uint64 {
 }
 
 // createsAllowed returns how many of the wanted creates may start now, and the steps that say why the others may not. A
-// group that backs off waits first. It then creates fewer instances at a time, the more often it failed. The create
+// group that backs off waits first. The more often it failed, the fewer instances it then creates at a time. The create
 // budget is a further limit.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {

@@ -27,8 +27,8 @@ func TestRule60WaitsNoLongerThanTheGrace(t *testing.T) {
 	}
 }
 
-// TestRule60SilentInstanceThatNeverJoinedGoesFirst checks that of two silent instances the one goes that the load
-// balancers never called healthy, not the one that has served.
+// TestRule60SilentInstanceThatNeverJoinedGoesFirst checks which of two silent instances is deleted: the one that the
+// load balancers never called healthy, not the one that has served.
 func TestRule60SilentInstanceThatNeverJoinedGoesFirst(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

@@ -12,8 +12,8 @@ const (
 	// (rule 36).
 	fewOrphans    = 2
 	orphanPercent = 5
-	// unusedRetention bounds how long the tombstone of a reservation without a VM is kept. It covers a create call of
-	// an earlier leader that lands late: within that time its VM is a stray with a tombstone (rule 37), later an orphan
+	// unusedRetention bounds how long the tombstone of a reservation without a VM is kept. A create call of an earlier
+	// leader may take effect late. Within that time, its VM is a stray with a tombstone (rule 37), later an orphan
 	// (rule 35).
 	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.

@@ -26,8 +26,8 @@ type Guard struct {
 }
 
 // After returns the guard after a new count of the silent and failing instances. exceeded means that the count is above
-// the limit. When it no longer is, a time to recover begins, as long as recovery (rule 61, see [RecoveryTime]). Until
-// bound has passed since the first, each further such change begins another. Then none begins for at least bound.
+// the limit. When it no longer is, a time to recover of the length recovery begins (rule 61, see [RecoveryTime]). Until
+// bound has passed since the first one, each such change begins another one. Then none begins for at least bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {

@@ -21,10 +21,10 @@ func overdueAfter(report time.Time, interval time.Duration) time.Time {
 	return report.Add(missedToAsk*interval + reportSlack(interval))
 }
 
-// silentSince returns from when an instance's silence counts: its last report, its registration if it has not reported
-// yet, or silenceFrom, before which silence does not count. (If the registration is later than the last report, a
-// server with a fast clock recorded it.) ok is false while the instance cannot be silent: it is not registered, or this
-// leader cannot tell yet.
+// silentSince returns from when an instance's silence counts: its last report, or its registration if it has not
+// reported yet, but no earlier than silenceFrom. (If the registration is later than the last report, a server with a
+// fast clock recorded it.) ok is false while the instance cannot be silent: it is not registered, or this leader cannot
+// tell yet.
 func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false

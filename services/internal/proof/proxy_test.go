@@ -31,7 +31,8 @@ const (
 
 var faultNames = [...]string{"none", "slow", "cut", "lost", "late", "half-open", "refused"}
 
-// proxy is an unreliable proxy of an S3 server. Each client has its own, so that clients can be cut off one by one.
+// proxy is an unreliable proxy of an S3 server. Each client has its own proxy, so that clients can be cut off one by
+// one.
 type proxy struct {
 	url string
 

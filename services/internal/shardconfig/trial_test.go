@@ -91,9 +91,9 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 	}
 }
 
-// TestAppliedConfigurationThatThisVersionWouldRefuse checks that a shard that led before an upgrade leads afterwards,
-// although the new version finds a mistake in args: with the applied configuration alone, and beside a newer one that
-// is invalid. A new configuration with that mistake is refused.
+// TestAppliedConfigurationThatThisVersionWouldRefuse checks that a shard has a leader after an upgrade, although the
+// new version of Nstance finds a mistake in the args of the applied configuration. A newer, invalid configuration
+// beside it changes nothing. A new configuration with that mistake is refused.
 func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	inAWS := strings.Replace(document("", `, "args": {"NoSuchField": 1}`), `{"kind": "mock"}`,
 		`{"kind": "aws", "region": "eu-central-1", "zone": "eu-central-1a"}`, 1)

@@ -36,8 +36,8 @@ func TestListed(t *testing.T) {
 	p.wantEvents(t, "the same list again")
 }
 
-// TestPartialList checks that a list without the VMs of one host makes none of them gone, while it makes those of
-// another host gone. Garbage collection waits for a list of all VMs.
+// TestPartialList checks a list that lacks one host. The VMs of that host do not count as gone, but missing VMs of
+// another host do. Garbage collection waits for a list of all VMs.
 func TestPartialList(t *testing.T) {
 	p := newPicture(t)
 	here, there, seen := p.serving(t), p.serving(t), p.serving(t)
@@ -70,8 +70,8 @@ func TestPartialList(t *testing.T) {
 	}
 }
 
-// TestOlderAnswersAreIgnored checks that an answer to an earlier call never replaces that to a later call, whatever the
-// order in which they arrive.
+// TestOlderAnswersAreIgnored checks that an answer to an earlier call never replaces the answer to a later call,
+// whatever the order in which they arrive.
 func TestOlderAnswersAreIgnored(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

@@ -89,7 +89,7 @@ func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return obj, err
 }
 
-// GetModified is Get with the time at which the object was written.
+// GetModified is like Get and also returns the time at which the object was written.
 func (s *Store) GetModified(ctx context.Context, key string) (objstore.Object, time.Time, error) {
 	obj, modified, err := s.get(ctx, key)
 	if err != nil {

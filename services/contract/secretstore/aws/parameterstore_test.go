@@ -55,8 +55,8 @@ func TestParameterTooLarge(t *testing.T) {
 	}
 }
 
-// TestLostAnswerOfParameterStore checks that the result of a creation with a lost answer is unknown. The SDK must not repeat the
-// creation, because its own success would make the repeat fail.
+// TestLostAnswerOfParameterStore checks that the result of a creation with a lost answer is unknown. The SDK must not
+// repeat the creation, because a creation that succeeded unnoticed would make the repeat fail.
 func TestLostAnswerOfParameterStore(t *testing.T) {
 	cloud, client := openParameters(t)
 	store := NewParameterStore(client, "/p/")

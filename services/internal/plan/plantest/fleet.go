@@ -293,8 +293,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	if f.Forgotten {
 		return
 	}
-	// A second plan must not repeat work that is in progress. Until the time at which the first plan asked to be made
-	// again, nothing new may be planned.
+	// A second plan must not repeat work that is in progress. Until the wake-up time of the first plan, nothing new may
+	// be planned.
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
