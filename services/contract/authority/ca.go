@@ -57,8 +57,8 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	}, rand, now)
 }
 
-// CreateWorkloadCA makes the CA that issues the certificates of a cluster's workloads, from the time start on. It is
-// like a CA of [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
+// CreateWorkloadCA makes the CA that issues the certificates of a cluster's workloads. The CA may issue from the given
+// start. It is like a CA of [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
 func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, error) {
 	if err := ident.ValidateClusterName(cluster); err != nil {
 		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
@@ -83,7 +83,7 @@ func workloadCAName(cluster string) string { return cluster + " workloads" }
 // Starts returns the time from which the CA may issue.
 func (ca CA) Starts() time.Time { return ca.cert.NotBefore.Add(Skew) }
 
-// createCA completes a template and signs it with a new key. The CA issues from the time start on.
+// createCA completes a template and signs it with a new key. The CA may issue from the given start.
 func createCA(template *x509.Certificate, rand io.Reader, start time.Time) (CA, error) {
 	key, err := newKey(rand)
 	if err != nil {

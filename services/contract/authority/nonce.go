@@ -136,7 +136,7 @@ func parseNonceBlock(block *pem.Block) (NonceKey, error) {
 	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// Accepting returns a copy of the key that also accepts nonces of the key other, but of no third key. If other is zero,
+// Accepting returns a copy of the key that also accepts nonces of the other key, but of no third key. If other is zero,
 // it accepts only its own nonces.
 func (k NonceKey) Accepting(other NonceKey) NonceKey { return NonceKey{k.private, other.Public()} }
 

@@ -53,7 +53,7 @@ func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond se
 // The functions below are the three steps of a rotation of the nonce key. A leader reads the nonce key again when it
 // notices a change of the CA, so each step must be written before the same step of the CA.
 
-// announceNonceKey lets leaders accept nonces of the key next. next is zero if an older version of Nstance began the
+// announceNonceKey lets leaders accept nonces of the new key. That key is zero if an older version of Nstance began the
 // rotation. Then the nonce key does not change.
 func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) error {
 	key, _, err := s.EnsureNonceKey(ctx)
@@ -63,7 +63,7 @@ func (s *State) announceNonceKey(ctx context.Context, next authority.NonceKey) e
 	return s.putNonceKey(ctx, key.Accepting(next), secretstore.Any)
 }
 
-// signNoncesWith makes next the key that signs nonces. Nonces of the old key are still accepted.
+// signNoncesWith makes the new key sign nonces. Nonces of the old key are still accepted.
 func (s *State) signNoncesWith(ctx context.Context, next authority.NonceKey) error {
 	key, _, err := s.EnsureNonceKey(ctx)
 	if err != nil || next.IsZero() || next.Public().Equal(key.Public()) {

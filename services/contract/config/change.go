@@ -24,7 +24,7 @@ type Change struct {
 	subnetsUnknown bool
 }
 
-// ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of the configuration after
+// ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of the new configuration
 // lack the subnets that are not known yet.
 func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	out := Change{terminates: after.Terminating && !before.Terminating, subnetsUnknown: subnetsUnknown}

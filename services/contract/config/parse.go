@@ -32,7 +32,7 @@ func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// warn turns those findings into warnings for which the function of returns true.
+// warn turns those findings into warnings that the given function accepts.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

@@ -1,5 +1,5 @@
-// Package highwater remembers the highest version of each object of a bucket that was seen, so that an object that was
-// rolled back to an earlier version is detected. A process keeps its [Marks] in memory. The shard's election lock
+// Package highwater remembers the highest version that was seen of each object of a bucket. It thus detects that an
+// object was rolled back to an earlier version. A process keeps its [Marks] in memory. The shard's election lock
 // carries them to the next process.
 package highwater
 
@@ -51,7 +51,7 @@ type Marks struct {
 	encoded string // the result of the last Encode, empty after a change
 }
 
-// Observe records the version in which an object was read. before is the mark from before the read began, so that a
+// Observe records the version in which an object was read. before is the object's mark when the read began, so that a
 // write during the read does not count. Observe returns [ErrRolledBack] if version is below before. Unsigned objects
 // have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {

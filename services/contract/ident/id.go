@@ -43,8 +43,8 @@ type ID struct {
 
 // NewID makes an ID with the given prefix, the time now (kept in UTC milliseconds) and 62 random bits from rand,
 // usually crypto/rand.Reader. The 12 bits after the milliseconds hold the fraction of the millisecond (RFC 9562,
-// section 6.2, method 3), so IDs made one after the other from a clock that advances sort in that order. It fails when
-// the prefix is invalid, the time is before 1970 or after 10889, or rand fails.
+// section 6.2, method 3). So IDs that are made one after the other sort in that order, as long as the clock advances.
+// It fails when the prefix is invalid, the time is before 1970 or after 10889, or rand fails.
 func NewID(prefix string, now time.Time, rand io.Reader) (ID, error) {
 	if err := ValidatePrefix(prefix); err != nil {
 		return ID{}, err

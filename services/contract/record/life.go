@@ -32,8 +32,8 @@ func CanMove(from, to State) bool {
 	return a >= 0 && b > a
 }
 
-// Next returns the instance's next version: in the state to, with the next revision, written in the given term by the
-// server with the incarnation writer. The caller fills in the fields that the new state needs. The copy shares no
+// Next returns the instance's next version: in the given state, with the next revision, written in the given term by
+// the server with the incarnation writer. The caller fills in the fields that the new state needs. The copy shares no
 // memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {

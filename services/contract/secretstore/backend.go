@@ -6,7 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Backend describes a kind of secrets store. Each sub-package of a kind has one, and package open lists them.
+// Backend describes a kind of secrets store. Each sub-package has one, and package open lists them all.
 type Backend struct {
 	// Name is the value of cluster.secrets.provider and of the programs' flags.
 	Name string

@@ -127,7 +127,7 @@ func (o *Objects) nextVersion(key string, there uint64) uint64 {
 	return max(uint64(time.Now().UnixMilli()), there+1, o.options.Marks.Highest(key)+1)
 }
 
-// write seals the value with a version above the version there, and settles the put. The envelope's random nonce makes
+// write seals the value with a version above the stored version, and settles the put. The envelope's random nonce makes
 // the bytes unique to this call.
 func (o *Objects) write(ctx context.Context, name string, value Value, there uint64, when objstore.Condition) error {
 	if o.options.Ring.Current.IsZero() {

@@ -304,8 +304,8 @@ func (c *serverConns) pick() (*grpc.ClientConn, uint32) {
 	return c.all[int(at)%len(c.all)], at
 }
 
-// skip makes the next connection current if the error shows that the server of the connection with index at does not
-// lead or does not answer. It does nothing if another call has already left that connection.
+// skip makes the next connection current if the error shows that the server of the given connection does not lead or
+// does not answer. It does nothing if another call has already left that connection.
 func (c *serverConns) skip(at uint32, err error) {
 	if transient(err) {
 		c.current.CompareAndSwap(at, at+1)

@@ -120,7 +120,7 @@ func noise4K() []byte {
 	return raw
 }
 
-// fate sends the bytes in say on a connection, and returns how the connection ended.
+// fate sends the given bytes on a connection, and returns how the connection ended.
 func fate(conn net.Conn, say []byte) string {
 	if _, err := conn.Write(say); err != nil {
 		return "closed"

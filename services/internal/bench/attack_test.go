@@ -75,7 +75,7 @@ type outcomes struct {
 	counts map[string]map[string]int
 }
 
-// all reports whether each attack was tried at least least times.
+// all reports whether each attack was tried at least the given number of times.
 func (o *outcomes) all(attacks []string, least int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

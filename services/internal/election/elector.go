@@ -104,8 +104,8 @@ func (e Elector) ActUntil() (Instant, uint64) {
 // Holder returns the lock as last read. ok is false if there was no lock.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
-// WithMarks returns e with other marks for the locks that it writes (see record.Lock). They must include the marks of
-// every lock that e has read.
+// WithMarks returns a copy of e that has other marks for the locks that it writes (see record.Lock). They must include
+// the marks of every lock that e has read.
 func (e Elector) WithMarks(marks string) Elector {
 	e.marks = marks
 	return e
@@ -211,7 +211,7 @@ func (e *Elector) startRelease(now Instant, d *Decision) {
 	}
 }
 
-// issueActions adds the actions that are due, and sets when to wake.
+// issueActions adds the due actions to the decision, and sets when to wake.
 func (e *Elector) issueActions(now Instant, d *Decision) {
 	e.sendHeartbeats(now, d)
 	if e.pending == none {

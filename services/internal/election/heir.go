@@ -5,7 +5,7 @@ import "time"
 const (
 	// maxLinks is the number of standbys that a leader tracks. Further standbys wait for a free place.
 	maxLinks = 4
-	// maxHeartbeats is the number of heartbeats that are remembered. A promise that answers an older heartbeat is
+	// maxHeartbeats is the number of heartbeats that a leader remembers. A promise that answers an older heartbeat is
 	// ignored.
 	maxHeartbeats = 16
 )
@@ -41,7 +41,7 @@ func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, 
 
 // heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
 // promises of authority for the write. With a shorter time-out, mere pauses of a busy machine would remove its heir.
-// With a longer one, the end of a standby could end the leadership.
+// With a longer time-out, the end of a standby could end the leadership.
 func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
 // authorityEnd returns until when a leader may act, and what ends its authority: the storage lease or the heir's

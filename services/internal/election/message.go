@@ -47,7 +47,7 @@ type (
 	// LeaderStopped means that the leader's code has returned after LostLeadership. Until then the process does not
 	// stand for election.
 	LeaderStopped struct{}
-	// Release ends the candidacy. It is given only while no leader's code runs.
+	// Release ends the candidacy. It must be given only while no leader's code runs.
 	Release struct{}
 )
 
@@ -74,8 +74,8 @@ const (
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping
-	// MachineStopped permits a takeover if the provider repeats it one renewal interval later and the token has not
-	// changed.
+	// MachineStopped permits a takeover if the provider gives this answer again one renewal interval later and the
+	// lock's token has not changed.
 	MachineStopped
 	MachineSuspended
 	// MachineTerminated permits a takeover immediately, because such a machine never runs again.

@@ -124,8 +124,8 @@ func (e *Elector) takeoverTime() Instant {
 }
 
 // nextReadTime returns when a standby reads the lock again. It reads just before each renewal is due, and then often
-// enough to see the renewal soon after it was written, because the takeover wait of a standby counts from the last
-// renewal that it saw. While a renewal is overdue, the reads become rarer.
+// enough to see the renewal soon after it was written: the takeover wait counts from the last renewal that the standby
+// saw. While a renewal is overdue, the reads become rarer.
 func (e *Elector) nextReadTime(now Instant) Instant {
 	if e.seen.presence != present {
 		return now.Add(e.opt.Renew)

@@ -94,7 +94,7 @@ func (e *Elector) recordWriteUnknown(now Instant) {
 	e.delayRetry(now)
 }
 
-// abandonWrite gives up an unsettled write. It may still succeed: the next read will tell.
+// abandonWrite gives up an unsettled write. The write may still succeed: the next read will tell.
 func (e *Elector) abandonWrite() {
 	if e.write.attempts == 0 {
 		return

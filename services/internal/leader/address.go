@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// AddressCheck is the interval at which the leader checks that it still holds an address that a cloud moves.
+	// AddressCheck is how often the leader checks that it still holds its address, if a cloud moves the address.
 	AddressCheck = time.Minute
 	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second

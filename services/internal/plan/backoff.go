@@ -43,7 +43,8 @@ func (b Backoff) rule() int {
 }
 
 // Until returns when the group may try to create again (rule 25): 1 s after the first failure, doubling up to 5 min,
-// plus or minus 10 % by a hash, so that groups do not act in step and planning stays pure. Zero without failures.
+// plus or minus 10 %. The 10 % come from a hash, so that groups do not act in step and planning stays pure. Zero
+// without failures.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -65,7 +66,7 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled returns 1 s, doubled with every failure after the first, but no more than the duration most.
+// doubled returns 1 s, doubled with every failure after the first, but at most the given duration.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {

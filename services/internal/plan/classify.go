@@ -452,8 +452,8 @@ func (g *group) isSilent(i subject) (bool, time.Time) {
 }
 
 // failsCheck is rule 52: a health check fails. For an instance that was never healthy, that counts only after the time
-// that rule 12 gives it. Its program may still be starting, and instances with a program that never starts must not be
-// replaced in quick succession.
+// in rule 12. Its program may still be starting, and instances with a program that never starts must not be replaced in
+// quick succession.
 func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
@@ -497,15 +497,16 @@ func (g *group) isDrifted(i subject) (bool, time.Time) {
 	return !g.isProtected(i.Instance) && Drifted(&g.Group, g.Image, i.Instance), time.Time{}
 }
 
-// Drifted reports whether an instance differs from its group's configuration. image is that of [Snapshot]. The infra
-// hash does not cover the subnets of the pool: a subnet that is added, or moved in the list, replaces nothing.
+// Drifted reports whether an instance differs from its group's configuration. image is the Image of the group's
+// [Snapshot]. The infra hash does not cover the subnets of the pool: a subnet that is added, or moved in the list,
+// replaces nothing.
 func Drifted(group *config.Group, image string, i *Instance) bool {
 	return i.InfraHash != "" && group.InfraHash != "" && i.InfraHash != group.InfraHash ||
 		i.SubnetID != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, i.SubnetID) ||
 		hasOldImage(group, image, i)
 }
 
-// hasOldImage is rule 55: the query of the group's image finds another one than that of the instance. If one of the two
+// hasOldImage is rule 55: the query of the group's image finds another image than the instance's. If one of the two
 // images is unknown, the instance does not count as outdated.
 func hasOldImage(group *config.Group, image string, i *Instance) bool {
 	return group.Rollout.OnImageChange && image != "" && i.Image != "" && i.Image != image

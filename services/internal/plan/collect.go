@@ -25,7 +25,7 @@ const (
 type ShardSnapshot struct {
 	Now      time.Time
 	Settings Settings
-	// Listed is the number of VMs with this shard's tags in the latest provider list, ended ones excluded. It is
+	// Listed is the number of VMs with this shard's tags in the latest provider list, without ended VMs. It is
 	// incomplete before the first list.
 	Listed Observed[int]
 	// Strays are the VMs of the latest provider list that no live record claims. VMs of Leftovers may be among them.

@@ -31,8 +31,8 @@ func (g *group) surplus(b bought) bought {
 	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}
 }
 
-// countBought counts the instances that count towards the size, and creates under way that have no ID yet, except for
-// the instances that chosen marks for removal. A nil chosen marks none. It does not count an instance that powers off.
+// countBought counts the instances that count towards the size, and creates under way that have no ID yet, but not the
+// instances that chosen marks for removal. A nil chosen marks none. It does not count an instance that powers off.
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
@@ -50,7 +50,8 @@ func (g *group) buysSpot(b bought) bool {
 	return b.onDemand >= min(p.OnDemandBase, g.desired) && b.spot < spotTarget(p, g.desired)
 }
 
-// buy adds to the action that creates an instance how it is bought (rules 56 and 57), and counts it.
+// buy records in an action that creates an instance how the instance is bought (rules 56 and 57), and counts the
+// instance.
 func (g *group) buy(a Action, b *bought) Action {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return a

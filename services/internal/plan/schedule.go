@@ -14,7 +14,7 @@ type Schedule struct {
 	NextIfReporting time.Time
 }
 
-// with returns a copy of the schedule with at as a further time to plan. A zero time changes nothing.
+// with returns a copy of the schedule with the given time as a further time to plan. A zero time changes nothing.
 func (s Schedule) with(at time.Time) Schedule {
 	if at.IsZero() {
 		return s

@@ -65,7 +65,7 @@ func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, o
 }
 
 // deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided. That is
-// assumed if an earlier leader decided it, and the agent has not reported to this one.
+// assumed if an earlier leader decided the deletion and the agent has not reported to this leader.
 func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 	// DeletingAt is zero while the intent is being written.
 	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt) || i.LastReport.IsZero()

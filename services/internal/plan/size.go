@@ -207,7 +207,7 @@ func (g *group) wellLeft(chosen []bool) int {
 	return n
 }
 
-// candidate is an instance that may be removed, in order of rank, then age.
+// candidate is an instance that may be removed. Candidates are in order of rank, then age.
 type candidate struct {
 	at   int // index of the instance
 	rank int

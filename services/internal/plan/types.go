@@ -242,7 +242,7 @@ func (a Action) Why() string {
 	return fmt.Sprintf("%s (rule %d)", a.Reason, a.Rule)
 }
 
-// decidedBy reports whether [Action.Why] returned a reason for an action of a rule.
+// decidedBy reports whether [Action.Why] returned this reason for an action of this rule.
 func decidedBy(reason string, rule int) bool {
 	return reason != "" && strings.HasSuffix(reason, fmt.Sprintf(" (rule %d)", rule))
 }

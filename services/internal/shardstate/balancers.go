@@ -19,7 +19,7 @@ type Member struct {
 }
 
 // Members returns the instances of groups with load_balancer_health that are registered with the group's load
-// balancers. Of the VMs, at least the ProviderID and the instance tag are known.
+// balancers. At least the ProviderID and the instance tag of their VMs are known.
 func (w *State) Members() (members []Member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -60,7 +60,8 @@ func NewEvent(typ InstanceEventType, rec *record.Instance, reason string) Instan
 	return InstanceEvent{Type: typ, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: reason}
 }
 
-// ErrorKey identifies a standing error. A new error with the same key replaces it, and Resolve ends it.
+// ErrorKey identifies a standing error. A new error with the same key replaces the present one, and ResolveError ends
+// it.
 type ErrorKey struct {
 	Kind     plan.AlertKind
 	Tenant   string

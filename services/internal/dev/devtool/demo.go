@@ -165,8 +165,8 @@ func (d *demo) awaitRegistration(ctx context.Context) error {
 	return nil
 }
 
-// noteInstance notes when an instance was created and registered. The times count from the time since, or from the
-// instance's create call if since is zero.
+// noteInstance notes when an instance was created and registered. The times count from the given moment, or from the
+// instance's create call if that moment is zero.
 func (d *demo) noteInstance(i *nstancev1.InstanceStatus, since time.Time) error {
 	id, err := ident.ParseID(i.GetInstanceId())
 	if err != nil {
