@@ -318,7 +318,7 @@ func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
 // ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. It does not
-// check the signatures of a signed bundle, see [OpenDocument]. Anything else in it is an error.
+// check the signatures of a signed bundle, see [OpenDocument]. Anything else in the file is an error.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	content, err := UnverifiedContent(data)
 	if err != nil {

@@ -21,8 +21,8 @@ type LeaderNetwork struct {
 	Gateway string
 }
 
-// networkFile is the path of the configuration. systemd-networkd uses the first file in the order of names that matches
-// an interface. netplan's files begin with 10, those of other tools with 07 or more.
+// networkFile is the path of the configuration. In the order of names, systemd-networkd uses the first file that
+// matches an interface. netplan's files begin with 10, those of other tools with 07 or more.
 const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 
 // leaderTable is the routing table of packets from the leader's addresses.

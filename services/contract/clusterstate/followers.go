@@ -66,7 +66,7 @@ func (f Following) Done() bool {
 	return len(f.Operators) == 0 && f.FilesUntil.IsZero()
 }
 
-// Followers returns a check of a rotation's present step.
+// Followers returns a Followers that checks the present step of a rotation.
 func (s *State) Followers(r Rotation) *Followers {
 	f := &Followers{state: s, trust: r.Trust, followed: map[string]objstore.Token{}, led: map[string]time.Time{}}
 	if r.Step == RotationIssued {

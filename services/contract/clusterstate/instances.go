@@ -88,7 +88,8 @@ func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
 	return found, nil
 }
 
-// ListAllInstances lists the records of every shard in either bucket, in the order of the two lists.
+// ListAllInstances lists the records of every shard, first those in the cluster's bucket, then those in the shard's
+// bucket.
 func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 	var all []InstanceKey
 	seen := map[ident.ID]bool{} // the buckets may be the same

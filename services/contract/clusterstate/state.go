@@ -100,8 +100,8 @@ func belongs(what, says, want string) error {
 }
 
 // put writes an object if its present version has the given token ("" for no object), and settles the result. If the
-// store already holds the same bytes, put succeeds, because an earlier call with an unknown result wrote them. A
-// record's bytes name their writer. For a configuration it does not matter who wrote the same bytes.
+// store already holds the same bytes, put succeeds, because an earlier call with an unknown result wrote them. That is
+// certain for a record, because its bytes name their writer. For a configuration it does not matter who wrote them.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

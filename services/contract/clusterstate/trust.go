@@ -120,7 +120,7 @@ func (t trust) acceptsUnsigned(key string) bool {
 	return !t.signed()
 }
 
-// OpenDocument verifies what was read under a key of a signed document and returns its content.
+// OpenDocument verifies data that was read under the key of a signed document, and returns the document's content.
 func (s *State) OpenDocument(ctx context.Context, key string, data []byte) ([]byte, error) {
 	doc, err := s.openDocument(ctx, key, data, s.options.Marks.Highest(key))
 	return doc.Content, err

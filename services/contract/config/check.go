@@ -15,7 +15,8 @@ import (
 type checker struct {
 	s     *Shard // with defaults filled in
 	found []finding
-	// rendered holds the known problems of templates, by path and message, because many groups share a template.
+	// rendered marks the problems of templates that were reported already, by path and message. Many groups may share a
+	// template.
 	rendered map[string]bool
 }
 
@@ -64,7 +65,7 @@ func reference[V any](c *checker, path, what, name string, in map[string]V, targ
 	return false
 }
 
-// fields checks the rules in the struct tags of every config struct in v.
+// fields checks every config struct in v against the rules in its struct tags.
 func (c *checker) fields(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -200,7 +201,7 @@ func (c *checker) json(v any, path string, depth int) {
 	}
 }
 
-// trees checks all free JSON trees of a shard with json: args, and the content of JSON files.
+// trees calls [checker.json] for all free JSON trees of a shard: args, and the content of JSON files.
 func (c *checker) trees(s *Shard) {
 	c.json(s.Defaults.Args, "defaults.args", 0)
 	for _, name := range sortedKeys(s.Templates) {

@@ -14,9 +14,9 @@ func (c *checker) cloud(path string, problems []cloud.Problem) {
 	}
 }
 
-// cloudFields checks the cloud-specific fields of the object at path, which belongs to a provider. It reports fields of
-// other clouds that are set, and applies the provider's rules to its own fields. kind is server.leader_network.kind; it
-// is empty for other objects.
+// cloudFields checks the cloud-specific fields of the object at path. provider is the object's cloud. cloudFields
+// reports fields of other clouds that are set, and applies the provider's rules to the provider's fields. kind is
+// server.leader_network.kind; it is empty for other objects.
 func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 	if provider == "" {
 		return // reported elsewhere

@@ -32,8 +32,8 @@ type DeniedError struct{ Problems Problems }
 
 func (e *DeniedError) Error() string { return e.Problems.Error() }
 
-// CheckQuota returns the quotas of a tenant that a change of its usage exceeds. A change that does not raise a number
-// is always permitted.
+// CheckQuota returns a problem for each quota that a tenant's changed usage exceeds. A change that does not raise a
+// number is always permitted.
 func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	c := &checker{s: s}
 	c.quota(tenant, "", before, after)
@@ -199,8 +199,8 @@ func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, 
 	}
 }
 
-// permittedVars reports the variables that operators may not set. Without a list in the template, those are the ones
-// that choose a resource of the cloud, an object of the bucket, or the subject of a certificate.
+// permittedVars reports the variables that operators may not set. Without a list in the template, those are the
+// variables that choose a resource of the cloud, an object of the bucket, or the subject of a certificate.
 func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path string) {
 	if len(spec.Vars) == 0 {
 		return
@@ -319,7 +319,7 @@ func (c *checker) dynamic(t Template, at string) {
 }
 
 // reachable reports a pointer into something other than an object. A merge replaces lists as a whole, so a pointer
-// cannot name one of their elements.
+// cannot name an element of a list.
 func reachable(args map[string]any, pointer []string) error {
 	for _, name := range pointer[:len(pointer)-1] {
 		value, ok := args[name]

@@ -84,7 +84,7 @@ func (c *checker) instanceTypes(types []string, path string) {
 }
 
 // fileFields lists the fields that a file of each kind has in addition to kind. All are required, except those that may
-// be empty: an empty text is a text, and an env file without variables is a file.
+// be empty: a text, and the variables of an env file.
 var fileFields = map[string][]string{
 	"certificate": {"template", "key"},
 	"secret":      {"source"},

@@ -46,8 +46,8 @@ var (
 	ErrAuthentication = errors.New("does not belong to this name and cluster, or was altered")
 )
 
-// Seal encrypts one version of the cluster's secret called name. rand is crypto/rand.Reader except in tests. Seal reads
-// 12 bytes from it.
+// Seal encrypts one version of a secret. name is the secret's name in the cluster. rand is crypto/rand.Reader except in
+// tests. Seal reads 12 bytes from it.
 func Seal(key Key, cluster, name string, version uint64, plaintext []byte, rand io.Reader) ([]byte, error) {
 	if key.IsZero() {
 		return nil, errors.New("seal secret: no encryption key")
@@ -74,7 +74,7 @@ func Seal(key Key, cluster, name string, version uint64, plaintext []byte, rand 
 }
 
 // Open decrypts a blob that was sealed for this name in this cluster, and returns the version of the secret, 0 for a
-// blob of format 1. It uses the key in keys that the blob names.
+// blob of format 1. Of the keys, it uses the one that the blob names.
 func Open(keys []Key, cluster, name string, blob []byte) ([]byte, uint64, error) {
 	id, err := KeyID(blob)
 	if err != nil {

@@ -43,7 +43,7 @@ func (m *Marks) sumOf(key string) sum {
 // Marks holds the highest version seen of each object, by its key. The zero Marks is ready for use. It is safe for
 // concurrent use.
 type Marks struct {
-	// Scope is the ID of the cluster. Marks of another scope that are merged have no effect. It is set before use.
+	// Scope is the ID of the cluster. Marks of another scope that are merged have no effect. It must be set before use.
 	Scope string
 
 	mu      sync.Mutex

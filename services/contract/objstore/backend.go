@@ -6,7 +6,7 @@ import "context"
 type Location struct {
 	// Provider is the name of the back end.
 	Provider string
-	// Bucket is the name of the bucket, or the directory of the back end file.
+	// Bucket is the name of the bucket. For the back end "file" it is a directory.
 	Bucket string
 	// Prefix starts all keys. It may be empty.
 	Prefix string

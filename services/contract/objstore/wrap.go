@@ -57,8 +57,8 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithTimeout bounds each call on store. The limit request applies to get, put and delete, and list applies to a whole
-// listing with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
+// WithTimeout bounds each call on store. request is the limit of a get, put or delete; list is that of a whole listing
+// with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
 func WithTimeout(store Store, request, list time.Duration) Store {
 	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
 }

@@ -23,7 +23,7 @@ type Applied struct {
 	Revision uint64 `json:"revision"`
 	// Term of the leader that applied it.
 	Term uint64 `json:"term"`
-	// Source is the token of `config/{shard}.jsonc` as it was read.
+	// Source is the token of `config/{shard}.jsonc` as the leader read it.
 	Source string `json:"source"`
 	// Trust identifies the CA and the CA bundle that the leader uses, see authority.Trust. It is empty unless the CA
 	// was being rotated when the term began.
@@ -32,7 +32,7 @@ type Applied struct {
 	Body []byte `json:"-"`
 }
 
-// Encode checks the document and writes it.
+// Encode checks the document and returns its bytes.
 func (a Applied) Encode() ([]byte, error) {
 	if err := a.Validate(); err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ type Issued struct {
 	NotAfter time.Time `json:"not_after"`
 }
 
-// Encode checks the entry and writes it as one line of JSON, times in UTC.
+// Encode checks the entry and returns it as one line of JSON, with times in UTC.
 func (l CertLog) Encode() ([]byte, error) {
 	l.Issued = slices.Clone(l.Issued)
 	utc(&l.IssuedAt)

@@ -21,7 +21,7 @@ type ClusterEvent struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Encode checks the entry and writes it as one line of JSON, times in UTC.
+// Encode checks the entry and returns it as one line of JSON, with times in UTC.
 func (e ClusterEvent) Encode() ([]byte, error) {
 	utc(&e.At)
 	if err := e.Validate(); err != nil {

@@ -59,7 +59,7 @@ func (i Instance) Clone() Instance {
 	return i
 }
 
-// Encode checks the record and writes it as one line of JSON, times in UTC.
+// Encode checks the record and returns it as one line of JSON, with times in UTC.
 func (i Instance) Encode() ([]byte, error) {
 	i = i.Clone()
 	utc(&i.CreatedAt, &i.LaunchedAt, &i.RegisteredAt, &i.DeletingAt, &i.DeleteDeadline, &i.DeletedAt)

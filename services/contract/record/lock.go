@@ -85,7 +85,7 @@ type LockVersion struct {
 	Revision    uint64
 }
 
-// EncodeLock checks l, as DecodeLock does, and writes it. The same lock gives the same bytes. Schema is filled in.
+// EncodeLock checks l, as DecodeLock does, and encodes it. The same lock gives the same bytes. Schema is filled in.
 func EncodeLock(l Lock) ([]byte, error) {
 	if l.Schema = lockSchema; l.Marks == "" {
 		l.Schema = 1

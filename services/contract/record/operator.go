@@ -57,7 +57,7 @@ const (
 // OperatorRoles are the roles, from the least to the most powerful.
 var OperatorRoles = []OperatorRole{RoleViewer, RoleOperator, RoleAdmin}
 
-// Includes reports whether an operator with the role r may do what needs the role other.
+// Includes reports whether an operator with the role r may do everything that needs the other role.
 func (r OperatorRole) Includes(other OperatorRole) bool {
 	return slices.Index(OperatorRoles, cmp.Or(r, RoleOperator)) >= slices.Index(OperatorRoles, other)
 }
@@ -65,7 +65,7 @@ func (r OperatorRole) Includes(other OperatorRole) bool {
 // Removed reports whether the record is a tombstone.
 func (o Operator) Removed() bool { return !o.RemovedAt.IsZero() }
 
-// Encode checks the record and writes it as one line of JSON, times in UTC.
+// Encode checks the record and returns it as one line of JSON, with times in UTC.
 func (o Operator) Encode() ([]byte, error) {
 	o.PublicKey, o.PreviousKey = slices.Clone(o.PublicKey), slices.Clone(o.PreviousKey)
 	utc(&o.CreatedAt, &o.RemovedAt, &o.NonceExpires, &o.Certificate.NotAfter)

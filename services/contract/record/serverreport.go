@@ -22,7 +22,7 @@ type ServerReport struct {
 	ReportedAt time.Time `json:"reported_at"`
 }
 
-// Encode checks the report and writes it as one line of JSON, times in UTC.
+// Encode checks the report and returns it as one line of JSON, with times in UTC.
 func (r ServerReport) Encode() ([]byte, error) {
 	utc(&r.ReportedAt)
 	if err := r.Validate(); err != nil {

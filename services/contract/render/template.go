@@ -257,7 +257,8 @@ func (c *checker) node(node parse.Node, dotIsRoot bool) {
 	}
 }
 
-// checkPrinted refuses to print a whole struct or map in Go's notation, which means that a field name is missing.
+// checkPrinted refuses a template that prints a whole struct or map in Go's notation, because a field name is missing
+// then.
 func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	if len(n.Pipe.Decl) > 0 || len(n.Pipe.Cmds) != 1 || len(n.Pipe.Cmds[0].Args) != 1 {
 		return

@@ -44,7 +44,7 @@ func NewObjects(options Options) *Objects {
 var _ Store = (*Objects)(nil)
 
 // Get implements [Store]. If the secret cannot be opened, the error is one of package envelope. If an earlier version
-// was written back, it matches highwater.ErrRolledBack.
+// was written back, the error matches highwater.ErrRolledBack.
 func (o *Objects) Get(ctx context.Context, name string) (Secret, error) {
 	secret, _, err := o.read(ctx, name)
 	if err != nil {

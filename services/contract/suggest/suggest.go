@@ -11,8 +11,8 @@ import (
 // maxLength is the longest text that is compared, in bytes.
 const maxLength = 64
 
-// Nearest returns the candidate that is most similar to name, ignoring case. It returns "" if none is similar: more
-// than a third of the characters of name would have to change.
+// Nearest returns the candidate that is most similar to name, ignoring case. It returns "" if none is similar, that is,
+// if more than a third of the characters of name would have to change.
 func Nearest(name string, candidates []string) string {
 	length := utf8.RuneCountInString(name)
 	best, limit := "", min(length, max(1, length/3)+1)

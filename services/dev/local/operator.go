@@ -154,7 +154,7 @@ func (o *Operator) Mark() int {
 	return len(o.events)
 }
 
-// Await waits for an event after the mark that matches, and returns it.
+// Await waits for a matching event after the mark, and returns the event.
 func (o *Operator) Await(ctx context.Context, since int, match func(*nstancev1.InstanceEvent) bool) (
 	*nstancev1.InstanceEvent, error) {
 	for {

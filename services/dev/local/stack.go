@@ -255,7 +255,7 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	return p, s.awaitHTTP(ctx, p, s.URL(n, "/health"), func(int) bool { return true })
 }
 
-// StartPage starts nstance-admin serve with an identity of [Stack.ConnectAs] and waits until it answers. It listens on
+// StartPage starts nstance-admin serve with an identity of [Stack.ConnectAs] and waits until it answers. The page is on
 // the loopback address and needs no login.
 func (s *Stack) StartPage(ctx context.Context, identity string) (*Process, error) {
 	p, err := s.start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),

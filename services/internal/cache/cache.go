@@ -52,7 +52,7 @@ type Key struct {
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
 // Cache is the open database. Its methods are safe for concurrent use and run one at a time. An error means that the
-// file could not be replaced either. Callers may log the error and otherwise ignore it.
+// file failed and could not be replaced. Callers may log the error and otherwise ignore it.
 type Cache struct {
 	path string
 

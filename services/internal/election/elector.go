@@ -69,7 +69,7 @@ type Elector struct {
 	handedOver bool         // the heir leads: nothing is left to release
 }
 
-// request is the kind of the storage request that is unanswered.
+// request says which request to the store is unanswered.
 type request uint8
 
 const (

@@ -116,8 +116,9 @@ func (e *Elector) dropLink(now Instant, peer Peer) {
 	}
 }
 
-// chooseHeir returns the heir that the lock should name: the present heir while its answers come, or else the standby
-// that has answered for the longest time and at least HeirProbation. It returns the zero Peer if there is none.
+// chooseHeir returns the heir that the lock should name: the present heir while it answers, or else the standby that
+// has answered for the longest time, if that is at least HeirProbation. Without such a standby it returns the zero
+// Peer.
 func (e *Elector) chooseHeir(now Instant) Peer {
 	var next *standbyLink
 	for i := range e.links {
@@ -144,7 +145,7 @@ func (e *Elector) renewInterval() time.Duration {
 	return e.opt.Renew
 }
 
-// sendHeartbeats sends a heartbeat to every connected standby when one is due. A waiting Confirm makes it due
+// sendHeartbeats sends a heartbeat to every connected standby when one is due. A waiting Confirm makes a heartbeat due
 // immediately, because the heir's answer is the proof that Confirm asks for.
 func (e *Elector) sendHeartbeats(now Instant, d *Decision) {
 	if e.role != Leader || e.opt.PeerLease == 0 {
@@ -196,7 +197,7 @@ func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 		}
 		l.promised, l.promisedFrom = true, sent
 	}
-	// Only the heir can take the lock within the lease, and it had not begun to take it when it answered.
+	// Only the heir can take the lock within the lease, and the heir had not begun to take the lock when it answered.
 	covers := h.covers[p.Beat%maxHeartbeats]
 	if p.Standby == e.heir && covers > e.confirmDone && (e.write.attempts == 0 || e.write.lock.Heir == e.heir) {
 		e.confirmDone = covers

@@ -32,8 +32,8 @@ type machineCheck struct {
 	gone    bool
 }
 
-// brokenLink is a link to a leader that has ended. It is forgotten when the leader has renewed the lock twice: a single
-// renewal may have been sent before the link ended.
+// brokenLink is an ended link to a leader. It is forgotten when the leader has renewed the lock twice: a single renewal
+// may have been sent before the link ended.
 type brokenLink struct {
 	leader  Peer
 	at      Instant

@@ -41,7 +41,7 @@ type Loop struct {
 	creates, others slots
 }
 
-// healthFresh is the maximum age of the shard's health when an event leads to planning.
+// healthFresh is the maximum age of the shard's health in a plan that an event caused.
 const healthFresh = 50 * time.Millisecond
 
 const (

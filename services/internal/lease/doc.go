@@ -1,4 +1,3 @@
-// Package lease puts the elector of package election on a store, on a clock and on links to the other servers of the
-// shard. Run takes part in the election and runs the leader's code under an Authority, which says until when it may
-// act.
+// Package lease connects the elector of package election to a store, to a clock and to the other servers of the shard.
+// Run takes part in the election and runs the leader's code under an Authority, which says until when it may act.
 package lease

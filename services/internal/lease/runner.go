@@ -37,9 +37,9 @@ type Config struct {
 	// HighestTerm returns the highest term in any record of the shard, or 0 if there is none. It is called only when
 	// there is no lock.
 	HighestTerm func(ctx context.Context) (uint64, error)
-	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. It returns soon after ctx is
-	// cancelled; the cause says why. Until it returns, Authority says what it may still do. Run ends when Lead returns
-	// an error that is not about ctx, and when it returns nil while it still leads.
+	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. It must return soon after ctx
+	// is cancelled; the cause of ctx says why. Until it returns, Authority says what it may still do. Run ends when
+	// Lead returns an error that is not about ctx, and when it returns nil while it still leads.
 	Lead func(ctx context.Context, a *Authority) error
 	// StopTimeout bounds the wait for Lead when Run is to end. If Lead takes longer, the lock is not released, because
 	// the leader's code may still act.
@@ -54,7 +54,7 @@ type Status struct {
 	Role election.Role
 	// Term is the term in which this server leads, or 0.
 	Term uint64
-	// Holder is the lock as last read. Its Term is 0 if there is none. Its RenewedAt may be missing.
+	// Holder is the lock as last read. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
 	Holder record.Lock
 }
 

@@ -21,7 +21,7 @@ import (
 
 // Edit is one deliberate bug.
 type Edit struct {
-	// Package is the directory of the package below the root that WriteOverlay is given.
+	// Package is the directory of the package, relative to the root that WriteOverlay gets.
 	Package string
 	// In names a function, a method as Type.Method, or a constant or variable of the package.
 	In string

@@ -64,8 +64,8 @@ type end struct {
 	incoming bool
 }
 
-// link is one stream to another process. The goroutine that runs the link sends the messages in out until done is
-// closed, and then the messages that are still queued.
+// link is one stream to another process. The goroutine of the link sends queued messages (out) until done is closed,
+// and then those that are still queued.
 type link struct {
 	end
 	out  chan election.Message

@@ -16,7 +16,7 @@ const (
 	// maxFrame is the largest frame in bytes. It has room for a lock whose texts have their maximum length and every
 	// byte escaped.
 	maxFrame = 64 << 10
-	// maxName is the longest part of a process's name in bytes, as in the lock.
+	// maxName is the maximum length of each part of a process's name in bytes, as in the lock.
 	maxName = 512
 	// maxLength is the longest promise that a message may ask for.
 	maxLength = time.Minute
@@ -41,7 +41,7 @@ type heartbeat struct {
 	Lock json.RawMessage
 }
 
-// codec is the gRPC codec of the election port: it takes and gives a hello or an election.Message.
+// codec is the gRPC codec of the election port: it encodes and decodes a hello or an election.Message.
 type codec struct{}
 
 func (codec) Name() string { return "nstance-peer" }
@@ -69,7 +69,7 @@ func (codec) Marshal(message any) ([]byte, error) {
 	return json.Marshal(f)
 }
 
-// Unmarshal stores the message in into, which is an *any.
+// Unmarshal stores the message in *into. into must be an *any.
 func (codec) Unmarshal(data []byte, into any) (err error) {
 	var f frame
 	decoder := json.NewDecoder(bytes.NewReader(data))

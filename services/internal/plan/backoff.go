@@ -57,8 +57,8 @@ func (b Backoff) Until(key config.GroupKey) time.Time {
 	return b.Last.Add(jitter(doubled(b.Failures, backoffMost), h.Sum64()))
 }
 
-// retryReady reports whether a failed action may be tried again: 1 s after the first failure, doubling up to 1 min,
-// plus or minus 10 % by a hash.
+// retryReady reports whether a failed action may be tried again. The wait is 1 s after the first failure and doubles up
+// to 1 min, plus or minus 10 % that come from a hash.
 func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.Time) {
 	if f.Count == 0 {
 		return true, time.Time{}

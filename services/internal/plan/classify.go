@@ -69,8 +69,7 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why an instance of this row is deleted regardless of other instances. It is none if the instance is not
-	// deleted for this.
+	// cause is why an instance of this row is deleted regardless of other instances, or none.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts

@@ -2,7 +2,7 @@ package plan
 
 import "time"
 
-// terminateRetry is how long after a termination was requested it is repeated for a VM that the provider still has.
+// terminateRetry is the time after which a VM's termination is requested again if the provider still has the VM.
 const terminateRetry = time.Minute
 
 // IsDraining reports whether a deletion waits for the instance's node to be drained, or will wait: the VM may still

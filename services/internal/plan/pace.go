@@ -11,8 +11,8 @@ const (
 	paceMost   = 10 * time.Second
 	paceWindow = time.Second // throttled answers within it count once
 	paceMemory = time.Minute // after the last throttled answer
-	// createsAhead is how many create calls of a group may wait for their turn. It is low, because later decisions know
-	// more.
+	// createsAhead is how many create calls of a group may wait for their turn. It is low, because a later decision is
+	// based on newer information.
 	createsAhead = 4
 
 	reasonPaced = "the provider throttles creates"

@@ -9,7 +9,7 @@ import (
 
 const reasonSpotRefused = "the provider had no spot capacity within return_to_spot"
 
-// bought counts the instances of a group that stay, by how they were bought.
+// bought counts those instances of a group that are not removed, by how they were bought.
 type bought struct{ spot, onDemand int }
 
 func (b *bought) add(spot bool, n int) {

@@ -158,7 +158,7 @@ func (g *group) ruleOf(n int, cause Cause) int {
 
 // drainDeadline is rule 21: the deadline of a drain that is decided now. A VM that does not run, or a group without
 // drain time-out, has none. The deadline of a notice may shorten the drain. It comes from the agent, so it cannot
-// lengthen it, and with a deadline in the past, the drain ends now.
+// lengthen the drain. If it is in the past, the drain ends now.
 func (g *group) drainDeadline(i *Instance) time.Time {
 	switch drain := g.Group.DrainTimeout.D(); {
 	case drain == 0 || !i.runs():

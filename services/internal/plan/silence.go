@@ -13,7 +13,7 @@ const (
 	rebootQuiet     = 5 * time.Minute
 )
 
-// reportSlack is how late a report may be before it is missed.
+// reportSlack is how late a report may be before it counts as missed.
 func reportSlack(interval time.Duration) time.Duration { return interval / 10 }
 
 // overdueAfter returns when the agent's next report after the given report counts as missed.

@@ -18,7 +18,7 @@ const (
 	lateDrain = 30 * time.Second
 )
 
-// Stopping is why an agent announced that it is about to stop.
+// Stopping is the kind of stop that an agent announced.
 type Stopping uint8
 
 const (
@@ -255,8 +255,8 @@ func ApplyCreateFailure(b Backoff, key config.GroupKey, reason string, now time.
 	return b
 }
 
-// ApplyNotice returns a group's count of notices after one more (rule 39). Only the notices beyond the group's size
-// within an hour make creations wait.
+// ApplyNotice returns a group's count of notices after one more notice (rule 39). Only the notices beyond the group's
+// size within an hour make creations wait.
 func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 	if n.Count == 0 || n.over(now) {
 		n = Notices{Since: now}
@@ -268,8 +268,8 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 	return n
 }
 
-// EndsBackoff reports whether a change of a group's configuration ends the group's backoff and its count of notices: it
-// changes what is created.
+// EndsBackoff reports whether a change of a group's configuration ends the group's backoff and its count of notices. It
+// does if it changes what is created.
 func EndsBackoff(before, after *config.Group) bool {
 	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
 		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||

@@ -31,7 +31,7 @@ const (
 // ErrRestart means that the configuration in the bucket has changes that only a new process can apply.
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
-// ErrForSuccessor is the error of a [Trial] of a configuration that is for the servers that will replace this one. For
+// ErrForSuccessor is the error of a [Trial] if the configuration is for the servers that will replace this one. For
 // example, it moves the leader's address to another network interface.
 var ErrForSuccessor = errors.New("the configuration is for servers that replace this one")
 
@@ -102,10 +102,10 @@ func (m *Manager) update(change func(*inForce)) {
 	change(&m.inForce)
 }
 
-// Trial opens, without using it, everything that a configuration names and this server does not use yet: the provider,
-// the cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run with the
-// configuration. shard has its defaults filled in. applied means that a leader has run with the configuration. In that
-// case, only what this server itself lacks is an error.
+// Trial opens, but does not use, everything that a configuration names and this server has not opened yet: the
+// provider, the cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run
+// with the configuration. shard has its defaults filled in. applied means that a leader has run with the configuration.
+// In that case, only what this server itself lacks is an error.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the source of the State that verifies and signs the applied configuration. The Manager calls signed

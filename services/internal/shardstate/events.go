@@ -45,8 +45,8 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause comes with EventPendingDeletion of a deletion that the planner decided, and with EventCreating of an
-	// instance that replaces another one.
+	// Cause comes with EventPendingDeletion if the planner decided the deletion, and with EventCreating if the instance
+	// replaces another one.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time
@@ -93,7 +93,7 @@ func (noEvents) Error(ErrorEvent)       {}
 var attemptIDs = regexp.MustCompile(`\b[a-z]{3}[0-9a-hjkmnp-tv-z]{26}\b|` +
 	`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\(request [^)]*\)|(RequestID|HostID): [^,]*`)
 
-// sameFault reports whether two messages differ only in the IDs that differ in each attempt.
+// sameFault reports whether two messages are equal except for their attemptIDs.
 func sameFault(a, b string) bool {
 	return a == b || attemptIDs.ReplaceAllLiteralString(a, "") == attemptIDs.ReplaceAllLiteralString(b, "")
 }

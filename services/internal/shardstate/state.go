@@ -77,8 +77,7 @@ type group struct {
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
 	// package plan).
 	rolloutFailures int
-	// image is the ID that the query of the group's image found. It is for the infra configuration with the hash
-	// imageFor.
+	// image is the ID that the query of the group's image found for the infra configuration with the hash imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is that of plan.Decision.

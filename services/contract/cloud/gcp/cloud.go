@@ -112,7 +112,7 @@ func notAName(text string) string {
 		"beginning with a letter", text)
 }
 
-// checkZone checks that the zone is one of the region, such as us-central1-a of us-central1.
+// checkZone checks that the zone is in the region, such as us-central1-a in us-central1.
 func checkZone(region, zone string) []cloud.Problem {
 	if i := strings.LastIndexByte(zone, '-'); i > 0 && zone[:i] == region && i < len(zone)-1 {
 		return nil

@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// private is the directory inside the bucket's directory that holds no objects. It holds the lock and the file that
-	// is being written. Only the holder of the lock writes that file, so one name is enough and a crash leaves no other
+	// private is a directory inside the bucket's directory. Instead of objects, it holds the lock and the file that is
+	// being written. Only the holder of the lock writes that file, so one name is enough and a crash leaves no other
 	// files.
 	private  = ".objstore"
 	lockPath = private + "/lock"

@@ -14,7 +14,7 @@ var eventFields = map[string]string{ // Field names of events.k8s.io and their n
 	"deprecatedCount":          "count",
 }
 
-// shows converts a stored object to this resource. The result shares its content.
+// shows converts a stored object to the form of this resource. The result shares its content.
 func (r *resource) shows(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o
