@@ -32,7 +32,7 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is the time by which certificates and nonces are valid before they are issued, because the clock of a new VM
+	// Skew is how much earlier certificates and nonces become valid than they are issued, because the clock of a new VM
 	// may be slow.
 	Skew = 5 * time.Minute
 )

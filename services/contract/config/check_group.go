@@ -91,7 +91,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	}
 }
 
-// inShard checks a group that has a template against the rest of the shard, and renders the group.
+// inShard checks a group by the rules that depend on its shard, and renders it. The group's template must exist.
 func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	if spec.Template == "" {
 		c.add(ChildPath(path, "template"), "is required")

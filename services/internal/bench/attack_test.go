@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// attackersEnv makes this program run as the process of hostile clients.
+// attackersEnv makes this program run the hostile clients.
 const attackersEnv = "NSTANCE_BENCH_ATTACKERS"
 
 // The five ports.

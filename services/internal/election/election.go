@@ -54,7 +54,7 @@ type Identity struct {
 	Addresses record.LockAddresses
 }
 
-// Peer returns the ID and the incarnation of this process. Other processes know it by these.
+// Peer returns the ID and the incarnation of this process, by which other processes know it.
 func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
 
 // Options are the settings of `leader_election`.

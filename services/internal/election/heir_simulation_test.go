@@ -53,7 +53,7 @@ func (sim *electionSimulation) dial(n *node) {
 	}))
 }
 
-// ofLife returns a function that calls do only if the node still runs the same process.
+// ofLife returns a function that calls the function do only if the node still runs the same process.
 func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	life := n.life
 	return func() {
@@ -332,7 +332,8 @@ func TestRequestsPerHourWithHeir(t *testing.T) {
 	}
 }
 
-// The end of a follower does not end the leadership. The leader removes it from the lock before its promise ends.
+// The end of a follower does not end the leadership. The leader removes that follower from the lock before the
+// follower's promise ends.
 func TestHeirEnds(t *testing.T) {
 	for _, state := range []MachineState{MachineRunning, MachineTerminated} {
 		for seed := range uint64(50) {

@@ -312,8 +312,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A lock must be released only if its process led with it. A takeover that the process gave up may still land
-		// afterwards.
+		// A process must release the lock only if it has led with it. A takeover that the process gave up may still
+		// land afterwards.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)

@@ -167,7 +167,7 @@ func TestReportsInTimeArePlannedOnce(t *testing.T) {
 		state.Reported(id, streams[n], shardstate.Report{Healthy: true})
 	}
 	next := loop.Pass(t.Context())
-	// The instances report one after the other, spread over the interval. The loop passes whenever it is due.
+	// The instances report one after the other, spread over the interval. The loop runs a pass whenever one is due.
 	began := now
 	play := func(d time.Duration, mute int) {
 		for end := now.Add(d); now.Before(end); {

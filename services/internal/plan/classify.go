@@ -166,8 +166,8 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running are registered instances that run, including those that leave because of their silence. Of these, late
-	// count for the unhealthy guard, and unhealthy are silent or were never healthy.
+	// running are registered instances that run, including those that leave because of their silence. late are the
+	// running ones that count for the unhealthy guard, and unhealthy those that are silent or were never healthy.
 	running, late, unhealthy int
 	// failing counts failed creations and instances that still run, while their deletion is planned but not durable
 	// yet. They count towards the size until then. Otherwise a store that does not answer, or a leader that dies, would
@@ -312,8 +312,8 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports notes when the next report of a healthy instance will be missed. For other instances, it notes that any
-// report may change the plan.
+// addReports notes when the next report of an instance that reports in time will be missed. For most other instances,
+// it notes that any report may change the plan.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():

@@ -61,9 +61,10 @@ func (g *group) planRemovals() (r removals) {
 }
 
 // removeAvailable chooses n of the available instances, or fewer if the others are protected (rule 54), and returns how
-// many. down is how many of them are a scale-down (rule 22). These are chosen first: silent ones first, then those of a
-// kind of which the group has too many (rule 56), then those that would be replaced anyway, then the oldest. The others
-// have a healthy replacement (rule 19): expired ones first, then silent ones, then drifted and aged ones.
+// many. down is how many of them are a scale-down (rule 22). These are chosen before the others: silent ones first,
+// then those of a kind of which the group has too many (rule 56), then those that would be replaced anyway, then the
+// oldest. The others have a healthy replacement (rule 19): expired ones first, then silent ones, then drifted and aged
+// ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {

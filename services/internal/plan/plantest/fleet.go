@@ -435,7 +435,7 @@ func (f *Fleet) drop(vm *VM) {
 	f.VMs = slices.DeleteFunc(f.VMs, func(other *VM) bool { return other == vm })
 }
 
-// Add adds an instance to the group that has been running and healthy for one hour.
+// Add adds to the group an instance that has been running and healthy for one hour.
 func (f *Fleet) Add() *VM {
 	vm := f.make()
 	launched := f.Now.Add(-time.Hour)
