@@ -355,7 +355,7 @@ func (r *rendering) text(path, text string) (string, bool) {
 	return r.execute(path, t, err)
 }
 
-// fileText renders a text in the content of a file, which can contain data that the agent claims.
+// fileText renders a text in the content of a file. The text can refer to data that the agent claims.
 func (r *rendering) fileText(path, text string) (string, bool) {
 	t, err := render.CompileFile("", text)
 	return r.execute(path, t, err)

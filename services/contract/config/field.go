@@ -162,7 +162,7 @@ func cloned[T any](v T) T {
 	return out
 }
 
-// eachField calls f for every field of the config structs in v, which must be settable. f may set the field.
+// eachField calls f for every field of the config structs in v. f may set the field, so v must be settable.
 func eachField(v reflect.Value, f func(field, reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:

@@ -31,7 +31,7 @@ type EventQuery struct {
 	Limit int
 }
 
-// PutEvents stores events. It keeps those that it has already.
+// PutEvents stores events. An event that is stored already stays as it is.
 func (c *Cache) PutEvents(ctx context.Context, events []record.Event) error {
 	return c.write(ctx, "put events", func(tx *sql.Tx) error {
 		insert, err := tx.PrepareContext(ctx, `INSERT OR IGNORE INTO events

@@ -39,7 +39,7 @@ type Config struct {
 	HighestTerm func(ctx context.Context) (uint64, error)
 	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. It must return soon after ctx
 	// is cancelled; the cause of ctx says why. Until it returns, Authority says what it may still do. Run ends when
-	// Lead returns an error that is not about ctx, and when it returns nil while it still leads.
+	// Lead returns an error that is not about ctx, and when Lead returns nil while this process still leads.
 	Lead func(ctx context.Context, a *Authority) error
 	// StopTimeout bounds the wait for Lead when Run is to end. If Lead takes longer, the lock is not released, because
 	// the leader's code may still act.

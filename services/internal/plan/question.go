@@ -6,9 +6,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// planQuestion is rule 31. The provider is asked about an instance after its stream was lost, after it missed one
-// report, while shutdown_grace runs after its agent announced a power-off, and after its termination was requested. An
-// announced restart excuses a lost stream. Further questions follow at doubling intervals.
+// planQuestion is rule 31. The provider is asked about an instance in four cases: its stream was lost, it missed one
+// report, shutdown_grace runs since its agent announced a power-off, or its termination was requested. An announced
+// restart excuses a lost stream. Further questions follow at doubling intervals.
 func (g *group) planQuestion(out *steps, i subject) {
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
 		return // by far the most instances: they report in time and have announced nothing

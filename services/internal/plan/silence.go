@@ -48,9 +48,9 @@ func (i *Instance) quietUntil(interval time.Duration) time.Time {
 	return i.RestartingAt.Add(quietReports * interval)
 }
 
-// silentAt returns when an instance becomes unhealthy unless it reports before: three reports are missed, and no
-// announced restart is under way. An instance that never reported to this leader gets the time to come back (rule 33):
-// after an outage of all servers its agent may be waiting for its next try.
+// silentAt returns when an instance becomes unhealthy unless it reports before. By then it has missed three reports,
+// and no announced restart is under way. An instance that never reported to this leader gets the time to come back
+// (rule 33): after an outage of all servers its agent may be waiting for its next try.
 func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {

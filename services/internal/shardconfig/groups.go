@@ -50,8 +50,8 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 // empty, it must be the group's current GroupETag.
 //
 // Upsert calls change with the group's dynamic entry, which is zero if there is none, and with whether the group
-// exists. change may be called again when another write came first. It must change nothing but its spec, and must
-// assign new maps and lists instead of changing the existing ones.
+// exists. change may be called again when another write came first. It must change nothing but the spec that it gets,
+// and must assign new maps and lists instead of changing the existing ones.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
@@ -131,7 +131,7 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 	}
 }
 
-// Forget removes the entry of a deleted dynamic group. It succeeds if there is none.
+// Forget removes the entry of a deleted dynamic group. It also succeeds if there is no entry.
 func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()

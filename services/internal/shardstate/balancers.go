@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Member is an instance that is registered with load balancers, which the leader asks about its health.
+// Member is an instance that is registered with load balancers, which the leader asks about the instance's health.
 type Member struct {
 	Group     config.GroupKey
 	VM        infra.VM

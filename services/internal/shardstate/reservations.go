@@ -88,7 +88,7 @@ func (w *State) Pools() []Pool {
 	return pools
 }
 
-// Subnets returns the subnets of all live groups that have more than one, sorted.
+// Subnets returns the subnets of all live groups that have more than one subnet, sorted.
 func (w *State) Subnets() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

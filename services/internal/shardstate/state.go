@@ -27,7 +27,7 @@ type Options struct {
 	Now  func() time.Time
 	// Wake is called without any lock held, whenever there may be something to plan. It must not block.
 	Wake func()
-	// Events receives the shard's events. If it is nil, they are dropped.
+	// Events receives the shard's events. If Events is nil, the events are dropped.
 	Events Events
 }
 

@@ -330,7 +330,7 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// For each key, the oldest change that the list must not include determines the listed state.
+	// For each key, the list shows the state before the oldest change that it must not include.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]
