@@ -342,7 +342,7 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce verifies a presented nonce with any of keys and returns its claims. With allowExpired it accepts an
+// ParseNonce verifies a presented nonce with any of the keys and returns its claims. With allowExpired it accepts an
 // expired nonce: the caller must then refuse every key but the one that has consumed this nonce. Errors never quote the
 // nonce.
 func ParseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {

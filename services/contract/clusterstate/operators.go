@@ -65,8 +65,8 @@ func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (re
 	return rec, object.Token, nil
 }
 
-// UnverifiedOperator is [State.GetOperator] for a program without the CA's key. A writer of the bucket can forge the
-// result.
+// UnverifiedOperator is [State.GetOperator] for a program without the CA's key. Anyone who can write to the bucket can
+// forge the result.
 func (s *State) UnverifiedOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token,
 	error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))

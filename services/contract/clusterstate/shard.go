@@ -114,8 +114,8 @@ func (s *State) ReadApplied(ctx context.Context) (record.Applied, error) {
 	return applied, nil
 }
 
-// UnverifiedApplied is [State.ReadApplied] without a check of the signature. A writer of the bucket can forge the
-// result.
+// UnverifiedApplied is [State.ReadApplied] without a check of the signature. Anyone who can write to the bucket can
+// forge the result.
 func (s *State) UnverifiedApplied(ctx context.Context) (record.Applied, error) {
 	applied, _, err := s.unverifiedApplied(ctx)
 	return applied, err

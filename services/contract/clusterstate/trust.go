@@ -211,7 +211,7 @@ func (s *State) CABundleToken(ctx context.Context) (objstore.Token, error) {
 	return object.Token, nil
 }
 
-// UnverifiedCABundle reads `ca.crt` without the CA's key. A writer of the bucket can forge the result.
+// UnverifiedCABundle reads `ca.crt` without the CA's key. Anyone who can write to the bucket can forge the result.
 func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// silent opens a connection and sends nothing. It opens the next one when the server closes it.
+// silent opens a connection and sends nothing. When the server closes the connection, silent opens the next one.
 func (a *attacker) silent(port, addr string) {
 	for a.ctx.Err() == nil {
 		conn := a.open(addr)

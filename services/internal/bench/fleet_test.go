@@ -1,6 +1,6 @@
 // Package bench measures the figures of the page "Performance" of the documentation. A real server runs in this
-// process, real agents with one TLS connection each in another one, and a provider and a bucket in memory. `make bench`
-// runs the benchmarks. `go test` alone runs only the tests of hostile clients, in a short form.
+// process, real agents with one TLS connection each in another process, and a provider and a bucket in memory. `make
+// bench` runs the benchmarks. `go test` alone runs only the tests of hostile clients, in a short form.
 package bench
 
 import (

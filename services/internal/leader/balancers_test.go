@@ -68,7 +68,7 @@ func (b *balancers) setSilent(lb string, silent bool) {
 }
 
 // TestFollowBalancers checks that a load balancer is asked once in a round, that its verdict counts from the second
-// round on, and that one that does not answer raises an alert and changes no verdict.
+// round on, and that a load balancer that does not answer raises an alert and changes no verdict.
 func TestFollowBalancers(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		ids := []ident.ID{s.newID(), s.newID(), s.newID()}

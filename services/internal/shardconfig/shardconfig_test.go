@@ -535,7 +535,7 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 }
 
 // TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits a recorded group is refused,
-// and that a shard that is served with it nevertheless creates nothing for the group.
+// and that a shard that is nevertheless served with it creates nothing for the group.
 func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))

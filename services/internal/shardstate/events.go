@@ -125,8 +125,8 @@ func (w *State) ResolveError(key ErrorKey) {
 	}
 }
 
-// settle resolves the standing errors that match. It returns the resolving events, sorted by kind, for the caller to
-// publish. Call with mu held.
+// settle resolves the standing errors for which match returns true. It returns the resolving events, sorted by kind,
+// for the caller to publish. Call with mu held.
 func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {

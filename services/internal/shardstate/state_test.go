@@ -278,8 +278,7 @@ func TestBlockedIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestBlockedSince checks that the time since which a group is blocked is that of the first reason, until the group has
-// no reason left.
+// TestBlockedSince checks that a group counts as blocked since its first reason, until it has no reason left.
 func TestBlockedSince(t *testing.T) {
 	p := newPicture(t)
 	began := p.now

@@ -27,7 +27,7 @@ func wantErr(t *testing.T, what string, err, want error) {
 	}
 }
 
-// open opens the bucket at a test server. transport replaces the one that adds credentials.
+// open opens the bucket at a test server. transport replaces the transport that adds credentials.
 func open(t *testing.T, url string, transport http.RoundTripper) *gcs.Store {
 	t.Helper()
 	client := &http.Client{Transport: googlecloud.Record(transport)}
@@ -113,7 +113,7 @@ func TestPutErrors(t *testing.T) {
 	}
 }
 
-// TestPutIsSentOnceOnAnOldConnection breaks the connection that a first request left open during the second request.
+// TestPutIsSentOnceOnAnOldConnection leaves a connection open after a first request, and breaks it during the second.
 // net/http may repeat some requests in this case, but it must not repeat a put.
 func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	s, n := scripted(t, stored, hangUp, stored)

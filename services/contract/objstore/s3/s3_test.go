@@ -94,7 +94,7 @@ func TestPutErrors(t *testing.T) {
 	}
 }
 
-// TestPutIsSentOnceOnAnOldConnection breaks the connection that a first request left open during the second request.
+// TestPutIsSentOnceOnAnOldConnection leaves a connection open after a first request, and breaks it during the second.
 // net/http may repeat some requests in this case, but it must not repeat a put.
 func TestPutIsSentOnceOnAnOldConnection(t *testing.T) {
 	s, n := scripted(t, etag, hangUp, etag)
