@@ -191,8 +191,8 @@ func TestDirtyMarks(t *testing.T) {
 	}
 }
 
-// TestSameFaultIsRaisedOnce checks that attempts that fail in the same way raise one error, although their messages name
-// different instances and requests.
+// TestSameFaultIsRaisedOnce checks that attempts that fail in the same way raise one error, although their messages
+// name different instances and requests.
 func TestSameFaultIsRaisedOnce(t *testing.T) {
 	p := newPicture(t)
 	key := shardstate.GroupError("provider", workers, ident.ID{})
