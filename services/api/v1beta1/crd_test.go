@@ -48,7 +48,7 @@ func template() *v1beta1.NstanceMachineTemplate {
 		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestCRDSchema checks the CRDs with their CEL rules against a real API server: which writes are accepted, and the error
+// TestCRDSchema checks the CRDs with their CEL rules against a real API server: which writes it accepts, and the error
 // messages of the others.
 func TestCRDSchema(t *testing.T) {
 	if testing.Short() {
