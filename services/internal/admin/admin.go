@@ -25,8 +25,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// Environment holds the program's access to the system, except buckets, servers, and named files. [System] returns the
-// real one.
+// Environment holds the program's access to the system, except to buckets, servers, and the files that commands name.
+// [System] returns the environment of this process.
 type Environment struct {
 	Stdin  io.Reader
 	Stdout io.Writer
@@ -75,9 +75,9 @@ type app struct {
 	Environment
 	version string
 	style   style
-	// started is set when a command begins to run. An error before that is one of the command line (exit code 2).
+	// started is set when a command begins to run. An error before that is an error of the command line (exit code 2).
 	started bool
-	// running is the command that runs; nil: none was started.
+	// running is the command that runs, or nil if none was started.
 	running *cobra.Command
 	// freeSpace returns the free space in bytes on the disk of a directory.
 	freeSpace func(dir string) (uint64, error)
@@ -137,7 +137,7 @@ func (a *app) command() *cobra.Command {
 	return root
 }
 
-// prepare sets the common properties of a command and its subcommands.
+// prepare sets the properties that all commands share, for a command and its subcommands.
 func (a *app) prepare(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.prepare(sub)

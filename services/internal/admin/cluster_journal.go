@@ -21,7 +21,7 @@ import (
 const clusterJournalRetention = 30 * 24 * time.Hour
 
 // journalChange writes an entry about a change that this command has made in the bucket, and deletes entries whose
-// retention is over. If that fails, it prints a warning, because the change itself has been made.
+// retention is over. If the write or the deletion fails, it prints a warning, because the change itself has been made.
 func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record.ClusterEvent) {
 	e.Schema, e.At, e.Actor = record.ClusterEventSchema, a.Now().UTC(), a.actor()
 	writer, err := a.writer()
@@ -119,7 +119,7 @@ journals of the shards have these: "nstance-admin events --since 24h" shows them
 	return cmd
 }
 
-// readClusterJournal returns the entries from a time on, from the oldest to the newest.
+// readClusterJournal returns the entries that are not older than from, the oldest entry first.
 func readClusterJournal(ctx context.Context, bucket objstore.Store, from time.Time) ([]record.ClusterEvent, error) {
 	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
 	if err != nil {

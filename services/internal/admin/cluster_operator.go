@@ -103,7 +103,7 @@ type registration struct {
 	renew                      bool // also if the certificate is not due for renewal
 }
 
-// changes reports whether the registration gives the operator another name or role.
+// changes reports whether the registration gives the operator a name or role that differs from its record.
 func (r registration) changes(have record.Operator) bool {
 	return r.name != "" && r.name != have.Name || r.role != "" && r.role != cmp.Or(have.Role, record.RoleOperator)
 }
@@ -266,7 +266,7 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 }
 
 // stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
-// life left. If trust is set, the certificate must also be from the present step of a CA rotation.
+// life left. During a CA rotation, trust names the present step, and the certificate must be from that step.
 func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {

@@ -158,7 +158,7 @@ func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, ten
 	return rec.RemovedAt, err
 }
 
-// writer returns a name for this run, which the program writes into records.
+// writer returns a name for this run. The program writes the name into records.
 func (a *app) writer() (string, error) {
 	var random [8]byte
 	if _, err := io.ReadFull(a.Rand, random[:]); err != nil {

@@ -21,7 +21,7 @@ import (
 // restoreCheck is the result of restore-check.
 type restoreCheck struct {
 	snapshot.Manifest
-	// KeysChecked reports whether sealed and signed objects were opened.
+	// KeysChecked reports whether the check opened sealed and signed objects.
 	KeysChecked bool      `json:"keys_checked"`
 	Findings    []finding `json:"findings"`
 }
@@ -245,7 +245,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
 }
 
-// describeVerification says what the problems of single objects mean.
+// describeVerification explains the problems that verify found in single objects.
 func (r *restored) describeVerification(v verification) (found []finding) {
 	for _, p := range v.Problems {
 		means, next := "a restore does not need it", "leave it out of what you restore"
@@ -264,7 +264,7 @@ func (r *restored) describeVerification(v verification) (found []finding) {
 	return found
 }
 
-// meaningOf says what the loss of an object means after a restore, and what to do.
+// meaningOf explains what the loss of an object means after a restore, and what to do.
 func meaningOf(kind keys.Kind) (means, next string) {
 	const another = "take this object from another snapshot or from the bucket's versions"
 	switch kind {

@@ -19,7 +19,7 @@ const (
 	// rotationTime is the default of --timeout. Leaders look for a new CA every three minutes, and agents spread their
 	// renewals over five minutes.
 	rotationTime = time.Hour
-	// rotationPause is the time between two checks of who uses the new CA already.
+	// rotationPause is the time between two checks of which clients already use the new CA.
 	rotationPause = 10 * time.Second
 )
 
@@ -122,8 +122,8 @@ type caRotation struct {
 	// Fingerprint and NotAfter describe the CA that issues certificates at present.
 	Fingerprint string    `json:"ca_fingerprint"`
 	NotAfter    time.Time `json:"ca_not_after"`
-	// Waiting lists who has not followed the rotation yet. The next step waits for them. In the step "issued", they are
-	// those that still have certificates of the old CA.
+	// Waiting lists the clients that have not followed the rotation yet. The next step waits for them. In the step
+	// "issued", these clients still have certificates of the old CA.
 	Waiting *clusterstate.Following `json:"waiting,omitempty"`
 }
 
@@ -209,7 +209,7 @@ func describeStep(r clusterstate.Rotation) string {
 		" issues certificates. Waiting until none of the old CA is left."
 }
 
-// reportFollowing prints who has followed a CA rotation, if that has changed since the last report.
+// reportFollowing prints which clients have followed a CA rotation, if that has changed since the last report.
 func (a *app) reportFollowing(f clusterstate.Following, reported map[string]string) {
 	note := func(about, text string) {
 		if reported[about] != text {

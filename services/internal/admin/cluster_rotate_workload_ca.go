@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// leastWorkloadNotice is the shortest notice: leaders look for a new workload CA every half an hour.
+// leastWorkloadNotice is the shortest time before a new workload CA may start: leaders look for it every half an hour.
 const leastWorkloadNotice = 2 * time.Hour
 
 func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {

@@ -59,8 +59,8 @@ tells how to restore it.`,
 // other programs.
 const namedLeftOut = 10
 
-// snapshot writes the archive to path. Until then it keeps copies of the objects in a directory beside path, because
-// they may need much space.
+// snapshot writes the archive to path. First it copies the objects into a directory beside path, where there is space
+// for them.
 func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error) {
 	dir, remove, err := tempRoot(filepath.Dir(path), ".nstance-snapshot-*")
 	if err != nil {

@@ -133,7 +133,7 @@ func (c *cluster) required() []string {
 	return []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)}
 }
 
-// probeAge is the age from which a leftover probe object is reported.
+// probeAge is the age from which verify reports a leftover probe object.
 const probeAge = time.Hour
 
 func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore.Entry, now time.Time) error {
@@ -232,8 +232,8 @@ func (c *cluster) verifySecret(ctx context.Context, key keys.Key) error {
 	return checkOurs(c, name, secret.Value.Reveal())
 }
 
-// same returns an error if the two texts of a pair differ: what a record says about itself, and what its key says. If
-// read is an error, the record could not be read, and same returns nil.
+// same returns an error if the texts of any pair differ. The first text of a pair is from a record, the second from the
+// record's key. If read is not nil, the record could not be read, and same returns nil.
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// completionTime limits the calls that a completion makes.
+// completionTime is the time limit of the calls that a completion makes.
 const completionTime = 3 * time.Second
 
 // complete adds shell completion for the names of shards, groups, instances and contexts to all commands that take
@@ -79,7 +79,8 @@ func (a *app) shardNames(servers string) (names []string) {
 	return names
 }
 
-// withShards calls do for the shards that a command line selects so far, or for all.
+// withShards calls do for the shards that the command line selects so far. If it selects none, do gets all known
+// shards.
 func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fleet, []string)) {
 	s := &scope{servers: flagText(cmd, "servers"), identityDir: flagText(cmd, "identity-dir"),
 		shard: flagText(cmd, "shard"), timeout: completionTime}

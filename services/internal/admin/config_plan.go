@@ -27,7 +27,7 @@ type compared struct {
 }
 
 // parseBefore parses the stored configuration. If it is not valid, parseBefore takes the configuration that a leader
-// applied last. It does not check the signature of that one, which is used only to describe a change.
+// applied last, and does not check its signature: it is used only to describe a change.
 func (c *compared) parseBefore(ctx context.Context, state *clusterstate.State) {
 	if c.before, _ = config.ParseStored(c.name, c.stored); c.before != nil || c.stored == nil {
 		return
@@ -78,8 +78,8 @@ type configPlan struct {
 	Unchanged bool `json:"unchanged"`
 	// New means that the bucket has no valid configuration of the shard.
 	New bool `json:"new"`
-	// ComparedWithApplied means that the newest configuration is not valid, so that the effects are those of a change
-	// from the applied configuration.
+	// ComparedWithApplied means that the newest configuration is not valid, so the effects are relative to the applied
+	// configuration.
 	ComparedWithApplied bool `json:"compared_with_applied,omitempty"`
 
 	RollingGroups []string `json:"rolling_groups"` // as the Terraform provider's attribute

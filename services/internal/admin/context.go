@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// savedContext holds the defaults of flags for one cluster. Flags and environment variables come before them.
+// savedContext holds the defaults of flags for one cluster. Flags and environment variables take precedence.
 type savedContext struct {
 	Servers     string `json:"servers,omitempty"`
 	IdentityDir string `json:"identity_dir,omitempty"`
@@ -103,7 +103,7 @@ another context for one command of nstance-admin, set NSTANCE_ADMIN_CONTEXT.`}
 	return cmd
 }
 
-// listedContext is one context as it is listed.
+// listedContext is one context in the output of `context list`.
 type listedContext struct {
 	Name    string `json:"name"`
 	Current bool   `json:"current,omitempty"`

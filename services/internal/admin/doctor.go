@@ -124,7 +124,7 @@ type doctorOptions struct {
 	lines                     int
 }
 
-// diagnose makes all checks. A check that cannot be made is a finding.
+// diagnose makes all checks. A check that it cannot make is also a finding.
 func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) diagnosis {
 	d := diagnosis{Shard: o.shard, Consoles: []infra.Console{}}
 	add := func(found ...finding) { d.Findings = append(d.Findings, found...) }
@@ -159,7 +159,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	return d
 }
 
-// checkMachines adds the consoles of the machines of servers to d.
+// checkMachines stores in d what the servers' machines have written to their consoles, and returns findings about them.
 func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnosis) []finding {
 	i := slices.IndexFunc(a.Clouds, func(c infra.Cloud) bool { return c.Name() == shard.Server.Provider.Kind })
 	if i < 0 || a.Clouds[i].Consoles == nil {
@@ -198,8 +198,8 @@ func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State,
 	return shard, found
 }
 
-// checkLeader reads the lock. It counts the lock's age by the clock of the bucket, because other clocks may be wrong.
-// now is the time by that clock, or zero.
+// checkLeader reads the lock. It measures the lock's age by the bucket's clock, because other clocks may be wrong. now
+// is the time by that clock, or zero.
 func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket objstore.Store, name string,
 	now time.Time) (record.Lock, []finding) {
 	lock, _, err := state.ReadLock(ctx, name)

@@ -20,8 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// nextFor returns what to do about an error of the bucket. If the error does not tell, nextFor returns the text
-// otherwise.
+// nextFor returns what to do about an error of the bucket. If the error has no hint, nextFor returns otherwise.
 func (a *app) nextFor(err error, otherwise string) string {
 	if errors.Is(err, record.ErrNewer) {
 		return "use a nstance-admin of the servers' version"
@@ -71,7 +70,7 @@ func writeProbe(ctx context.Context, bucket objstore.Store) (modified time.Time,
 	return modified, bucket.Delete(ctx, key)
 }
 
-// maxClock is the largest difference between clocks that is no problem. Certificates tolerate [authority.Skew].
+// maxClock is the largest difference between clocks that doctor accepts. Connections fail only above [authority.Skew].
 const maxClock = time.Minute
 
 func describeClock(check string, ahead time.Duration) finding {

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// endOfLeadership returns the event of a shard's journal that says why the newest leadership ended. It returns the zero
-// value if there is none: the server was killed, or could not write to the bucket.
+// endOfLeadership returns the event of a shard's journal that says why the newest leadership ended. There is no such
+// event if the server was killed or could not write to the bucket. end is then zero.
 func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (end record.Event) {
 	parts, err := journalParts(ctx, bucket, shard)
 	if err != nil || len(parts) == 0 {
@@ -45,7 +45,7 @@ func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (
 	return end
 }
 
-// withReason adds to a finding about a missing leader why the last leadership ended.
+// withReason adds the reason why the last leadership ended to a finding about a missing leader.
 func withReason(f finding, end record.Event) finding {
 	switch {
 	case end.Kind == record.EventLeaderStepsDown:
@@ -59,7 +59,7 @@ func withReason(f finding, end record.Event) finding {
 	return f
 }
 
-// ofObject reports whether a message is about an object in the bucket that cannot be used.
+// ofObject reports whether a message says that an object in the bucket cannot be used.
 func ofObject(message string) bool {
 	return slices.ContainsFunc([]string{"decode ", authority.ErrUnsigned.Error(), authority.ErrSignature.Error(),
 		highwater.ErrRolledBack.Error(), clusterstate.ErrForeign.Error()}, func(text string) bool {

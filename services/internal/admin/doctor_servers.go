@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// portTime limits a connection to one port.
+// portTime is the time limit of a connection to one port.
 const portTime = 5 * time.Second
 
 // port is an address of a server, with the name of its check.
@@ -44,7 +44,8 @@ func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions)
 	return found
 }
 
-// checkServer connects to the ports of one server. If its machine refuses all of them, they are one finding.
+// checkServer connects to the ports of one server. If the server's machine refuses all connections, checkServer returns
+// one finding for them.
 func (a *app) checkServer(ctx context.Context, who string, ports []port) (found []finding) {
 	var refused []string
 	var closed []int // in found
@@ -80,8 +81,8 @@ func (a *app) checkServer(ctx context.Context, who string, ports []port) (found 
 			"for its disk"}}
 }
 
-// checkPort connects to a port and looks at the certificate of its server. It sends no request. The error is that of
-// the connection.
+// checkPort connects to a port and checks the certificate of its server. It sends no request. The error is not nil if
+// no connection was made.
 func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error) {
 	const next = "is the server running, and does a firewall or security group permit it from here? nstance-admin " +
 		"server list shows the servers once there is a leader"
@@ -105,7 +106,8 @@ func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error
 // runbooks is where the pages for alerts are.
 const runbooks = "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/"
 
-// checkAlerts asks the leader which alerts are active. Without an answer it finds nothing: other checks say why.
+// checkAlerts asks the leader which alerts are active. A leader that does not answer is no problem here: other checks
+// report it.
 func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding) {
 	if !slices.ContainsFunc(o.servers, func(s endpoints.Shard) bool { return s.Name == o.shard }) {
 		return nil
@@ -134,8 +136,8 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 	return found
 }
 
-// checkVersions compares the version of this program with those of the servers that led the shard, as its journal has
-// them.
+// checkVersions compares the version of this program with the versions of the servers that led the shard, from its
+// journal.
 func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard string, lock record.Lock) finding {
 	const check = "versions"
 	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))
@@ -185,7 +187,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the first part of each of the newest terms' journals, the newest term first.
+// firstParts returns the first part of the journal of each of the newest terms, the newest term first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {
@@ -204,7 +206,7 @@ const (
 	noSpace  = "no space left on device"
 	diskNext = "free space on this disk or enlarge it, then restart the server; its cache can be deleted, as the " +
 		"bucket has all state"
-	// minFree is the free space in bytes below which a disk is full.
+	// minFree is the free space in bytes below which a disk counts as full.
 	minFree = 64 << 20
 )
 

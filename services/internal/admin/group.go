@@ -49,7 +49,7 @@ func (a *app) groupListCommand() *cobra.Command {
 	return cmd
 }
 
-// groupTable returns a function that writes a table of the groups of shards.
+// groupTable returns a function that writes a table of the groups of several shards.
 func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	return func(w io.Writer, answers []fleet.GroupsAnswer) error {
 		var rows [][]cell
@@ -66,7 +66,7 @@ func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	}
 }
 
-// none prints that nothing was found, unless shards failed.
+// none prints text, which says that nothing was found, unless a shard failed.
 func (a *app) none(failed []*fleet.Error, text string) error {
 	if len(failed) == 0 {
 		a.note("%s", text)

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// refuseExisting returns an error if there is a file already. A command calls it before work that takes long.
+// refuseExisting returns an error if the file already exists. Commands call it before long work.
 func refuseExisting(path string) error {
 	if path == "" {
 		return nil
@@ -20,8 +20,8 @@ func refuseExisting(path string) error {
 	return nil
 }
 
-// writeNewFile writes a file under a temporary name, with access for the owner only, and renames it. It replaces no
-// file.
+// writeNewFile writes a file under a temporary name, with access for the owner only, and then renames the file. It does
+// not replace an existing file.
 func writeNewFile(path string, write func(io.Writer) error) (size int64, err error) {
 	if err := refuseExisting(path); err != nil {
 		return 0, err
@@ -41,8 +41,8 @@ func writeNewFile(path string, write func(io.Writer) error) (size int64, err err
 	if err = errors.Join(err, file.Close()); err == nil {
 		err = os.Link(file.Name(), path) // unlike a rename, it replaces nothing
 		if err != nil && !errors.Is(err, fs.ErrExist) {
-			// The file system may lack hard links, so rename the file. This could replace a file that another program
-			// makes now.
+			// The file system may lack hard links, so rename the file. The rename could replace a file that another
+			// program has just made.
 			if err = refuseExisting(path); err == nil {
 				err = os.Rename(file.Name(), path)
 			}

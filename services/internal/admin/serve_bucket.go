@@ -23,12 +23,11 @@ type pageBucket struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// compared holds the last comparison of each shard, because the difference of large documents takes long to
-	// compute.
+	// compared holds the last comparison of each shard, because it takes long to compare large documents.
 	compared map[string]comparison
 }
 
-// comparison is the result of [pageBucket.Compare] for two versions.
+// comparison is the result of [pageBucket.Compare] for two versions of the configuration.
 type comparison struct {
 	newest  objstore.Token
 	applied uint64 // revision
@@ -55,7 +54,7 @@ func (b *pageBucket) state(ctx context.Context, shard string) (*clusterstate.Sta
 	return clusterstate.New(options), ctx, cancel
 }
 
-// Lock returns the election lock of a shard without a leader.
+// Lock returns the election lock of a shard that has no leader.
 func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	state, ctx, cancel := b.state(ctx, shard)
 	defer cancel()
@@ -82,7 +81,7 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	return view
 }
 
-// describeHeld says what an unreachable shard waits for while its lock is not stale.
+// describeHeld says what a shard that cannot be reached waits for while its lock is not stale, and what to do next.
 func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 	if age < lock.Lease() {
 		return fmt.Sprintf("the lease of %s has not ended: if it still leads, it cannot be reached from here; if not, "+
@@ -92,7 +91,7 @@ func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 		"start a server of the shard if none runs"
 }
 
-// maxDiff is the number of lines of a difference that the page shows.
+// maxDiff is the largest number of lines of a difference that the page shows.
 const maxDiff = 500
 
 // Compare compares the configuration that a leader of a shard applied last with the newest one. It does not check
@@ -123,7 +122,7 @@ func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison,
 	return result, nil
 }
 
-// diffLines returns the first lines of the difference between two texts, and the number of further ones.
+// diffLines returns the first lines of the difference between two texts, and the number of remaining lines.
 func diffLines(before, after []byte) (lines []web.DiffLine, more int) {
 	for line := range strings.Lines(unifiedDiff(before, after, "in force", "newest")) {
 		class := map[byte]string{'+': "added", '-': "removed", '@': "position"}[line[0]]

@@ -238,7 +238,7 @@ func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err 
 	return a.confirmChange(cmd, s, true, what)
 }
 
-// confirmChange is like confirm, but for a command that destroys something only sometimes. Without a terminal it needs
+// confirmChange is like confirm, for commands that destroy something only in some cases. Without a terminal it needs
 // --yes only if destructive is set.
 func (a *app) confirmChange(cmd *cobra.Command, s *sure, destructive bool, what string) (done bool, err error) {
 	switch {

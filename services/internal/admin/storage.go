@@ -109,7 +109,7 @@ type cluster struct {
 	state  *clusterstate.State
 	// secrets is nil if the command opens and verifies no sealed or signed object.
 	secrets secretstore.Store
-	// sealed reports whether the secrets are objects of the bucket.
+	// sealed reports whether the secrets are sealed objects in the bucket.
 	sealed bool
 	ring   keyring.Ring
 }
@@ -186,7 +186,7 @@ func inCluster[T any](ctx context.Context, a *app, s *secretFlags, needs need,
 	return result, err
 }
 
-// ring reads the encryption keys. If none is needed, a source without keys is not an error.
+// ring reads the encryption keys. If needed is false, a source without keys is not an error.
 func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, error) {
 	if !needed {
 		return keyring.Ring{}, nil
@@ -210,8 +210,8 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	return ring, nil
 }
 
-// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. A wrong ID does no harm,
-// because no sealed object opens with it.
+// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. A forged ID does no harm,
+// because no sealed object can be opened with it.
 func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
 	bundle, err := state.UnverifiedCABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

@@ -72,8 +72,8 @@ Like "doctor", "support" tests the bucket: it writes one object and deletes it a
 	return cmd
 }
 
-// checkSupport refuses wrong command lines. It fills in the servers and the identity from the environment or the saved
-// context.
+// checkSupport refuses wrong command lines. It takes missing servers and a missing identity from the environment or the
+// saved context.
 func (a *app) checkSupport(o *supportOptions) error {
 	saved, err := a.currentContext()
 	if err != nil {

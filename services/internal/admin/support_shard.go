@@ -109,7 +109,8 @@ func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, sh
 	return lock
 }
 
-// readConfigurations adds the documents of the configuration, and returns the one in force, or the newest.
+// readConfigurations adds the documents of the configuration, and returns the configuration in force or, if that is not
+// known, the newest one.
 func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate.State, shard,
 	dir string) (current *config.Shard) {
 	newest, token, err := state.ReadConfig(ctx, shard)
@@ -145,7 +146,7 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader adds what the shard's leader says. It reports whether the leader returned its events.
+// readLeader adds the answers of the shard's leader. It reports whether the leader returned its events.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false
@@ -220,8 +221,8 @@ func journalParts(ctx context.Context, bucket objstore.Store, shard string) (par
 	return parts, nil
 }
 
-// readParts reads parts of the journal from the newest back, until there are enough events. It notes parts that cannot
-// be decoded, and leaves them out. It stops when the bucket fails.
+// readParts reads parts of the journal, the newest first, until it has enough events. It notes and skips parts that
+// cannot be decoded. It stops when the bucket fails.
 func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []fleet.JournalEvent {
 	since := r.Now().Add(-r.since)
 	events := []fleet.JournalEvent{}
@@ -266,8 +267,8 @@ func (r *supportRun) readMetrics(ctx context.Context, shard, dir string, current
 	r.bundle.AddMetrics(dir+"metrics.txt", "metrics of the leader", text)
 }
 
-// metricsAddress returns the address of the leader's health port, or "" if it is not known. A configuration without a
-// host leaves the choice to the server, and the lock has the host then.
+// metricsAddress returns the address of the leader's health port, or "" if it is not known. If the configuration has no
+// host, the server chooses one, and metricsAddress takes the host from the lock.
 func metricsAddress(current *config.Shard, lock record.Lock) string {
 	if current == nil {
 		return ""

@@ -34,8 +34,8 @@ until the command is interrupted. On a terminal, the new status replaces the one
 	return cmd
 }
 
-// top prints the state of the shards every interval until ctx ends. For a shard that does not answer it prints the
-// error, and asks again.
+// top prints the state of the shards every interval until ctx ends. For a shard that does not answer, it prints the
+// error.
 func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 	f, err := a.fleet(s)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // lookPause is the time between two checks of what a command waits for.
 const lookPause = 2 * time.Second
 
-// patienceFlags hold whether a command waits for the effect of its request, and for how long.
+// patienceFlags say whether a command waits for the effect of its request, and for how long.
 type patienceFlags struct {
 	wait    bool
 	timeout time.Duration
@@ -89,9 +89,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 		})
 }
 
-// await calls done for every selected shard, again and again, until it has returned true for each. It prints every
-// change. Errors that may end by themselves, such as a lost leader, are printed and do not end the wait. hint is the
-// command that explains what blocks the change.
+// await calls done for every selected shard repeatedly, until done has returned true for each. It prints every change.
+// Errors that may end by themselves, such as a lost leader, are printed and do not end the wait. hint is the command
+// that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	if patient.timeout <= 0 {

@@ -19,7 +19,7 @@ type Outcome struct {
 
 func (o *Outcome) outcome() *Outcome { return o }
 
-// Failed returns the errors among answers, in their order.
+// Failed returns the errors in answers, in the order of the answers.
 func Failed[T any, P Answer[T]](answers []T) []*Error {
 	var errs []*Error
 	for i := range answers {
@@ -81,7 +81,7 @@ type Answers[T any] struct {
 	Shards []T `json:"shards"`
 }
 
-// each calls ask for all shards concurrently. The answers are in the order of the shards.
+// each calls the function ask once for each shard, concurrently. The answers are in the order of the shards.
 func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string,
 	into *T) error) []T {
 	answers := make([]T, len(shards))
@@ -242,8 +242,8 @@ func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, to
 	return f.scale(ctx, with, name, sizes)
 }
 
-// divide returns the shards that have a group, and the size in each. failed is the outcome of a shard that does not
-// answer.
+// divide returns the shards that have the group, and the group's size in each. failed is the error of a shard that does
+// not answer.
 func (f *Fleet) divide(ctx context.Context, shards []string, name string, total uint32) (with []string,
 	sizes map[string]uint32, failed *Outcome) {
 	for _, answer := range f.Group(ctx, shards, name) {
@@ -271,13 +271,13 @@ type ScalePreview struct {
 	PreviousSize uint32 `json:"previous_size"`
 	Size         uint32 `json:"size"`
 	ActualSize   uint32 `json:"actual_size"`
-	// Plan is what the leader would do next with the size. It is nil if it was not asked for, or if the leader cannot
-	// plan another size than the group's.
+	// Plan is what the leader would do next with the size. It is nil if the caller did not ask for it, or if the leader
+	// can only plan for the group's present size.
 	Plan *Explanation `json:"plan,omitempty"`
 }
 
-// PreviewScale returns what [Fleet.Scale] would do, or with total [Fleet.ScaleTotal]. It changes nothing.
-// With plan it asks the leaders for their plans.
+// PreviewScale returns what [Fleet.Scale] would do or, if total is set, what [Fleet.ScaleTotal] would do. It changes
+// nothing. If plan is set, it also asks the leaders for their plans.
 func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, size uint32, total,
 	plan bool) []ScalePreview {
 	sizes := map[string]uint32{}
@@ -381,8 +381,7 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 	})
 }
 
-// Elsewhere removes the answers of shards that do not have an instance, if another shard has it. An ID exists in one
-// shard only.
+// Elsewhere removes the answers "not found" if another shard has the instance, because an ID exists in one shard only.
 func Elsewhere[T any, P Answer[T]](answers []T) []T {
 	failed := func(a T) *Error { return P(&a).outcome().Err }
 	if !slices.ContainsFunc(answers, func(a T) bool { return failed(a) == nil }) {

@@ -72,13 +72,13 @@ func refuse(shard string, code codes.Code, hint, format string, args ...any) *Er
 // asError converts any error to an Error.
 func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
 
-// doctor returns the command that examines a shard without a leader.
+// doctor returns the command line that examines a shard without a leader.
 func doctor(shard string) string {
 	return "nstance-admin doctor --shard " + shard + " --storage-bucket BUCKET"
 }
 
-// explain converts the error of a call at an address to an Error. cause is the reason why no connection could be made,
-// or nil.
+// explain converts the error of a call to an Error. addr is the address that was called. cause says why no connection
+// was made, or is nil.
 func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	var own *Error
 	if errors.As(err, &own) {
@@ -126,7 +126,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	return e
 }
 
-// noise removes the text that gRPC adds to the cause of a lost connection.
+// noise removes the text that gRPC puts before the cause of a lost connection.
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
@@ -169,8 +169,8 @@ func neededRole(e *Error) string {
 	return ""
 }
 
-// registration returns the command that gives a role to the operator in the identity directory. Only the bucket's name
-// must be filled in, because the identity does not hold it.
+// registration returns the command line that gives a role to the operator of the identity directory. The user must fill
+// in only the bucket's name, because the identity does not hold that.
 func (f *Fleet) registration(role string) string {
 	text := "nstance-admin cluster register-operator"
 	if identity, err := f.Identity(); err == nil {

@@ -58,13 +58,13 @@ type Verdict struct {
 	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls the instance unhealthy and the reason"`
 }
 
-// Blocked says why the group is not at its size and, where it is known, until when.
+// Blocked says why the group is not at its size and, if known, until when.
 func (e *Explanation) Blocked() string { return reasonUntil(e.BlockedReason, e.BlockedUntil) }
 
-// RolloutText says why outdated instances are not replaced now and, where it is known, until when.
+// RolloutText says why outdated instances are not replaced now and, if known, until when.
 func (e *Explanation) RolloutText() string { return reasonUntil(e.RolloutWaits, e.RolloutUntil) }
 
-// GuardText says why no silent or failing instance is replaced while too many of them are (the unhealthy guard).
+// GuardText says why the unhealthy guard prevents the replacement of silent or failing instances.
 func (e *Explanation) GuardText() string {
 	held, failing, check := 0, 0, ""
 	for _, v := range e.Instances {

@@ -95,8 +95,8 @@ func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context,
 }
 
 // reach runs do against a shard's leader. It tries the last known leader, then the configured addresses. If a server
-// names another server as the leader, reach tries that one next, but only once. do may run several times, because all
-// calls of the operator API are idempotent or guarded. Errors are *[Error].
+// names another server as the leader, reach tries that one next, but only once. reach may call do several times,
+// because all calls of the operator API are idempotent or guarded. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	queue := f.addresses(shard)
 	if len(queue) == 0 {
@@ -210,7 +210,7 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 // maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
 const maxMessage = 16 << 20
 
-// tlsConfig reads the current identity for a handshake with a server of a shard.
+// tlsConfig reads the current identity and returns the configuration for a handshake with a server of a shard.
 func (f *Fleet) tlsConfig(shard string) (*tls.Config, error) {
 	identity, err := LoadIdentity(f.options.IdentityDir)
 	if err != nil {

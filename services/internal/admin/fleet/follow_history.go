@@ -6,8 +6,9 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FollowHistory calls each for the stored events of a shard's journal after a position, and then for new ones. The
-// empty position is before all events. FollowHistory ends when the connection is lost or ctx ends, with an error.
+// FollowHistory passes the stored events of a shard's journal after a position to the function each, and then new
+// events. The empty position is before all events. FollowHistory returns an error when the connection is lost or ctx
+// ends.
 func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter HistoryFilter, after string,
 	each func(JournalEvent)) *Error {
 	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {

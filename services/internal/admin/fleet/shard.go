@@ -115,8 +115,8 @@ func (a *OrphansAnswer) viewOrphans(r *nstancev1.ListOrphansResponse) {
 	}
 }
 
-// ConfirmOrphans allows the leader of a shard to terminate its orphans. providerIDs are those that a person has seen.
-// The leader refuses the call if the shard has other orphans now.
+// ConfirmOrphans allows the leader of a shard to terminate its orphans. providerIDs are the orphans that a person has
+// seen. The leader refuses the call if the shard has other orphans now.
 func (f *Fleet) ConfirmOrphans(ctx context.Context, shards, providerIDs []string) []OrphansAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *OrphansAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {

@@ -46,11 +46,11 @@ type Group struct {
 	ProviderIDs   []string          `json:"provider_ids,omitempty"`
 }
 
-// Blocked says why the group is not at its size and, where it is known, until when. It is empty if the group is at its
-// size or on the way.
+// Blocked says why the group is not at its size and, if known, until when. It is empty if the group is at its size or
+// on the way.
 func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
 
-// reasonUntil adds the time at which a reason ends; zero: unknown.
+// reasonUntil adds to a reason the time at which it ends. The zero time is unknown and adds nothing.
 func reasonUntil(reason string, until time.Time) string {
 	if reason == "" || until.IsZero() {
 		return reason
@@ -287,7 +287,7 @@ func at(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// enumName returns the name of a value of the protocol in lower case, without the prefix of its type.
+// enumName returns the name of an enum value of the protocol in lower case, without the prefix for the enum.
 func enumName(value fmt.Stringer, prefix string) string {
 	return strings.ToLower(strings.TrimPrefix(value.String(), prefix))
 }

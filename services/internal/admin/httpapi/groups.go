@@ -26,7 +26,8 @@ type RolloutRequest struct {
 	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
 }
 
-// CreateGroupRequest is the body of POST /group/create. Fields that it leaves out, except size, come from the template.
+// CreateGroupRequest is the body of POST /group/create. A field that the request leaves out, except size, has the
+// template's value.
 type CreateGroupRequest struct {
 	Group         string            `json:"group"`
 	Template      string            `json:"template"`
@@ -108,7 +109,7 @@ func (a *api) groupRoutes() []route {
 	}
 }
 
-// group checks the name of a group that a request names in its query or body.
+// group checks the name of a group. where says which part of the request names the group: the query or the body.
 func (c *call) group(name, where string) (string, error) {
 	if err := ident.ValidateName(name); err != nil {
 		return "", badRequest("%s: group: %v", where, err)

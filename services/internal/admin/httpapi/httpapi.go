@@ -54,7 +54,7 @@ const (
 	RoleViewer Role = "viewer"
 	// RoleOperator may also change groups and instances.
 	RoleOperator Role = "operator"
-	// RoleAdmin may also call what concerns a whole shard, such as a step-down.
+	// RoleAdmin may also make calls that affect a whole shard, such as a step-down.
 	RoleAdmin Role = "admin"
 )
 
@@ -148,8 +148,8 @@ func New(options Options) http.Handler {
 	return a.guard(cross.Handler(mux))
 }
 
-// guard sets the common headers and limits, and rejects requests for names that do not belong to this machine. A page
-// of another site may use a name that resolves to this machine (DNS rebinding).
+// guard sets the common headers and limits, and rejects requests for host names of other machines: a page of another
+// site may use a name that resolves to this machine (DNS rebinding).
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -173,7 +173,7 @@ func (a *api) guard(next http.Handler) http.Handler {
 	})
 }
 
-// NamesThisMachine reports whether a request's host is a name or an address of only this machine.
+// NamesThisMachine reports whether a request's host is a loopback name or address, which no other machine has.
 func NamesThisMachine(r *http.Request) bool { return Loopback(hostOf(r.Host)) }
 
 func hostOf(hostport string) string {
@@ -183,7 +183,7 @@ func hostOf(hostport string) string {
 	return strings.Trim(hostport, "[]")
 }
 
-// Loopback reports whether a host names only this machine.
+// Loopback reports whether a host is a loopback name or address.
 func Loopback(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()

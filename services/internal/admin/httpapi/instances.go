@@ -89,7 +89,8 @@ func (a *api) instanceRoutes() []route {
 	}
 }
 
-// instance parses the ID of an instance that a request names in its query or body.
+// instance parses the ID of an instance. where says which part of the request names the instance: the query or the
+// body.
 func (c *call) instance(text, where string) (ident.ID, error) {
 	id, err := ident.ParseID(text)
 	if err != nil {

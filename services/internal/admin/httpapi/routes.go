@@ -22,7 +22,8 @@ type route struct {
 	// body and answer are values of the request and response types.
 	body, answer any
 	do           func(*call) (status int, body any, err error)
-	// follow, instead of do, sends values of the answer's type, one on each line, until the client disconnects.
+	// follow is set instead of do. It sends values of the answer's type, one on each line, until the client
+	// disconnects.
 	follow func(c *call, send func(any)) error
 }
 
@@ -129,7 +130,7 @@ func answer[T any, P fleet.Answer[T]](answers []T) (int, any, error) {
 }
 
 // statusOf returns 200 if every shard succeeded. If one of several shards failed, it returns 502, and the answers say
-// which. If the only shard failed, it returns the status for that error.
+// which shards failed. If the only shard failed, it returns the status for that error.
 func statusOf[T any, P fleet.Answer[T]](answers []T) int {
 	failed := fleet.Failed[T, P](answers)
 	switch {

@@ -1,9 +1,9 @@
 // Package snapshot copies the objects of a bucket into one archive, and reads such archives.
 //
-// An archive is a tar file with gzip. It has each object under objects/ and its key, and then manifest.json.
+// An archive is a tar file with gzip. Its entries are the objects, each under objects/{key}, and then manifest.json.
 //
-// Invariant: [Unpack] writes only regular files below its directory, and never more than its limits. In a snapshot that
-// is consistent, all objects but locks, journals and logs are as they were at one moment.
+// Invariant: [Unpack] writes only regular files below its directory, and never more than its limits. A consistent
+// snapshot holds the state of all objects, except locks, journals and logs, at one moment.
 package snapshot
 
 import (
@@ -40,10 +40,10 @@ type Manifest struct {
 	Cluster string `json:"cluster_id"`
 	// Program is the version of nstance-admin that made the archive.
 	Program string `json:"nstance_admin"`
-	// Began is before the first read, and Ended after the last.
+	// Began is the time before the first read, and Ended the time after the last.
 	Began time.Time `json:"began_at"`
 	Ended time.Time `json:"ended_at"`
-	// Consistent reports whether no document changed meanwhile, except locks, journals and logs.
+	// Consistent reports whether no document, except locks, journals and logs, changed between Began and Ended.
 	Consistent bool `json:"consistent"`
 	// Objects are sorted by key.
 	Objects []Object `json:"objects"`
@@ -65,7 +65,7 @@ type Object struct {
 
 // Options configure [Copy]. All are required.
 type Options struct {
-	// Dir holds the objects until they are in the archive.
+	// Dir holds the copies of the objects until they are in the archive.
 	Dir *os.Root
 	Now func() time.Time
 	// ForEach calls fn for 0 to n-1, with at most limit calls at a time.
@@ -87,7 +87,7 @@ type copier struct {
 }
 
 // Copy reads all objects that a restore needs into options.Dir, and returns their manifest without Cluster and Program.
-// It reads again what changes meanwhile, a few times.
+// It reads objects that change meanwhile again, up to rounds times.
 func Copy(ctx context.Context, store objstore.Store, options Options) (Manifest, error) {
 	m := Manifest{Schema: Schema, Began: options.Now().UTC()}
 	c := &copier{store: store, options: options, copied: map[string]Object{}}
@@ -132,7 +132,7 @@ func (c *copier) list(ctx context.Context, m *Manifest) (map[string]objstore.Ent
 }
 
 // compare marks the copies that differ from the bucket's list. It returns the objects to read, and the number of
-// differences that make the copy inconsistent.
+// changes that make the copy inconsistent.
 func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Entry, steady int) {
 	for key, object := range c.copied {
 		entry, there := listed[key]
@@ -161,7 +161,7 @@ func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Ent
 	return stale, steady
 }
 
-// Moving reports whether the object changes even while nothing happens to VMs. That holds for locks, journals and logs.
+// Moving reports whether the object changes even while nothing happens to VMs, as locks, journals and logs do.
 func (o Object) Moving() bool { return moving(o.Key) }
 
 func moving(name string) bool {
@@ -170,8 +170,8 @@ func moving(name string) bool {
 		keys.KindClusterJournal, keys.KindServerReport}, key.Kind)
 }
 
-// read copies objects. Locks come first: a lock names the highest versions that servers have seen, and must not be
-// newer than the documents.
+// read copies objects. Locks come first: a lock lists the highest versions of documents that servers have seen, so a
+// newer lock would not fit the copied documents.
 func (c *copier) read(ctx context.Context, entries []objstore.Entry) error {
 	locks := slices.DeleteFunc(slices.Clone(entries), func(e objstore.Entry) bool { return !isLock(e.Key) })
 	rest := slices.DeleteFunc(entries, func(e objstore.Entry) bool { return isLock(e.Key) })

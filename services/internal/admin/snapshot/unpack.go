@@ -23,19 +23,19 @@ import (
 
 // Limits bound what [Unpack] writes.
 type Limits struct {
-	// Object, Manifest and Total are sizes in bytes. Total is that of all objects.
+	// Object, Manifest and Total are the largest sizes in bytes. Total is for all objects together.
 	Object, Manifest, Total int64
-	// Count is the number of objects.
+	// Count is the largest number of objects.
 	Count int
 }
 
-// DefaultLimits are far above the bucket of a large cluster.
+// DefaultLimits are far above what a large cluster needs.
 var DefaultLimits = Limits{Object: 1 << 30, Manifest: 1 << 30, Total: 32 << 30, Count: 4 << 20}
 
-// ErrArchive means that a file is no archive of this package, or not a complete one.
+// ErrArchive means that a file is not an archive of this package, or is incomplete.
 var ErrArchive = errors.New("it is no complete snapshot")
 
-// Difference is an object that is not as the manifest says.
+// Difference is an object that differs from the manifest.
 type Difference struct{ Key, Problem string }
 
 // unpacker is one run of Unpack.
@@ -46,9 +46,9 @@ type unpacker struct {
 	total  int64
 }
 
-// Unpack unpacks the objects of an archive into dir, which is empty: an object's key is its path. It returns the
-// manifest, and the objects that differ from it. An archive that could not be written by this package is an error that
-// wraps [ErrArchive]; part of it may be unpacked.
+// Unpack unpacks the objects of an archive into dir, which must be empty. An object's key is its path. Unpack returns
+// the manifest and the objects that differ from the manifest. For an archive that this package cannot have written, the
+// error wraps [ErrArchive], and dir may hold a part of the archive.
 func Unpack(r io.Reader, dir *os.Root, limits Limits) (Manifest, []Difference, error) {
 	source := bufio.NewReader(r)
 	zip, err := gzip.NewReader(source)
@@ -150,7 +150,8 @@ func decodeManifest(body []byte) (Manifest, error) {
 	return m, nil
 }
 
-// writeObject unpacks one object. Its key must be in the layout of the bucket, which has no path out of the directory.
+// writeObject unpacks one object. It refuses a key that the bucket's layout does not have, so no path leads out of the
+// directory.
 func (u *unpacker) writeObject(key string, size int64, r io.Reader) error {
 	parsed, err := keys.Parse(key)
 	if err != nil {
@@ -189,7 +190,7 @@ func (u *unpacker) writeObject(key string, size int64, r io.Reader) error {
 	return nil
 }
 
-// reading is a reader that remembers its error, so that the caller can tell it from an error of the disk.
+// reading is a reader that remembers its own error, so that the caller can tell that error from one of the disk.
 type reading struct {
 	io.Reader
 	err error

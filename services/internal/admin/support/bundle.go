@@ -17,7 +17,7 @@ import (
 
 // Bundle collects documents. Nothing is redacted before [Bundle.Files].
 type Bundle struct {
-	// About says which program made the bundle, when, and of what. The bundle shows the values as they are.
+	// About says which program made the bundle, when, and for which cluster. The bundle does not redact these values.
 	About []Fact
 
 	documents []document
@@ -84,12 +84,12 @@ func (b *Bundle) AddMetrics(path, about, text string) {
 	b.documents = append(b.documents, document{path: path, about: about, metrics: text})
 }
 
-// NoteUnread notes what could not be read, and why.
+// NoteUnread records what could not be read, and why.
 func (b *Bundle) NoteUnread(what string, why error) {
 	b.unread = append(b.unread, Unread{what, why.Error()})
 }
 
-// Files returns the redacted files, a README first, and the redacted reasons of what could not be read.
+// Files returns the redacted files, a README first, and what could not be read, with redacted reasons.
 func (b *Bundle) Files() ([]File, []Unread, error) {
 	r := newRedactor()
 	for _, d := range b.documents {
@@ -156,7 +156,7 @@ var (
 	metricLabel = regexp.MustCompile(`^([a-z_]+)="([A-Za-z0-9 ._:/+-]{0,64})"(?:,|$)`)
 )
 
-// shownMetrics returns the lines about metrics of Nstance and of the Go runtime. It leaves out all other lines.
+// shownMetrics returns the lines of a text that are about metrics of Nstance and of the Go runtime.
 func shownMetrics(text string) string {
 	var out strings.Builder
 	for line := range strings.Lines(text) {

@@ -13,10 +13,11 @@ import (
 	"strings"
 )
 
-// hidden replaces what the bundle must not hold.
+// hidden replaces values that the bundle must not contain.
 const hidden = "[redacted]"
 
-// treatment is how the bundle shows a kind of field. show gets a value of JSON and returns what is shown of it.
+// treatment is the way in which the bundle shows one kind of field. show takes a JSON value and returns what the bundle
+// shows of that value.
 type treatment struct {
 	show func(r *redactor, v any) any
 }
@@ -28,18 +29,18 @@ var (
 	words = &treatment{showWords}
 	// origin is for URLs. It shows the scheme, the host and the port.
 	origin = &treatment{showOrigin}
-	// present is for fields whose presence is shown, but not their content.
+	// present is for fields of which the bundle shows only that they are set.
 	present = &treatment{showPresence}
 	// leftOut is for fields of which the bundle shows nothing. Fields without a treatment are left out too.
 	leftOut = &treatment{func(*redactor, any) any { return nil }}
 )
 
-// shape lists the fields of a document that the bundle shows. Keys are paths: names joined by dots, with * for every
-// name of an object and every position of a list. A name in the place of a * is shown.
+// shape lists the fields of a document that the bundle shows. Keys are paths: names joined by dots, where * stands for
+// every field of an object and every position of a list. The bundle shows the field names that a * matches.
 type shape map[string]*treatment
 
-// redactor removes from documents what their shapes do not show. It first collects the hidden values of all documents,
-// because a text may quote what another document hides.
+// redactor removes from documents the values that their shapes do not show. It first collects the hidden values of all
+// documents, because a text may quote what another document hides.
 type redactor struct {
 	names  map[string]bool // that fields of documents show
 	values map[string]bool // that fields of documents hide
@@ -89,7 +90,7 @@ func showPresence(_ *redactor, v any) any {
 	return hidden
 }
 
-// prefixes returns the paths of all objects and lists on the way to a field of the shape.
+// prefixes returns the paths of all objects and lists that contain a field of the shape.
 func (s shape) prefixes() map[string]bool {
 	out := map[string]bool{}
 	for path := range s {
@@ -103,7 +104,7 @@ func (s shape) prefixes() map[string]bool {
 }
 
 // walk calls leaf for every value of a tree, with its treatment or nil, and returns the tree of the results. It leaves
-// out values for which leaf returns nothing.
+// out values for which leaf returns false.
 func (s shape) walk(tree any, leaf func(t *treatment, v any) (any, bool), name func(string)) any {
 	prefixes := s.prefixes()
 	var visit func(path string, v any) (any, bool)
@@ -173,7 +174,8 @@ func (r *redactor) learn(s shape, tree any) {
 // minHidden is the least length of a hidden value that is removed from texts.
 const minHidden = 4
 
-// learnHidden notes all texts and numbers in a hidden tree, and the lines of texts. IP addresses are no secrets.
+// learnHidden notes all texts and numbers in a hidden tree, and the single lines of texts. It skips IP addresses, which
+// are no secrets.
 func (r *redactor) learnHidden(v any) {
 	switch v := v.(type) {
 	case map[string]any:

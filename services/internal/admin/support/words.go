@@ -32,10 +32,10 @@ const maxDigits = 12
 const maxText = 4 << 10
 
 var (
-	// labelled matches what follows the name of a secret, to the end of the line.
+	// labelled matches the name of a secret and the rest of its line.
 	labelled = regexp.MustCompile(`(?i)((?:passw(?:or)?d|passphrase|pwd|secret|token|nonce|credentials?|authorization|` +
 		`bearer|(?:api|access|private|secret)[-_ ]?key(?:[-_ ]?id)?)["']?\s*[:=]\s*)\S.*`)
-	// piece matches what is between spaces, quotes, brackets and commas.
+	// piece matches the text between spaces, quotes, brackets and commas.
 	piece   = regexp.MustCompile("[^\\s,;()\\[\\]{}<>\"'`]+")
 	joint   = regexp.MustCompile(`[./:_|=-]+`)
 	amount  = regexp.MustCompile(`^-?[0-9]{1,6}(\.[0-9]{1,6})?(ns|µs|ms|s|m|h|d|%|B|KB|MB|GB|KiB|MiB|GiB)?$`)
@@ -46,7 +46,7 @@ var (
 	repeats = regexp.MustCompile(`\[redacted\](?:[\s,;:/=.()"'-]*\[redacted\])+`)
 )
 
-// wordsOf returns a text in which every piece is hidden, unless it is known to be harmless.
+// wordsOf returns a text in which every piece is hidden that is not known to be harmless.
 func (r *redactor) wordsOf(text string) string {
 	if text = r.hideValues(text); len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + " …"

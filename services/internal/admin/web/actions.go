@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// confirmLength is the number of an instance ID's last characters that a person types to confirm a deletion.
+// confirmLength is how many of the last characters of an instance ID a person types to confirm a deletion.
 const confirmLength = 6
 
 // change is like read, but only for clients that may change something. do returns a description for the log, and the
@@ -105,8 +105,8 @@ func errorOf[T any, P fleet.Answer[T]](answers []T) error {
 	return nil
 }
 
-// doneText returns the message to show after an action. It returns nothing for an unknown action, because any link can
-// name one.
+// doneText returns the message to show after an action. It returns "" for an unknown action, because a link of another
+// site can name any action.
 func doneText(action string) string {
 	return map[string]string{
 		"pause": "The rollout is paused.", "resume": "The rollout goes on.",

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Bucket reads what only the bucket knows about the shards. It must be safe for concurrent use.
+// Bucket reads from the bucket what the shards' leaders do not answer. It must be safe for concurrent use.
 type Bucket interface {
-	// Lock returns the election lock of a shard without a leader.
+	// Lock returns the election lock of a shard that has no leader.
 	Lock(ctx context.Context, shard string) Lock
 	// Compare compares the configuration that a leader of a shard applied last with the newest one.
 	Compare(ctx context.Context, shard string) (Comparison, error)
@@ -17,23 +17,23 @@ type Bucket interface {
 type Lock struct {
 	Holder, Heir string
 	Term         uint64
-	// RenewedAt is the time of the last renewal by the bucket's clock.
+	// RenewedAt is the time of the last renewal. It is measured by the bucket's clock.
 	RenewedAt time.Time
 	Lease     time.Duration
 	// Waits says what the shard waits for, and Next what to do. Next may be empty.
 	Waits, Next string
 }
 
-// Comparison is the difference between the configuration in force and the newest one in the bucket.
+// Comparison is the difference between the configuration in force and the newest configuration in the bucket.
 type Comparison struct {
 	// Same means that the newest configuration is in force.
 	Same bool
 	// Invalid means that this version of nstance-admin cannot read one of the two configurations, so that the effects
 	// are not known.
 	Invalid bool
-	// Rolling are the groups of which instances would be replaced. Effects are all effects on running instances.
+	// Rolling are the groups in which instances would be replaced. Effects are all effects on running instances.
 	Rolling, Effects []string
-	// Diff holds the first lines of the difference in the unified format, and More is the number of further ones.
+	// Diff holds the first lines of the difference in the unified format, and More is the number of remaining lines.
 	Diff []DiffLine
 	More int
 }

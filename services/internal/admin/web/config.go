@@ -14,7 +14,8 @@ type configView struct {
 	NoBucket bool
 }
 
-// shardConfig is the configuration of one shard. Err is the error of its leader, and CompareErr that of the bucket.
+// shardConfig is the configuration of one shard. Err is the error of a call to the leader, and CompareErr that of a
+// read of the bucket.
 type shardConfig struct {
 	Shard           string
 	Config          fleet.Config

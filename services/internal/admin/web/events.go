@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// maxEvents is the number of events on a page. An earlier end of the period shows older ones.
+// maxEvents is the largest number of events on a page. To see older events, end the period earlier.
 const maxEvents = 500
 
 // eventsView shows the journals of shards, the newest event first.
@@ -44,7 +44,7 @@ func (e entry) Permalink() string {
 	return Path + "events?" + query.Encode() + "#" + e.Anchor()
 }
 
-// eventFilter is the filter of a page, as the strings of the query in its address.
+// eventFilter is the filter of a page. Its fields are the query parameters in the page's address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
 	// Period is a duration before now, such as 1h. Since and Until take precedence.
@@ -118,8 +118,8 @@ func badFilter(name string, err error) error {
 	return &httpError{http.StatusBadRequest, name + ": " + err.Error(), "Correct the filter."}
 }
 
-// matches reports whether a filter selects a new event. It ignores the filter's times, because the event is newer than
-// the page.
+// matches reports whether a filter selects a new event. It ignores the filter's times, because a new event is newer
+// than the page.
 func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
 	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
 		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&

@@ -43,7 +43,7 @@ func (p *page) showShard(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "shard", "Shard "+shard, live, p.shards(r, []string{shard})[0])
 }
 
-// shards asks shards for what a row of the fleet shows.
+// shards asks shards for the values of their rows on the fleet's page.
 func (p *page) shards(r *http.Request, names []string) []shardView {
 	var statuses []fleet.StatusAnswer
 	var groups []fleet.GroupsAnswer

@@ -20,10 +20,10 @@ const instancesPerPage = 250
 type groupView struct {
 	Shard string
 	Group fleet.Group
-	// Classes count the instances by their class, for the bar.
+	// Classes count the group's instances by class. The page shows them as a bar.
 	Classes []count
 	Total   int
-	// Class selects the instances that are listed. Empty: all.
+	// Class selects the instances that are listed. If it is empty, all are listed.
 	Class     string
 	Instances []row
 	// Page counts from 1.
@@ -35,7 +35,7 @@ type groupView struct {
 	Alerts       []fleet.Event
 	Replacements statistics
 	Rollout      *rolloutView
-	// MayChange means that the page has forms. Done says what the last one did.
+	// MayChange means that the page has forms. Done says what the last submitted form did.
 	MayChange bool
 	Done      string
 }
@@ -71,7 +71,8 @@ type row struct {
 // classes are the classes of instances, those that need attention first.
 var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
 
-// classOf returns the class of an instance: "deleted", "drifted" for a healthy one that is outdated, or its health.
+// classOf returns the class of an instance: "deleted", "drifted" for a healthy one that is outdated, or otherwise its
+// health.
 func classOf(i fleet.Instance) string {
 	switch {
 	case i.State == "deleted":
@@ -158,7 +159,7 @@ func (v *groupView) PageURL(page int, class string) string {
 	return "?" + query.Encode()
 }
 
-// Previous and Next return the numbers of the neighbours of the listed page, and 0 if there is none.
+// Previous returns the number of the previous page, and 0 if there is none.
 func (v *groupView) Previous() int { return v.Page - 1 }
 
 // Next returns the number of the next page, and 0 if there is none.

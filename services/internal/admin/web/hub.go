@@ -12,17 +12,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// hub follows all shards. It knows the active alerts, counts replacements, and tells pages what changes. It is safe
-// for concurrent use.
+// hub follows all shards. It knows the active alerts, counts replacements, and passes changes on to open pages. It is
+// safe for concurrent use.
 type hub struct {
 	fleet *fleet.Fleet
 	now   func() time.Time
-	// ended is closed when run ends. The streams to open pages end then, too.
+	// ended is closed when run ends. The streams to open pages then end, too.
 	ended chan struct{}
 
 	mu     sync.Mutex
 	shards map[string]*followed
-	// changes counts the changes of all shards.
+	// changes is the number of changes so far, in all shards.
 	changes uint64
 	pages   map[*listener]struct{}
 }
@@ -38,7 +38,8 @@ type followed struct {
 
 type alertKey struct{ kind, group, id string }
 
-// change is one event of a shard. If neither event nor entry is set, the shard was lost or found again.
+// change is one event of a shard. If neither event nor entry is set, the connection to the shard was lost or made
+// again.
 type change struct {
 	shard  string
 	number uint64
@@ -49,7 +50,7 @@ type change struct {
 // listener receives the changes for one open page.
 type listener struct {
 	changes chan change
-	// missed holds a value if changes found no room in the channel.
+	// missed holds a value if the channel had no room for a change.
 	missed chan struct{}
 }
 
@@ -62,7 +63,7 @@ func newHub(f *fleet.Fleet, now func() time.Time) *hub {
 	return h
 }
 
-// retryPause is the time between two attempts to follow a shard that refused, or whose journal was lost.
+// retryPause is the time between two attempts to follow a shard after a refusal or a lost stream of its journal.
 const retryPause = 2 * time.Second
 
 // run follows the shards until ctx ends. Call it once.
@@ -127,7 +128,7 @@ func (h *hub) addEvent(e fleet.Event) {
 }
 
 // setLost records why a shard cannot be followed or, if err is nil, that it is followed again. It forgets the shard's
-// alerts, because a new session begins with those that are active.
+// alerts, because every new session begins with the active alerts.
 func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,11 +157,11 @@ func (h *hub) publish(c change) {
 	}
 }
 
-// listenerRoom is the number of changes that wait for a slow browser. If there are more, the browser reads the whole
-// page again.
+// listenerRoom is the number of changes that wait for a slow browser. With more, the browser reads the whole page
+// again.
 const listenerRoom = 256
 
-// listen adds a listener. It also returns the number of the last change, which the listener does not receive.
+// listen adds a listener. number is the number of the last change before the listener. end removes the listener.
 func (h *hub) listen() (l *listener, number uint64, end func()) {
 	l = &listener{changes: make(chan change, listenerRoom), missed: make(chan struct{}, 1)}
 	h.mu.Lock()

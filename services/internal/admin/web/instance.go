@@ -19,7 +19,7 @@ type instanceView struct {
 	row
 	// Missing means that the leader does not know the instance any more. The journal may still have its events.
 	Missing *problem
-	// Predecessor is the instance that it replaced, and Successor the one that replaced it.
+	// Predecessor is the instance that this instance replaced, and Successor the instance that replaced this one.
 	Predecessor, Successor string
 	Steps                  []step
 	Verdict                *fleet.Verdict
@@ -32,13 +32,13 @@ type instanceView struct {
 // step is one event in the life of an instance.
 type step struct {
 	fleet.JournalEvent
-	// Name says what happened, in words.
+	// Name is the event in words.
 	Name string
 	// Of is the predecessor or the successor if the event is about that instance, otherwise empty.
 	Of string
 	// Took is the time since the step before.
 	Took time.Duration
-	// First means that there is no step before.
+	// First means that this is the first step.
 	First bool
 }
 

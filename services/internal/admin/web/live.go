@@ -19,7 +19,7 @@ const (
 )
 
 // liveURL returns the address from which a page receives changes. It contains the number of the last change, so call
-// liveURL before the page reads anything else.
+// liveURL before you read anything else for the page.
 func (p *page) liveURL(query url.Values) string {
 	if query == nil {
 		query = url.Values{}
@@ -119,10 +119,10 @@ func (s *liveStream) sendChange(c change) error {
 	return nil
 }
 
-// lifeKinds are the events that change the statistics of a fleet or a group.
+// lifeKinds are the kinds of events that change the statistics of a fleet or a group.
 var lifeKinds = []string{"instance_healthy", "config_applied", "leader_started"}
 
-// concerns reports whether the page must be read again after a change.
+// concerns reports whether the browser must read the page again after a change.
 func (s *liveStream) concerns(c change) bool {
 	f := s.filter
 	if c.entry != nil {
@@ -141,7 +141,7 @@ func (s *liveStream) concerns(c change) bool {
 	return e.Stream != "instance" // the groups' events have the sums
 }
 
-// message is the data of an event "row" or "entry".
+// message is the data of a server-sent event "row" or "entry".
 type message struct {
 	ID   string `json:"id"`
 	HTML string `json:"html"`

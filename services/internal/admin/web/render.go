@@ -54,7 +54,8 @@ func instancePath(shard, id string) string {
 	return shardPath(shard) + "/instances/" + url.PathEscape(id)
 }
 
-// eventsPath returns the page of the events of a shard, a group and an instance. Empty texts select all.
+// eventsPath returns the address of the page with the events of a shard, a group and an instance. Empty texts select
+// all events.
 func eventsPath(shard, group, id string) string {
 	query := url.Values{}
 	for name, value := range map[string]string{"shard": shard, "group": group, "instance": id} {
@@ -91,7 +92,7 @@ func took(d time.Duration) string {
 // words returns a name with spaces in place of underscores.
 func words(name string) string { return strings.ReplaceAll(name, "_", " ") }
 
-// tone returns the class of the style for a health, a state or a kind of event: good, warn, bad or idle.
+// tone returns the CSS class for a health, a state or a kind of event: good, warn, bad or idle.
 func tone(name string) string {
 	switch strings.TrimPrefix(name, "instance_") {
 	case "healthy", "registered", "alert_resolved", "leader_started", "config_applied":
@@ -104,7 +105,7 @@ func tone(name string) string {
 	return "idle"
 }
 
-// actionView is the form of an action on a group.
+// actionView describes the form of an action on a group.
 type actionView struct {
 	*groupView
 	Action, Title, About string
@@ -114,7 +115,7 @@ func newActionView(v *groupView, action, title, about string) actionView {
 	return actionView{v, action, title, about}
 }
 
-// segment is a part of a bar. X and Width are in thousandths of the bar.
+// segment is a part of a bar. X and Width are thousandths of the bar's width.
 type segment struct {
 	Class    string
 	Count    int

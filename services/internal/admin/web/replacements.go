@@ -11,21 +11,21 @@ import (
 const (
 	// statisticsTime is the period of the statistics of replacements.
 	statisticsTime = 24 * time.Hour
-	// paceTime is how far back replacements count for the estimate of a rollout's end.
+	// paceTime is the period before now whose replacements count for the estimate of a rollout's end.
 	paceTime = 15 * time.Minute
 )
 
 // replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
 type replacements struct {
-	// failed holds when an instance was lost or became unhealthy. running holds unfinished replacements by the ID of
-	// the new instance.
+	// failed holds, by instance ID, when the instance was lost or became unhealthy. running holds unfinished
+	// replacements by the ID of the new instance.
 	failed  map[string]time.Time
 	running map[string]replacement
 	done    []replacement
 }
 
-// replacement is the replacement of one instance. It begins when the instance fails or, if it does not, when the
-// provider is asked for the new one. It ends when the new one is healthy.
+// replacement is the replacement of one instance. It begins when the old instance fails or, if that does not fail, when
+// the provider is asked for the new instance. It ends when the new instance is healthy.
 type replacement struct {
 	group      string
 	began, end time.Time
@@ -64,7 +64,7 @@ func (r *replacements) add(e fleet.JournalEvent) {
 	}
 }
 
-// forget drops what is older than the period of the statistics.
+// forget drops events that are older than the period of the statistics.
 func (r *replacements) forget(now time.Time) {
 	before := now.Add(-statisticsTime)
 	r.done = slices.DeleteFunc(r.done, func(d replacement) bool { return d.end.Before(before) })
@@ -81,7 +81,7 @@ func (r *replacements) forget(now time.Time) {
 type statistics struct {
 	Count    int
 	P50, P99 time.Duration
-	// Pace is the time between two replacements that ended recently. Zero: fewer than two ended.
+	// Pace is the average time between replacements that ended recently. It is zero if fewer than two ended.
 	Pace time.Duration
 }
 
@@ -111,7 +111,7 @@ func (r *replacements) statistics(group string, now time.Time) statistics {
 	return s
 }
 
-// quantile returns the smallest of sorted values that percent of them do not exceed.
+// quantile returns the smallest of the sorted values that is at least as large as percent % of the values.
 func quantile(sorted []time.Duration, percent int) time.Duration {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }

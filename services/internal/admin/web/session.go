@@ -37,8 +37,8 @@ const (
 	sessionTime = 12 * time.Hour
 )
 
-// session is the content of the cookie. It has no token, so a thief of the cookie can use the page until it expires,
-// but not the API.
+// session is the content of the cookie. It holds no token, so the thief of a cookie can use the page until the session
+// expires, but not the API.
 type session struct {
 	Client
 	Expires time.Time `json:"expires"`
@@ -55,7 +55,7 @@ func (p *page) seal(s session) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(text) + "." + base64.RawURLEncoding.EncodeToString(p.sign(text)), nil
 }
 
-// open returns the session of a cookie's value that seal made.
+// open returns the session in the value of a cookie. It refuses values that seal did not make.
 func (p *page) open(value string) (s session, err error) {
 	first, second, _ := strings.Cut(value, ".")
 	text, err := base64.RawURLEncoding.DecodeString(first)
@@ -78,8 +78,8 @@ func (p *page) sign(text []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// client returns the client that sent a request. The cookie of a login or a bearer token, which a proxy in front may
-// add, identifies it.
+// client returns the client that sent a request. The client is identified by a bearer token, which a proxy before the
+// page may add, or by the cookie of a login.
 func (p *page) client(r *http.Request) (Client, bool) {
 	if p.Login == nil {
 		return p.Local, true
@@ -95,7 +95,7 @@ func (p *page) client(r *http.Request) (Client, bool) {
 	return s.Client, err == nil
 }
 
-// setCookie makes the browser keep a session's value for a time, or forget it if the time is negative.
+// setCookie makes the browser keep the value of a session for the time age, or delete it if age is negative.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age time.Duration) {
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, Path: Path, MaxAge: int(age.Seconds()),
 		HttpOnly: true, SameSite: http.SameSiteStrictMode,
@@ -141,8 +141,8 @@ func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// localPath returns path, or the start page if path is not below Path. So a link to the login cannot lead to another
-// site.
+// localPath returns path, or the start page if path is not below Path. Without this check, a link to the login could
+// lead to another site.
 func localPath(path string) string {
 	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
 		return Path

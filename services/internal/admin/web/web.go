@@ -2,7 +2,7 @@
 // be read.
 //
 // Invariants:
-//   - A page shows what the HTTP API answers. The package makes no decision about instances.
+//   - A page shows the values that the HTTP API answers. The package makes no decision about instances.
 //   - Nobody changes anything without a login as operator, a typed confirmation, and a form of this site.
 //   - No page has an inline script or style, so that the browser can refuse all inline ones.
 package web
@@ -35,7 +35,8 @@ const Path = "/ui/"
 const (
 	// maxForm is the size limit of a form, in bytes.
 	maxForm = 64 << 10
-	// maxRequests and maxLive are the limits of concurrent requests and of browsers that are kept up to date.
+	// maxRequests is the limit of concurrent requests, and maxLive the limit of browsers that receive changes of open
+	// pages.
 	maxRequests, maxLive = 64, 256
 )
 
@@ -45,10 +46,10 @@ var files embed.FS
 // Options configure [New]. All but Bucket and Login are required.
 type Options struct {
 	Fleet *fleet.Fleet
-	// Bucket reads the bucket of the shards. Nil: the page shows only what leaders answer.
+	// Bucket reads the bucket of the shards. If it is nil, the page shows only what leaders answer.
 	Bucket Bucket
-	// Login returns the client with a token. Nil: no login is needed, and every client that can connect is Local. The
-	// listener must then be reachable only from this machine.
+	// Login returns the client with a token. If it is nil, no login is needed, and every client that can connect is
+	// treated as Local. The listener must then be reachable only from this machine.
 	Login   func(token string) (Client, bool)
 	Local   Client
 	Version string
@@ -64,7 +65,7 @@ type Page struct {
 	hub *hub
 }
 
-// Run follows the shards until ctx ends. Until it is called, pages show no alerts and are not kept up to date.
+// Run follows the shards until ctx ends. Until it is called, pages show no alerts and receive no changes.
 func (p *Page) Run(ctx context.Context) error {
 	p.hub.run(ctx)
 	return nil
@@ -110,8 +111,8 @@ func New(options Options) *Page {
 	return &Page{p.guard(cross.Handler(mux)), p.hub}
 }
 
-// guard sets the headers of every answer and limits requests. Without a login it serves only names of this machine,
-// because another site may use a name that resolves to this machine (DNS rebinding).
+// guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests for host names
+// of other machines: another site may use a name that resolves to this machine (DNS rebinding).
 func (p *page) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -166,7 +167,7 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 
 type clientKey struct{}
 
-// clientOf returns the client of a request. It may be called only in a handler of read.
+// clientOf returns the client of a request. Only handlers that read wraps may call clientOf.
 func clientOf(r *http.Request) Client {
 	client, _ := r.Context().Value(clientKey{}).(Client)
 	return client
@@ -220,7 +221,7 @@ type frame struct {
 	Login   bool // there is a login, so there is a logout
 	Version string
 	Now     time.Time
-	// Live is the address of the page's changes, or empty.
+	// Live is the address from which the page receives changes, or empty.
 	Live string
 	View any
 }
