@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// Cloud describes one provider of VMs. Each folder beside this file defines one in its cloud.go, and the server's main
-// package lists the clouds that its binary supports. Nothing else in the server names a cloud.
+// Cloud describes one provider of VMs. Each folder beside this file defines a Cloud in its cloud.go, and the server's
+// main package lists the clouds that its binary supports. Nothing else in the server names a cloud.
 type Cloud struct {
 	// Config describes the cloud's part of the shard configuration. Its Name is the cloud's name.
 	Config cloud.Block
@@ -34,7 +34,7 @@ type Env struct {
 	// Shard is the configuration with defaults filled in.
 	Shard *config.Shard
 	Log   *slog.Logger
-	// Throttled is called with the name of each API call that the cloud refused because of too many calls.
+	// Throttled is called for each API call that the cloud refused because of too many calls, with the call's name.
 	Throttled func(call string)
 }
 
@@ -46,7 +46,7 @@ type Machine struct {
 	Named bool
 }
 
-// Configurer is an optional capability of a provider that reads more of the configuration than [Cloud.Open] does.
+// Configurer is an optional capability: the provider reads more of the configuration than [Cloud.Open] does.
 type Configurer interface {
 	// Configure is called with each configuration that comes into force, with defaults filled in. It may run while the
 	// provider is in use. It sends no requests.
@@ -63,8 +63,8 @@ type Attestor interface {
 
 // Watcher is an optional capability: it reports changes of VMs when they happen.
 type Watcher interface {
-	// Watch calls changed with the instance of each VM whose state may have changed, also if it belongs to another
-	// owner. An event proves nothing: the caller asks for the state. Watch has no timeout: it returns
-	// when ctx ends.
+	// Watch calls changed with the instance of each VM whose state may have changed, even if the VM belongs to another
+	// owner. A call of changed proves nothing: the caller must ask for the state. Watch has no timeout: it returns when
+	// ctx ends.
 	Watch(ctx context.Context, changed func(ident.ID))
 }

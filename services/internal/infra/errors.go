@@ -12,7 +12,7 @@ import (
 type Class string
 
 const (
-	// NotFound means that the provider does not know the VM, or does not know it yet.
+	// NotFound means that the provider does not know the VM, or not yet.
 	NotFound Class = "not found"
 	// Conflict means that this instance ID was already used, either with other parameters or for a VM that has since
 	// been deleted. The caller should look the VM up by its tag.
@@ -43,7 +43,8 @@ func (c Class) Error() string { return string(c) }
 type Error struct {
 	Class Class
 	Op    string
-	// Quota names the quota that the call exceeded, in the provider's words; "": none, or unknown.
+	// Quota names the quota that the call exceeded, in the provider's words. It is "" if there is none, or if it is not
+	// known.
 	Quota string
 	Err   error
 }
@@ -63,7 +64,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes errors.Is(err, class) compare class with the class of this error. Classes of wrapped errors do not count.
+// Is makes errors.Is(err, class) compare class with the class of this error. It ignores the classes of wrapped errors.
 func (e *Error) Is(target error) bool { return target == error(e.Class) }
 
 // Errorf makes an [*Error]. The format may wrap a cause with %w.
@@ -100,7 +101,7 @@ func (e *PartialError) Error() string {
 func (e *PartialError) Unwrap() error { return e.Err }
 
 // UnlistedBy returns the prefixes of a [PartialError] in err's chain. ok is false if err is another error, after which
-// nothing is known. A nil error has no prefixes.
+// nothing is known of any VM. For a nil error, ok is true and there are no prefixes.
 func UnlistedBy(err error) (prefixes []string, ok bool) {
 	if err == nil {
 		return nil, true

@@ -26,13 +26,14 @@ const (
 	Unknown  State = "unknown"
 )
 
-// Alive reports whether the VM runs, is about to run, or has an unknown state. In any other state it is gone or ending.
+// Alive reports whether the VM runs, is about to run, or has an unknown state. In any other state the VM is gone or
+// ending.
 func (s State) Alive() bool { return s == Pending || s == Running || s == Unknown }
 
 // Owner identifies the cluster and shard that own a VM. It is written as tags, and List filters by both fields.
 type Owner struct{ Cluster, Shard string }
 
-// Tags are written on every VM. The leader decides by the first block of fields. The second block is for people.
+// Tags are written on every VM. The leader's decisions use the first block of fields. The second block is for people.
 type Tags struct {
 	Owner
 	Tenant    string
@@ -43,8 +44,8 @@ type Tags struct {
 	Group, Template, Kind string
 	OnDemand              bool
 	CreatedAt             time.Time
-	// Spot asks for a spot instance in a create request, and says that a VM is one. The leader decides by this field
-	// too, although it is in the second block.
+	// Spot asks for a spot instance in a create request, and says that a VM is one. The leader's decisions use this
+	// field too, although it is in the second block.
 	Spot bool `json:",omitempty"`
 }
 
@@ -83,10 +84,10 @@ type VM struct {
 // [ClassOf] classifies.
 type Provider interface {
 	// Create asks for a VM and returns it as soon as it has a ProviderID (usually Pending). A repeat with the same
-	// request returns the same VM. The same ID with other parameters is a [Conflict]. So is any repeat after the VM was
-	// deleted, because an instance ID is used for one VM only. [Indeterminate] means that a VM may exist or may still
-	// be created: the caller must repeat the same bytes or look the VM up. Any other class means that this call made no
-	// VM.
+	// request returns the same VM. A request with the same ID and other parameters is a [Conflict]. Any repeat after
+	// the VM was deleted is a Conflict too, because an instance ID is for one VM only. [Indeterminate] means that a VM
+	// may exist or may still be created: the caller must repeat the same request or look the VM up. Any other class
+	// means that this call made no VM.
 	Create(ctx context.Context, req CreateRequest) (VM, error)
 	// Delete requests the deletion of a VM. A nil error means that deletion was requested, not that the VM is gone.
 	// Deleting a VM that is gone is not an error.

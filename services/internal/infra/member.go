@@ -5,22 +5,22 @@ import (
 	"errors"
 )
 
-// Member is the machine of a server as a member of the scaling group that keeps the number of servers. All methods are
-// safe to repeat.
+// Member is a server's machine as a member of the scaling group that keeps the number of servers constant. All methods
+// are safe to repeat.
 type Member interface {
 	// MachineID returns the provider's ID of the machine.
 	MachineID() string
 	// Ready tells the group that the server is ready. The group waits for this before it replaces another server.
 	// [ErrNotAwaited] means that the group does not wait for this machine.
 	Ready(ctx context.Context) error
-	// Abandon tells the group, which waits for this machine, to terminate the machine and to start another one.
-	// [ErrNotAwaited] means that the group does not wait.
+	// Abandon tells the group to stop waiting for this machine, to terminate it, and to start another one.
+	// [ErrNotAwaited] means that the group does not wait for this machine.
 	Abandon(ctx context.Context) error
 	// Replace tells the group that the server is unhealthy, so that it replaces the machine. The group ignores this in
 	// the grace period of a new machine.
 	Replace(ctx context.Context) error
 }
 
-// ErrNotAwaited means that a scaling group does not wait for a machine: it is a full member already, or the group
-// never waits.
+// ErrNotAwaited means that a scaling group does not wait for a machine: the machine is a full member already, or the
+// group never waits.
 var ErrNotAwaited = errors.New("the scaling group does not wait for this machine")

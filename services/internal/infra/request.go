@@ -8,8 +8,8 @@ import (
 	"log/slog"
 )
 
-// Digest returns a hash of the request: two requests with the same digest are the same request. The digest is safe to
-// store, because it does not reveal the userdata. Digest fails if Args hold a value that JSON cannot represent.
+// Digest returns a hash of the request. Two requests with the same digest are equal. The digest is safe to store,
+// because it does not reveal the userdata. Digest fails if Args hold a value that JSON cannot represent.
 func (r CreateRequest) Digest() (string, error) {
 	type plain CreateRequest // without the redacting methods
 	raw, err := json.Marshal(plain(r))
@@ -32,7 +32,7 @@ func (r CreateRequest) GoString() string { return r.String() }
 // LogValue returns [CreateRequest.String].
 func (r CreateRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
-// MarshalJSON always fails, so that no request is stored with its nonce. Store [CreateRequest.Digest] instead.
+// MarshalJSON always fails, so that no program stores a request with its nonce. Store [CreateRequest.Digest] instead.
 func (r CreateRequest) MarshalJSON() ([]byte, error) {
 	return nil, fmt.Errorf("%s: a create request holds a nonce and is not to be written down", r)
 }

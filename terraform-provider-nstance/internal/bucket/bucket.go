@@ -1,8 +1,8 @@
 // Package bucket connects the provider to the bucket, the secrets store and the encryption keys. Resources receive a
 // [Connection] when Terraform configures the provider.
 //
-// Invariant: the package opens and reads nothing until a resource needs it. So a plan needs neither bucket nor key, and
-// all settings of the provider may be unknown until the apply.
+// Invariant: the package opens and reads nothing until a resource needs it. So a plan needs neither the bucket nor a
+// key, and the provider's settings may be unknown until the apply.
 package bucket
 
 import (
@@ -50,7 +50,8 @@ type Settings struct {
 	// Storage is the location of the bucket, or nil if it is not set.
 	Storage        *objstore.Location
 	StorageUnknown bool
-	// Secrets names the secrets store, and the encryption keys with their sources. An empty Provider is object storage.
+	// Secrets names the secrets store and the sources of the encryption keys. An empty Provider means that the bucket
+	// holds the secrets.
 	Secrets config.Secrets
 	// StoreUnknown is set if the secrets store is not known, and KeysUnknown if the keys are not.
 	StoreUnknown, KeysUnknown bool
@@ -67,7 +68,7 @@ type Connection struct {
 // New returns a connection. It performs no I/O.
 func New(settings Settings) *Connection { return &Connection{settings: settings} }
 
-// Of returns the connection in the data that the provider passes to its resources. It returns nil while Terraform only
+// Of returns the connection from the data that Terraform gives to a resource. It returns nil while Terraform only
 // validates.
 func Of(data any) *Connection {
 	if holder, ok := data.(interface{ Bucket() *Connection }); ok {
@@ -91,7 +92,7 @@ func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.store == nil {
-		// The store is used after this call ends, so it must not inherit the cancellation.
+		// The store is used after this call ends, so the end of ctx must not cancel it.
 		store, err := open.Open(context.WithoutCancel(ctx), *c.settings.Storage)
 		if err != nil {
 			return nil, err
@@ -143,13 +144,13 @@ func (c *Connection) Key(ctx context.Context, source config.KeySource) (envelope
 	return ring.Current, nil
 }
 
-// Sealed reports whether the secrets are sealed objects in the bucket. Otherwise a service holds them. The result means
-// nothing while the settings are unknown.
+// Sealed reports whether the secrets are sealed objects in the bucket. Otherwise a service holds the secrets. While the
+// settings are unknown, the result has no meaning.
 func (c *Connection) Sealed() bool {
 	return c.settings.Secrets.Provider == "" || c.settings.Secrets.Provider == config.ObjectStorage
 }
 
-// Secrets returns the secrets of a cluster. The ring is used only if they are in the bucket.
+// Secrets returns the secrets of a cluster. The ring is needed only if the secrets are in the bucket.
 func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.Ring) (secretstore.Store, error) {
 	if c.settings.StoreUnknown {
 		return nil, ErrUnknown
@@ -181,8 +182,9 @@ func (c *Connection) HasSecret(ctx context.Context, cluster, name string) (bool,
 	return slices.Contains(names, name), err
 }
 
-// KeyID returns the ID of the key that seals a secret, or null if a service holds the secrets. It opens no key. If the
-// sealed secret cannot be read, KeyID returns the known ID, so that a plan works without permission to read secrets.
+// KeyID returns the ID of the key that seals a secret, or null if a service holds the secrets. It needs no key. If the
+// sealed secret cannot be read, KeyID returns known, the ID in the state, so that a plan works without permission to
+// read secrets.
 func (c *Connection) KeyID(ctx context.Context, name string, known types.String) (types.String, error) {
 	if !c.Sealed() {
 		return types.StringNull(), nil

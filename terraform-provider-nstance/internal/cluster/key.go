@@ -40,8 +40,7 @@ func keyChanges(before, after model) bool {
 		!after.EncryptionKeyWOVersion.IsNull() && !after.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion)
 }
 
-// ring returns the encryption keys of the provider's settings. The key of the resource, if it is set, becomes the
-// current key.
+// ring returns the encryption keys of the provider's settings. If the resource has a key, that is the current key.
 func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
@@ -60,8 +59,8 @@ func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error)
 	return keyring.Ring{Current: key, Old: slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)}, err
 }
 
-// reseal seals all secrets of the cluster under the key of config. It opens them with the previous key, which it reads
-// from the source in the state, or with a key of the provider's settings.
+// reseal seals all secrets of the cluster under the key of config. It opens the secrets with the previous key, from the
+// source in the state, or with a key of the provider's settings.
 func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	ring, err := r.ring(ctx, config)
 	if err != nil {
@@ -98,9 +97,9 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	return errors.Join(errs...)
 }
 
-// checkKeyChange refuses a change of the encryption key if the secrets could not be opened when the plan is applied. By
-// then, other resources may already have replaced the stored key. If the plan's credentials may not read a key, it
-// warns.
+// checkKeyChange refuses a change of the encryption key if no key with which the apply can open the secrets will
+// remain: other resources may replace the stored key earlier in the apply. If the plan may not read a key,
+// checkKeyChange only warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
@@ -132,8 +131,8 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 	return diags
 }
 
-// lastingKeys returns the keys that are readable now and will still be readable when the plan is applied. With a new
-// version, the key in encryption_key_wo does not count if it is the present key: whatever raised the version may
+// lastingKeys returns the keys that are readable now and will still be readable when the plan is applied. If
+// encryption_key_wo still holds the present key, that key does not count: the change that raises the version may
 // overwrite it. The error reports the sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
 	ring, err := r.bucket.Ring(ctx)

@@ -104,7 +104,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	if !destroys {
 		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
 		resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
-		// A change of one of these attributes replaces the cluster, see Schema.
+		// A change of one of these attributes replaces the cluster (see Schema).
 		destroys = !plan.ID.Equal(before.ID) ||
 			!config.CACertificatePEM.IsNull() && !plan.CACertificatePEM.Equal(before.CACertificatePEM)
 	}
@@ -174,7 +174,7 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 }
 
 // knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the
-// CA in m, the Terraform state, unless the state has none yet, as after an import.
+// CA in m, the Terraform state, unless the state has no CA yet, as after an import.
 func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
 	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
 	if err != nil {
@@ -229,8 +229,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 	_, err = store.Get(ctx, keys.ClusterCA())
 	if errors.Is(err, objstore.ErrNotFound) {
-		// The next apply calls Create, which derives the certificate from the CA's key if that remains. If nothing
-		// remains, Create makes a new CA.
+		// The next apply calls Create, which derives the certificate from the CA's key if the key still exists. If
+		// nothing exists, Create makes a new CA.
 		resp.State.RemoveResource(ctx)
 		return
 	}
@@ -386,8 +386,8 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluste
 	return nil
 }
 
-// removeFromService deletes the operators and the CA of a cluster whose secrets are in a service. Of the secrets it
-// deletes the well-known ones: others with the same prefix may belong to other programs.
+// removeFromService deletes the operators and the CA of a cluster whose secrets are in a service. It deletes only the
+// cluster's well-known secrets: others with the same prefix may belong to other programs.
 func (r *Resource) removeFromService(ctx context.Context, store objstore.Store, cluster string) error {
 	secrets, err := r.bucket.Secrets(ctx, cluster, keyring.Ring{})
 	if err != nil {

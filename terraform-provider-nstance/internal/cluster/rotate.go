@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// longestEarlyRenewal is half of the life of a CA. With more, a new CA would soon be replaced again.
+// longestEarlyRenewal is half of the life of a CA. With a longer time, a new CA would soon be replaced again.
 const longestEarlyRenewal = 5 * 365 * 24 * time.Hour
 
 // checkEarlyRenewal checks a value of ca_early_renewal.
@@ -28,7 +28,7 @@ func checkEarlyRenewal(text string) error {
 	return err
 }
 
-// rotationDue reports whether an apply must begin to replace the CA, or continue to.
+// rotationDue reports whether an apply must begin or continue the replacement of the CA.
 func rotationDue(plan, state model, now time.Time) bool {
 	if plan.CAEarlyRenewal.IsNull() || plan.CAEarlyRenewal.IsUnknown() {
 		return false
@@ -49,8 +49,8 @@ func (m *model) markRotation() {
 	}
 }
 
-// rotateCA takes the steps of a rotation of the CA that are possible now. If clients of the cluster must follow before
-// the next step, it returns a warning that names them.
+// rotateCA takes those steps of a CA rotation that are possible now. If clients must follow before the next step, it
+// returns a warning that names them.
 func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, cluster string) (diags diag.Diagnostics,
 	err error) {
 	var following clusterstate.Following

@@ -1,5 +1,5 @@
 // Package cluster implements the resource nstance_cluster, which manages the objects in the bucket that all shards
-// share: the CA, the key that signs registration nonces, and the secrets that the encryption key seals.
+// share: the CA, the key that signs registration nonces, and the secrets, which the encryption key seals.
 //
 // Invariants:
 //   - Plan and state never contain a private key.

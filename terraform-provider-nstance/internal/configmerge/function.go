@@ -58,8 +58,8 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, text)
 }
 
-// merged merges documents in order, later ones over earlier ones, and returns JSON. An error names the argument with
-// the mistake.
+// merged merges documents in order, so that later documents override earlier ones, and returns JSON. An error names the
+// argument with the mistake.
 func merged(documents []string) (string, *function.FuncError) {
 	var out any
 	for i, text := range documents {
@@ -83,7 +83,8 @@ func merged(documents []string) (string, *function.FuncError) {
 	return text.String(), nil
 }
 
-// merge merges two trees by the rules for `args` in package config. It changes neither argument.
+// merge merges the tree over into the tree below, by the rules for `args` in package config. It changes neither
+// argument.
 func merge(below, over any) any {
 	patch, isPatch := over.(map[string]any)
 	target, isObject := below.(map[string]any)

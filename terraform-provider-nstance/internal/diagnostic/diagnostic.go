@@ -41,7 +41,7 @@ func (f Failure) Error() diag.Diagnostic { return diag.NewErrorDiagnostic(f.What
 // Warning returns f as a warning diagnostic, which does not stop the run.
 func (f Failure) Warning() diag.Diagnostic { return diag.NewWarningDiagnostic(f.What, f.Detail()) }
 
-// At returns f as an error diagnostic of an attribute.
+// At returns f as an error diagnostic for the attribute at a path.
 func (f Failure) At(at path.Path) diag.Diagnostic {
 	return diag.NewAttributeErrorDiagnostic(at, f.What, f.Detail())
 }
@@ -51,7 +51,8 @@ const (
 	ignored = "Part of the shard configuration is ignored"
 )
 
-// OfTyped returns a diagnostic for each problem of a configuration in attributes, at the attribute with the problem.
+// OfTyped returns a diagnostic for each problem of a configuration that attributes describe, at the attribute with the
+// problem.
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
@@ -78,9 +79,9 @@ func OfGroup(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// nearest returns the innermost attribute for which the CLIs can show the line: a top-level attribute or an element of
-// one. For a longer path, the CLIs show the first line of the resource. The text of the diagnostic contains the full
-// path.
+// nearest returns the innermost attribute on a path whose line the CLIs can show: a top-level attribute, or an element
+// of a top-level attribute. For a longer path, the CLIs show the first line of the resource. The text of the diagnostic
+// contains the full path.
 func nearest(at path.Path) path.Path {
 	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
 		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {
@@ -91,7 +92,7 @@ func nearest(at path.Path) path.Path {
 	return at
 }
 
-// OfDocument returns a diagnostic for each problem of a document in the attribute at, with line and column.
+// OfDocument returns a diagnostic for each problem of the document in an attribute, with the line and the column.
 func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {

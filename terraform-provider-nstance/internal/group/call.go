@@ -64,8 +64,8 @@ func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	return groups.Tenants["t"]["g"], nil
 }
 
-// request returns a call that makes the group equal to want. The call clears each optional field that have sets and
-// want does not. Both specs must be valid.
+// request returns a call that makes the group equal to want. The call clears each optional field that is set in have
+// and not in want. Both specs must be valid.
 func request(name string, want, have config.GroupSpec) *nstancev1.UpsertGroupRequest {
 	req := &nstancev1.UpsertGroupRequest{
 		Group: name, Template: want.Template, InstanceType: want.InstanceType,
@@ -151,7 +151,7 @@ func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 	return out
 }
 
-// replaced returns a copy of the object raw in which the attributes of with are replaced.
+// replaced returns a copy of an object in which the given attributes are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 	out := attributesOf(raw)
 	for name, v := range with {

@@ -87,8 +87,8 @@ func failure(what string, k key, err error) diag.Diagnostic {
 		Do: servers.Advice(err)}.Error()
 }
 
-// tenant returns the tenant of the operator identity, which all calls use. It returns a diagnostic if the identity
-// cannot be read, or if k names another tenant.
+// tenant returns the tenant of the provider's operator identity. It returns a diagnostic if the identity cannot be
+// read, or if k names another tenant.
 func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
 	identity, err := r.servers.Identity()
 	if err != nil {

@@ -3,7 +3,7 @@
 //
 // Invariants:
 //   - The attributes hold exactly the group's own fields, without values that come from its template.
-//   - An update changes a group only if its fields still equal those that the plan was made from.
+//   - An update changes a group only if the group's fields are still those that the plan was made from.
 //   - The resource never changes a static group, because that belongs to the configuration of the shard.
 package group
 

@@ -67,7 +67,7 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
 }
 
-// state returns the state of the cluster with the keys that issuing certificates needs.
+// state returns the state of the cluster, with the keys that are needed to issue certificates.
 func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
@@ -126,8 +126,8 @@ func (m model) key() (ident.ID, string, error) {
 }
 
 // Read implements resource.Resource. It drops a removed operator from the state, so the next apply registers a new one.
-// If the operator renewed its certificate itself, the certificate in the state stays the older one, which is valid
-// until it expires.
+// If the operator renewed its certificate itself, the state keeps the older certificate, which is valid until it
+// expires.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
@@ -184,7 +184,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	}
 }
 
-// due reports whether the operator needs a new certificate at the time now. have is the model in the state.
+// due reports whether the operator needs a new certificate now. have is the model in the state.
 func (m model) due(have model, now time.Time) bool {
 	if !m.TTL.Equal(have.TTL) || have.CertificatePEM.ValueString() == "" {
 		return true

@@ -3,8 +3,8 @@
 //
 // Invariants:
 //   - The private key exists only in memory.
-//   - The operator that a run registers is removed when the run ends. If the run is interrupted, a later run removes
-//     the operator after its certificate has expired.
+//   - The end of a run removes the operator that the run registered. If the run was interrupted, a later run removes
+//     the operator after the operator's certificate has expired.
 package operatoridentity
 
 import (
@@ -38,7 +38,7 @@ import (
 )
 
 const (
-	// writer is the prefix of the writer name in the records of these operators.
+	// writer is the prefix of the writer name in the records of the operators that this resource registers.
 	writer     = "terraform-identity"
 	defaultTTL = time.Hour
 	// privateKey is the key in the resource's private data under which Open stores the operator for Close.
@@ -274,7 +274,7 @@ func forget(ctx context.Context, state *clusterstate.State, tenant string, id id
 	return state.DeleteOperator(ctx, tenant, id)
 }
 
-// sweep removes the operators of a tenant that interrupted runs left behind and that have an expired certificate.
+// sweep removes the operators of a tenant that interrupted runs left behind, once their certificates have expired.
 func sweep(ctx context.Context, state *clusterstate.State, tenant string, now time.Time) error {
 	all, err := state.ListOperators(ctx, tenant)
 	if err != nil {

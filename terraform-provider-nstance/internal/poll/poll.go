@@ -1,6 +1,6 @@
 // Package poll waits until a condition holds outside the provider.
 //
-// Invariant: a few failed checks in a row do not end the wait, but maxFailures in a row do.
+// Invariant: only maxFailures failed checks in a row end the wait.
 package poll
 
 import (
@@ -15,8 +15,8 @@ const (
 	maxFailures = 5
 )
 
-// Until calls look until it reports done. It returns the last error after maxFailures failures in a row, or the error
-// of ctx when ctx ends.
+// Until calls the function look until it reports done. It returns the last error after maxFailures failures in a row,
+// or the error of ctx when ctx ends.
 func Until(ctx context.Context, look func(context.Context) (done bool, err error)) error {
 	failures := 0
 	for {

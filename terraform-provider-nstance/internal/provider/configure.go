@@ -19,7 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// Environment variables that replace missing attributes of the operator block. nstance-admin reads the same variables.
+// Environment variables that stand for missing attributes of the operator block. nstance-admin reads the same
+// variables.
 const (
 	serversVariable  = "NSTANCE_ADMIN_SERVERS"
 	identityVariable = "NSTANCE_ADMIN_IDENTITY_DIR"

@@ -42,8 +42,8 @@ var (
 
 // Settings holds the operator settings of the provider.
 type Settings struct {
-	// Addresses lists host:port pairs by shard, which are tried in order. For other shards, the package uses the
-	// leader's address from the election lock in the bucket.
+	// Addresses lists host:port pairs by shard. They are tried in order. For shards that are not listed, the package
+	// uses the leader's address from the election lock in the bucket.
 	Addresses map[string][]string
 	// IdentityDir is a directory with ca.crt, identity.crt and identity.key. If it is "", the three PEM texts below are
 	// used.
@@ -72,8 +72,8 @@ func Of(data any) *Connection {
 // Bucket returns the connection to the bucket.
 func (c *Connection) Bucket() *bucket.Connection { return c.bucket }
 
-// Known reports whether all settings that a call to the shard needs are known. For a shard without an address, that
-// includes the settings of the bucket.
+// Known reports whether all settings that a call to the shard needs are known. If the shard's address is not set, these
+// include the settings of the bucket.
 func (c *Connection) Known(shard string) bool {
 	return c != nil && !c.settings.Unknown && (len(c.settings.Addresses[shard]) > 0 || c.bucket.Known())
 }

@@ -15,11 +15,12 @@ import (
 
 // document is the shard configuration that a plan, a state or a configuration describes.
 type document struct {
-	// shard holds the known part of the configuration. It is nil if nothing is known or the configuration is not valid.
+	// shard holds the known part of the configuration. It is nil if nothing is known, or if the configuration is not
+	// valid.
 	shard *config.Shard
 	// body is the text to write to the bucket. It is nil if a value is unknown or the configuration is not valid.
 	body []byte
-	// groupsKnown means that the values which determine the groups' instances are known, even if others are not.
+	// groupsKnown means that all values on which the groups' instances depend are known. Other values may be unknown.
 	groupsKnown bool
 	// subnetsUnknown means that groupsKnown is false only because subnets of pools are unknown.
 	subnetsUnknown bool
@@ -53,7 +54,8 @@ func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 	return out
 }
 
-// read parses and validates the known part of the configuration that raw describes. The diagnostics are in the result.
+// read parses and validates the known part of the configuration that raw describes. The result also holds the
+// diagnostics.
 func read(raw tftypes.Value) document {
 	attributes := attributesOf(raw)
 	jsonc := attributes["config_jsonc"]
@@ -98,12 +100,12 @@ func read(raw tftypes.Value) document {
 }
 
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
-// addresses do not: a plan that changes them still names the groups that roll.
+// addresses may not: even if they are unknown, a plan names the groups that roll.
 func concernsGroups(at string) bool {
 	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
 }
 
-// concernsSubnets reports whether the value at a path may change the subnets of groups, and nothing else of them.
+// concernsSubnets reports whether the value at a path may change the subnets of groups, but nothing else of groups.
 func concernsSubnets(at string) bool { return strings.HasPrefix(at, "server.subnet_pools") }
 
 // isTyped reports whether any attribute of the configuration is set. An unknown value counts as set.
@@ -130,7 +132,7 @@ func groupHashes(s *config.Shard) tftypes.Value {
 	return tftypes.NewValue(typ, out)
 }
 
-// replaced returns a copy of the object raw in which the attributes of with are replaced.
+// replaced returns a copy of an object in which the given attributes are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
 	out := attributesOf(raw)
 	for name, v := range with {

@@ -90,8 +90,8 @@ func protectedError(name string) diag.Diagnostic {
 	}.Error()
 }
 
-// movesLeader reports whether a change gives the leader another address, as far as that is known. An address that is
-// not known yet counts as another one.
+// movesLeader reports whether a change may give the leader another address. It returns true if the new address is not
+// known yet.
 func movesLeader(before, after document) bool {
 	if before.shard == nil || before.shard.Server.LeaderNetwork == nil {
 		return false

@@ -9,10 +9,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// release lists what servers stop using after a change of the configuration. Terraform destroys these things after it
-// has updated this resource, so the update must not end before the servers and VMs have left them.
+// release lists the subnets and the network interface that servers and VMs stop using after a change of the
+// configuration. Terraform may destroy them after the update of this resource, so the update must wait until they are
+// no longer used.
 type release struct {
-	// subnets are in no pool any more, sorted.
+	// subnets are the subnets that no pool has any more, sorted.
 	subnets []string
 	// leaderInterface means that the leader's address is at another network interface now.
 	leaderInterface bool
@@ -45,7 +46,7 @@ func releaseOf(before, after *config.Shard) release {
 
 func (r release) isEmpty() bool { return len(r.subnets) == 0 && !r.leaderInterface }
 
-// heldBy returns an error that names the instances in released subnets, or nil if there are none.
+// heldBy returns an error that names the instances in released subnets, or nil if there are no such instances.
 func (r release) heldBy(instances []record.Instance) error {
 	held := contents{}
 	for _, rec := range instances {

@@ -47,7 +47,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(failed)
 		return
 	}
-	// Store the new version in the state now, so that the state matches the bucket even if a later step fails.
+	// Store the new version in the Terraform state now, so that the state matches the bucket even if a later step
+	// fails.
 	if terminating != nil {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, terminating, token)...)
 	}
@@ -56,7 +57,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := leader.readLock(ctx); err == nil {
-		// Without this call the leader finds the change when it next polls the bucket.
+		// Without this call, the leader finds the change only at its next poll of the bucket.
 		_, err = r.refreshLeader(ctx, &leader, token)
 		tflog.Info(ctx, "asked the leader to empty the shard", map[string]any{"shard": name, "answer": fmt.Sprint(err)})
 	}
@@ -103,8 +104,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 }
 
 // terminate marks the configuration as terminating and returns the new version with its text. It writes a missing
-// configuration again, because a leader may still hold it in memory. It returns a diagnostic if the version in the
-// bucket differs from seen, or if the configuration is not valid.
+// configuration again, because a leader may still hold it in memory. It returns a diagnostic if the bucket has another
+// version than the plan saw, or if the configuration is not valid.
 func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
 	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"
@@ -185,7 +186,7 @@ func (c *contents) readContents(ctx context.Context) error {
 	return nil
 }
 
-// orphans lists the VMs of the instances that are left, separated by commas. An instance without a VM's ID is left out.
+// orphans lists the VMs of the remaining instances, separated by commas. It leaves out instances without a known VM.
 func (c *contents) orphans() string {
 	var vms []string
 	for _, rec := range c.left {
@@ -215,9 +216,9 @@ func (c *contents) String() string {
 	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
 }
 
-// remove deletes all objects of an empty shard whose configuration is still version token. It deletes the configuration
-// last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the election lock
-// while a server leads, because the server would write the lock again.
+// remove deletes all objects of an empty shard if the configuration still has the version token. It deletes the
+// configuration last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the
+// election lock while a server leads, because that server would write the lock again.
 func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objstore.Token) error {
 	name := leader.shard
 	store, err := r.bucket.Store(ctx)
@@ -259,8 +260,8 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 	return leader.state.DeleteConfig(ctx, name)
 }
 
-// checkConfig returns an error unless the shard's configuration is still version token. Stores have no conditional
-// delete, so call it right before one.
+// checkConfig returns an error unless the shard's configuration still has the version token. Stores have no conditional
+// delete, so call checkConfig right before a delete.
 func checkConfig(ctx context.Context, state *clusterstate.State, name string, token objstore.Token) error {
 	_, now, err := state.ReadConfig(ctx, name)
 	if err != nil {

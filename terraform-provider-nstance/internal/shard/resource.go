@@ -27,7 +27,8 @@ import (
 
 const (
 	defaultCreate = 5 * time.Minute
-	// defaultUpdate is longer than a leader's poll of the bucket (3 min) and a restart or a takeover together.
+	// defaultUpdate is longer than the sum of the interval at which a leader polls the bucket (3 min) and the time for
+	// a restart or a takeover.
 	defaultUpdate = 15 * time.Minute
 	defaultDelete = 10 * time.Minute
 )
@@ -140,8 +141,9 @@ func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	}
 }
 
-// write stores the configuration in the bucket and returns its version. It replaces only the version token, or creates
-// the configuration if token is "". If the bucket already holds the same text, write returns the version there.
+// write stores the configuration in the bucket and returns its version. It replaces only the version that token names,
+// or creates the configuration if token is "". If the bucket already holds the same text, write returns the bucket's
+// version.
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {
@@ -190,8 +192,8 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 }
 
 // Read implements resource.Resource. If the bucket holds another version than the state, Read loads it, and the plan
-// shows the differences. Read warns if the leader has not applied the version in the bucket: the plan shows no
-// difference then, even if the leader refuses that version.
+// shows the differences. Read also warns if the leader has not applied the version in the bucket. The plan alone would
+// not show that.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
@@ -273,8 +275,8 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
 }
 
-// timeout returns one time limit of the attribute `timeouts`. The parameter of is the method that reads this limit. The
-// result is fallback if the limit is not set.
+// timeout returns one time limit of the attribute `timeouts`. The parameter "of" is the method that reads this limit.
+// If the limit is not set, timeout returns fallback.
 func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
 	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
 	fallback time.Duration) (time.Duration, diag.Diagnostics) {

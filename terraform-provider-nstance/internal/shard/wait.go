@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// wait makes the leader apply version token of the configuration and waits until it has, for at most limit. Without an
-// answer from a leader it polls the election lock if `wait_for_leader` is set or the change releases something, and
-// returns nil otherwise. changed means that this apply wrote the configuration.
+// wait makes the leader apply the configuration's version token, and waits until the leader has, for at most limit. If
+// no leader answers, it polls the election lock if `wait_for_leader` is set or the change releases something. Otherwise
+// it returns nil. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
@@ -66,7 +66,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			}
 			held = released.heldBy(shard.left)
 		}
-		// Without a leader, nothing uses what the configuration no longer names.
+		// Without a leader, nothing uses the things that the configuration no longer names.
 		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
 		return held == nil && (applied || !must || isIdle), nil
 	})
@@ -107,9 +107,8 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 // settleTime is how long an apply watches whether a leader that has applied the configuration can create instances.
 const settleTime = 10 * time.Second
 
-// blockedGroups returns a warning that names the groups of which the leader cannot create instances, such as one with
-// an image that does not exist. It returns nil if there are none within settleTime, or if no leader answers the
-// provider.
+// blockedGroups returns a warning that names the groups in which the leader cannot create instances, for example
+// because an image does not exist. It returns nil if it sees no such group within settleTime, or if no leader answers.
 func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnostic {
 	if _, err := r.servers.Identity(); err != nil {
 		return nil
@@ -147,7 +146,7 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 	}.Warning()
 }
 
-// checkApplied warns if the shard has a leader that has applied another version of the configuration than token.
+// checkApplied warns if the shard's leader has applied another version of the configuration than token.
 func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
 	token objstore.Token) diag.Diagnostics {
 	leader := leaderWatch{state: state, shard: name}
@@ -157,7 +156,7 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 	if leader.leaderless() || leader.applied(token) {
 		return nil
 	}
-	// The leader records a version as applied first, and names it in the lock with the next renewal.
+	// The leader first records a version as applied. The lock names that version only after the next renewal.
 	if applied, err := state.UnverifiedApplied(ctx); err == nil && applied.Source == string(token) {
 		return nil
 	}
@@ -183,9 +182,9 @@ func (e *refusedError) Error() string {
 
 var errNoLeader = errors.New("the shard has no leader")
 
-// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether version token is in
-// force. It returns false if the leader restarts to apply the configuration. The error is a *refusedError, or says why
-// no leader answers.
+// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version token is in
+// force. It returns false if the leader must first restart. The error is a *refusedError, or says why no leader
+// answers.
 func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
 	if leader.leaderless() {
 		return false, errNoLeader // dialing a server that is not there can take long
@@ -235,7 +234,7 @@ func (w *leaderWatch) applied(token objstore.Token) bool {
 }
 
 // leaderless reports whether the shard certainly has no leader. That holds in three cases: there is no lock, the leader
-// released it, or the lock has not changed for its lease plus one renewal interval. The elapsed time is measured on
+// released it, or the lock has not changed for its lease plus one renewal interval. It measures the elapsed time on
 // this machine, because the clocks of other machines may differ.
 func (w *leaderWatch) leaderless() bool {
 	return !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()

@@ -3,7 +3,8 @@
 //
 // Invariants:
 //   - The data source only reads, and needs neither an encryption key nor a server.
-//   - The data source reports an instance from its record only. It does not report health, which only the servers know.
+//   - What the data source reports of an instance comes from its record. It does not report health, which only the
+//     servers know.
 package shardstatus
 
 import (

@@ -1,5 +1,5 @@
 // Package typedconfig maps a shard configuration to and from HCL attributes. It derives the attribute schema, [Read]
-// and [Write] from the fields of [config.Shard], so all of them stay consistent with that type.
+// and [Write] from the fields of [config.Shard], so these stay consistent with that type.
 //
 // Names and shapes are those of the JSON document, with these differences:
 //   - Durations are strings, as in JSON.

@@ -36,8 +36,8 @@ func ReadGroup(attributes map[string]tftypes.Value) GroupReading {
 }
 
 // Problems returns the mistakes that can be found without the configuration of the shard. The server validates the
-// rest. If a value is unknown, Problems returns only values that cannot be parsed. Paths are relative to the group, see
-// [GroupAttributePath].
+// rest. If any value is unknown, Problems reports only values that cannot be parsed. Paths are relative to the group,
+// see [GroupAttributePath].
 func (r GroupReading) Problems() config.Problems {
 	if len(r.malformed) > 0 || !r.Known() {
 		return r.malformed
@@ -52,7 +52,7 @@ func (r GroupReading) Problems() config.Problems {
 	return problems
 }
 
-// WriteGroup returns the values of the attributes of [GroupAttributes] by name. Types are those of the resource's
+// WriteGroup returns the values of the attributes of [GroupAttributes] by name. The types are those of the resource's
 // schema. Fields that are not set become null.
 func WriteGroup(spec config.GroupSpec, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(spec), types)

@@ -9,8 +9,8 @@ import (
 )
 
 // AttributePath returns the attribute that contains the path of a [config.Problem]. For a path inside a free-form tree,
-// it returns the attribute of the tree. For a path that does not exist, it returns the last attribute on the path that
-// does.
+// it returns the attribute of the tree. If the path does not exist, it returns the last attribute on the path that
+// exists.
 func AttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {

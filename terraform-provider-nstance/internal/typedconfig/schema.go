@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Attributes returns the schema. All top-level attributes are optional; the resource checks which ones are required.
+// Attributes returns the schema of all top-level attributes, which are optional here. The resource checks which
+// attributes are required.
 func Attributes() map[string]schema.Attribute {
 	b := builder{docs: docs()}
 	out := b.attributes(reflect.TypeFor[config.Shard](), false)

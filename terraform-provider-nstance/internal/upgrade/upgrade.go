@@ -1,6 +1,6 @@
 // Package upgrade reads the states of resources that earlier versions of the provider wrote.
 //
-// To change a schema so that earlier states no longer fit, raise [Version], and add the change of the state to the
+// If a change of a schema makes earlier states invalid, raise [Version], and add the conversion of the state to the
 // upgraders of all earlier versions. A new optional attribute needs neither.
 package upgrade
 

@@ -239,7 +239,8 @@ func (m model) agent(common bootscript.Common) (string, error) {
 	return bootscript.Agent{Common: common}.Script()
 }
 
-// report returns a function that converts each error of a script into a diagnostic at its argument.
+// report returns a function that adds a diagnostic to diags for each error of a script, at the argument with the
+// mistake.
 func report(diags *diag.Diagnostics) func(string, error) (string, diag.Diagnostics) {
 	return func(script string, err error) (string, diag.Diagnostics) {
 		for _, err := range parts(err) {

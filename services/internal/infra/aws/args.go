@@ -21,7 +21,7 @@ func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
 	if err := problems.Err(); err != nil {
 		return nil, err
 	}
-	// The decoded values have the types of the SDK's fields, and the SDK's field names are the API's names. So JSON can
+	// The decoded values have the types of the SDK's fields, and the API and the SDK name the fields alike. So JSON can
 	// copy the values into the request.
 	text, err := json.Marshal(decoded)
 	if err != nil {

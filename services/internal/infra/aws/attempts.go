@@ -21,7 +21,7 @@ type attempts struct {
 
 type attemptsKey struct{}
 
-// withAttempts returns a context that records the attempts of a call in the returned attempts.
+// withAttempts returns a context for a call, and the attempts that the context records.
 func withAttempts(ctx context.Context) (context.Context, *attempts) {
 	a := &attempts{}
 	return context.WithValue(ctx, attemptsKey{}, a), a
@@ -32,8 +32,8 @@ func attemptsOf(ctx context.Context) *attempts {
 	return a
 }
 
-// result returns how many attempts were sent, how many of these were throttled, and whether a failed attempt may have
-// had an effect.
+// result returns how many attempts were sent, how many of them were throttled (turned), and whether a failed attempt
+// may have had an effect.
 func (a *attempts) result() (sent, turned int, ambiguous bool) {
 	if a == nil {
 		return 0, 0, false
@@ -106,14 +106,14 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 	}
 }
 
-// limitedError reports that the SDK's adaptive retry mode held an attempt back until the deadline, after earlier
-// throttling. Nothing of this attempt was sent.
+// limitedError means that the SDK's adaptive retry mode held an attempt back until the deadline, after earlier
+// throttling. The attempt was not sent.
 type limitedError struct{ err error }
 
 func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }
 func (e *limitedError) Unwrap() error { return e.err }
 
-// limited is a retryer that marks the errors of attempts that were held back.
+// limited is a retryer that returns limitedError for attempts that were held back.
 type limited struct{ sdk.RetryerV2 }
 
 // GetAttemptToken implements aws.RetryerV2.

@@ -28,7 +28,7 @@ import (
 type Config struct {
 	// Zone is the shard's availability zone. The provider makes VMs only there.
 	Zone string
-	// Network is the leader's address. The zero value means that there is none.
+	// Network is the leader's address, or the zero value if there is none.
 	Network Network
 	Log     *slog.Logger
 
@@ -40,8 +40,8 @@ type Config struct {
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if an address belongs to this machine, can be used, and has a route for its replies. A nil
-	// function asks the kernel.
+	// Answers returns nil if an address belongs to this machine, can be used, and has a route for its replies. If
+	// Answers is nil, the provider asks the kernel.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
@@ -138,8 +138,8 @@ func networkOf(shard *config.Shard) (Network, error) {
 	return out, nil
 }
 
-// Configure implements infra.Configurer. It stores the target groups of each load balancer, and what attestations must
-// show.
+// Configure implements infra.Configurer. It stores the target groups of each load balancer, and what an agent's proof
+// of its VM must show.
 func (p *Provider) Configure(shard *config.Shard) {
 	balancers := map[string][]string{}
 	for name, lb := range shard.LoadBalancers {

@@ -51,7 +51,7 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 }
 
 // MemberHealth implements infra.LoadBalancerHealth, with one call for each target group. Only the states healthy and
-// unhealthy are verdicts. An instance is healthy if no target group calls it unhealthy.
+// unhealthy are verdicts. An instance with a verdict is healthy if no target group calls it unhealthy.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
@@ -100,8 +100,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each calls do for every target group, even after an error. The class of the joined error is the class that is most
-// likely to go away.
+// each calls do for every target group, even after an error. The joined error has the class, among those of the errors,
+// that is most likely to go away.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {
@@ -113,7 +113,7 @@ func each(arns []string, do func(arn string) error) error {
 	return errors.Join(errs...)
 }
 
-// urgency orders classes. Errors that may go away without a change come first.
+// urgency orders classes. Classes of errors that may go away without a change come first.
 func urgency(c infra.Class) int {
 	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied,
 		infra.Conflict, infra.Invalid, infra.NotFound}, c)

@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// fewAddresses is the number of free addresses up to which a subnet counts as full. Other users of the subnet need
-	// addresses too: a load balancer needs eight.
+	// fewAddresses is the number of free addresses at or below which a subnet counts as full. Other users of the subnet
+	// need addresses too: a load balancer needs eight.
 	fewAddresses = 10
-	// roomMemory is the time for which an answer about room is valid.
+	// roomMemory is how long HasRoom reuses an answer of EC2.
 	roomMemory = 20 * time.Second
-	// filterValues is the maximum number of values of one filter.
+	// filterValues is the largest number of values in one filter of the API.
 	filterValues = 200
 )
 
@@ -30,7 +30,7 @@ type subnet struct {
 }
 
 // HasRoom implements infra.SubnetCapacity with DescribeSubnets. It reuses an answer for roomMemory, so that creates do
-// not wait. It reports no room in a subnet that does not exist or that is in another zone than the shard's.
+// not wait. A subnet that does not exist, or that is not in the shard's zone, has no room.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	p.mu.Lock()
 	known, fresh := p.subnets, p.cfg.Now().Sub(p.subnetsAt) < roomMemory
@@ -103,8 +103,8 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 	return known, nil
 }
 
-// foreign reports whether a subnet is known to be in another zone. Client tokens are unique per zone only, so the
-// provider makes no instance in another zone.
+// foreign reports whether a subnet is known to be in another zone than the shard's. The provider makes no instances
+// there, because client tokens are unique per zone only.
 func (p *Provider) foreign(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -107,14 +107,14 @@ const (
 	answerTimeout = 20 * time.Second // RunInstances sometimes takes several seconds
 	maxAttempts   = 3                // the caller also retries, and has more information
 	maxBackoff    = 2 * time.Second
-	// connections is the number of idle connections kept open to an endpoint. It spares a burst of creates one
-	// handshake per create.
+	// connections is the number of idle connections kept open to an endpoint. With fewer, a burst of creates needs a
+	// handshake for each create.
 	connections = 256
 )
 
 // SDK loads the AWS SDK's configuration for the provider. It uses the SDK's default credential chain, endpoints from
-// AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. It calls throttled, if not nil,
-// with the API action of every throttled attempt. It sends only the requests that the credential chain itself needs.
+// AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. For every throttled attempt it
+// calls throttled, if not nil, with the API action. Loading sends only requests that the credential chain needs.
 func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}
@@ -148,8 +148,8 @@ func retryer() sdk.Retryer {
 	})}
 }
 
-// creating makes the retryer of RunInstances. It does not repeat throttled calls: the caller decides which create comes
-// next, and how fast.
+// creating makes the retryer for RunInstances. It does not repeat throttled calls: the caller decides which create
+// comes next, and how fast.
 func creating() sdk.Retryer {
 	return retry.NewStandard(func(s *retry.StandardOptions) {
 		s.MaxAttempts, s.MaxBackoff = maxAttempts, maxBackoff
@@ -164,8 +164,8 @@ func creating() sdk.Retryer {
 	})
 }
 
-// hopeless prevents retries of refusals that AWS sends as server errors. If capacity is missing, the caller must try
-// another type or subnet immediately.
+// hopeless prevents retries of refusals that AWS sends as server errors. If there is no capacity, the caller must
+// immediately try another type or subnet.
 func hopeless(err error) sdk.Ternary {
 	switch classOf(codeOf(err), statusOf(err)) {
 	case infra.Capacity, infra.Conflict:

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// readConsoles implements infra.Cloud. It finds the machines by the tags that the module shard gives them. EC2 keeps
+// readConsoles implements infra.Cloud. It finds the machines by the tags from the Terraform module "shard". EC2 keeps
 // terminated instances and their consoles for about an hour.
 func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Console, err error) {
 	cfg, err := SDK(ctx, shard.Server.Provider, nil)
@@ -46,8 +46,8 @@ func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Conso
 	return found, nil
 }
 
-// readConsole returns the console output of a machine, or "" if EC2 has none yet. For types without the Nitro
-// hypervisor, EC2 has no latest output, only the output up to the last change of state.
+// readConsole returns the console output of a machine, or "" if EC2 has none yet. For instance types without the Nitro
+// hypervisor, EC2 has the output only up to the last change of state.
 func readConsole(ctx context.Context, client *ec2.Client, id *string) (string, error) {
 	out, err := client.GetConsoleOutput(ctx, &ec2.GetConsoleOutputInput{InstanceId: id, Latest: sdk.Bool(true)})
 	var refusal smithy.APIError

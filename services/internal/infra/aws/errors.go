@@ -133,8 +133,8 @@ func classOf(code string, status int) infra.Class {
 	}
 }
 
-// encodedMessage introduces the encoded authorization message of an UnauthorizedOperation. That message has kilobytes,
-// and only callers with sts:DecodeAuthorizationMessage can read it.
+// encodedMessage introduces the encoded authorization message of an UnauthorizedOperation. That message is kilobytes
+// long, and only callers with sts:DecodeAuthorizationMessage can read it.
 const encodedMessage = "Encoded authorization failure message"
 
 // awsError is an SDK error in one line: the API's code and message, and the request ID that AWS support asks for.
@@ -200,7 +200,7 @@ func plain(call string, err error) *awsError {
 // maxMessage bounds an error's message in bytes, because AWS sends the text and it is written to logs and alerts.
 const maxMessage = 1000
 
-// oneLine makes a text from the API fit for one log line: no control characters, and at most the given number of bytes.
+// oneLine makes a text from the API fit for one log line: without control characters, and with at most `most` bytes.
 func oneLine(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
@@ -217,8 +217,8 @@ func oneLine(text string, most int) string {
 
 // classify gives the error of a call its class. The argument what names the operation in words.
 //
-// The SDK repeats calls. A refusal says nothing about an earlier attempt that got no answer, so the whole call is
-// Indeterminate in that case.
+// The SDK repeats calls. If an earlier attempt got no answer, a refusal says nothing about that attempt, so the whole
+// call is Indeterminate.
 func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil
@@ -236,7 +236,7 @@ func classify(what, call string, tries *attempts, err error) error {
 	switch {
 	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
 		// Every attempt that was sent was throttled, and the deadline passed during the wait for the next attempt.
-		// infra.Wrap is not used here, because it would make the class Indeterminate on seeing the deadline.
+		// infra.Wrap would make the class Indeterminate because of the deadline, so it is not used here.
 		return &infra.Error{Class: infra.Throttled, Op: what, Quota: quotaOf(call, cause.code, ""), Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate
@@ -250,7 +250,7 @@ func classify(what, call string, tries *attempts, err error) error {
 	return infra.Wrap(class, what, cause)
 }
 
-// refused makes an Invalid error for a fault that is found before anything is sent.
+// refused makes an Invalid error for a mistake that is found before the provider sends anything.
 func refused(what, format string, args ...any) error {
 	return infra.Errorf(infra.Invalid, what, "%w", fmt.Errorf(format, args...))
 }

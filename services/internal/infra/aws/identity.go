@@ -15,10 +15,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// maxProof bounds a signed identity document in bytes. Those of EC2 have about 1,500 bytes.
+// maxProof bounds a signed identity document in bytes. EC2's documents have about 1,500 bytes.
 const maxProof = 8 << 10
 
-// maxNesting bounds the depth of the objects in a proof. Those of EC2 have a depth of about 10.
+// maxNesting bounds the depth of the objects in a proof. EC2's proofs have a depth of about 10.
 const maxNesting = 32
 
 // identityDocument holds the parts of an instance identity document that are checked.

@@ -34,7 +34,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
-			// NotFound cannot mean the new instance itself, so it means a resource that the request names.
+			// The new instance itself cannot be NotFound. So the error means a resource that the request names.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err
@@ -47,8 +47,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
-		// The answer is that of an earlier call with the same client token. EC2 repeats it for as long as it remembers
-		// the instance.
+		// This is the answer to an earlier call with the same client token. EC2 repeats such an answer for as long as
+		// it remembers the instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
 		vm.Tags, vm.Warning = asked, "" // the answer holds no tags
@@ -76,7 +76,7 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 		return nil
 	case infra.Denied:
 		// A terminated instance loses its tags after a while. A role that may terminate only instances with the
-		// cluster's tags is then denied, so check whether the instance has ended.
+		// cluster's tags is then denied the call. So check whether the instance has ended.
 		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
 			getErr == nil && ending(stateOf(instance)) {
 			return nil
@@ -120,8 +120,8 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		filter("tag:"+tagShard, owner.Shard))
 }
 
-// FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags. It then
-// returns the youngest live VM, or the youngest VM if none is alive.
+// FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags.
+// FindByInstance then returns the youngest live VM, or the youngest VM if none is alive.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),
@@ -222,7 +222,7 @@ func describe(instance types.Instance) infra.VM {
 	vm.Addresses = vmAddresses(instance)
 	vm.Tags, vm.Warning = decodeTags(instance.Tags)
 	if vm.Tags.Instance.IsZero() {
-		// The tag was removed, but the client token cannot be.
+		// A person may have removed the tag. A client token cannot be removed.
 		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
 			vm.Tags.Instance = id
 		}

@@ -18,7 +18,7 @@ type IMDS interface {
 }
 
 const (
-	// metadataTimeout bounds the request for this machine's ID. Without a metadata service, no answer arrives at all.
+	// metadataTimeout bounds the request for this machine's ID. Without a metadata service, no answer ever arrives.
 	metadataTimeout  = 4 * time.Second
 	metadataAttempts = 3
 )

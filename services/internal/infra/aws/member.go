@@ -47,8 +47,8 @@ func (m *Member) Ready(ctx context.Context) error { return m.complete(ctx, "CONT
 // Abandon implements infra.Member.
 func (m *Member) Abandon(ctx context.Context) error { return m.complete(ctx, "ABANDON") }
 
-// complete completes the lifecycle action of this machine's launch. Auto Scaling answers ValidationError for a machine
-// that does not wait.
+// complete ends the wait of the Auto Scaling group for this machine. Auto Scaling answers ValidationError if it does
+// not wait for the machine.
 func (m *Member) complete(ctx context.Context, result string) error {
 	_, err := m.Client.CompleteLifecycleAction(ctx, &autoscaling.CompleteLifecycleActionInput{
 		AutoScalingGroupName: &m.Group, InstanceId: &m.Machine, LifecycleHookName: sdk.String(LaunchHook),

@@ -21,16 +21,16 @@ import (
 const (
 	// acquireTimeout bounds one attempt to acquire the address. The caller must retry.
 	acquireTimeout = 90 * time.Second
-	// firmAfter is the time that a holder which may be alive has to release the interface. It counts from the start of
-	// the attempt. After it, the interface is detached by force.
+	// firmAfter is how long a holder that may be alive has to release the interface, from the start of the attempt.
+	// After that, the interface is detached by force.
 	firmAfter = 5 * time.Second
 	// lookSoon and lookLater are the intervals between two checks of the interface.
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
 )
 
 // Acquire implements infra.LeaderNetwork. It detaches the network interface from its holder, attaches it to this
-// machine, and returns when the addresses are on this machine, answer, and have routes for their replies. If they
-// already do, Acquire makes only one DescribeNetworkInterfaces call.
+// machine, and returns when the addresses are on this machine, can be used, and have routes for their replies. If that
+// is so already, Acquire makes only one DescribeNetworkInterfaces call.
 //
 // Only the leader may call Acquire. Acquire first detaches without force. It uses force after firmAfter, or immediately
 // if the holder is dead.
@@ -65,13 +65,13 @@ type takeover struct {
 	began   time.Time
 	// seen describes the last known state of the interface, for errors.
 	seen string
-	// asked is the ID of the attachment whose end was requested. firmly reports whether it was requested by force.
+	// asked is the ID of the attachment that EC2 was asked to end. firmly reports whether the request was by force.
 	asked  string
 	firmly bool
 }
 
-// step describes the interface and takes the next step. The caller may try again after an error for which passing
-// returns true.
+// step describes the interface and takes the next step of the takeover. The caller may try again after an error for
+// which passing returns true.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -99,7 +99,7 @@ func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// take ends the attachment to another machine.
+// take ends the attachment of the interface to another machine.
 func (t *takeover) take(ctx context.Context, attachment *types.NetworkInterfaceAttachment) error {
 	holder, id := deref(attachment.InstanceId), deref(attachment.AttachmentId)
 	if holder == "" || deref(attachment.DeviceIndex) == 0 {
@@ -133,7 +133,7 @@ func (t *takeover) attach(ctx context.Context) error {
 	return classify(t.what, "AttachNetworkInterface", tries, err)
 }
 
-// freeIndex returns the lowest device index from 1 that no interface has.
+// freeIndex returns the lowest device index, from 1 on, that no interface has.
 func freeIndex(interfaces []types.InstanceNetworkInterface) int32 {
 	for index := int32(1); ; index++ {
 		if !slices.ContainsFunc(interfaces, func(n types.InstanceNetworkInterface) bool {
@@ -258,7 +258,7 @@ func sight(eni types.NetworkInterface) string {
 	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
-// passingCodes lists refusals that mean only that another server was faster, or that a change is still in progress.
+// passingCodes lists error codes that mean only that another server was faster, or that a change is in progress.
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",
@@ -266,7 +266,7 @@ var passingCodes = []string{
 	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue",
 }
 
-// passing reports whether it is worth describing the interface again after an error.
+// passing reports whether the caller should describe the interface again after an error.
 func passing(err error) bool {
 	switch infra.ClassOf(err) {
 	case infra.Throttled, infra.Indeterminate:

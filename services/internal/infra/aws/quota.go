@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// quotaOf names the quota that a refused call exceeded, as Service Quotas lists it for EC2 and VPC, or returns "".
+// quotaOf returns the quota that a refused call exceeded, by its name in Service Quotas for EC2 and VPC, or "".
 // Sources: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html#throttling-increase and
 // https://docs.aws.amazon.com/general/latest/gr/ec2-service.html#limits_ec2.
 func quotaOf(call, code, instanceType string) string {
@@ -30,7 +30,7 @@ func quotaOf(call, code, instanceType string) string {
 	return ""
 }
 
-// familyOf returns the group of instance types that share a quota of vCPUs with the given type.
+// familyOf returns the group of instance types whose common vCPU quota also counts the given type.
 func familyOf(instanceType string) string {
 	for _, family := range []struct{ prefix, name string }{
 		{"hpc", "HPC"}, {"inf", "Inf"}, {"trn", "Trn"}, {"dl", "DL"}, {"vt", "G and VT"}, {"u-", "High Memory"},
@@ -43,7 +43,7 @@ func familyOf(instanceType string) string {
 	return "Standard (A, C, D, H, I, M, R, T, Z)"
 }
 
-// withQuota names the quota that a refused create exceeded.
+// withQuota adds the name of the exceeded quota to the error of a refused create.
 func withQuota(err error, instanceType string) error {
 	e, classed := errors.AsType[*infra.Error](err)
 	cause, coded := errors.AsType[*awsError](err)
@@ -72,8 +72,7 @@ func volumeKeys(in *ec2.RunInstancesInput) (keys []string) {
 	return keys
 }
 
-// rememberKeys remembers the KMS keys of a group's latest request, because EC2 does not name the key when it cannot use
-// one.
+// rememberKeys remembers the KMS keys of a group's latest request, because EC2 does not name a key that it cannot use.
 func (p *Provider) rememberKeys(tags *infra.Tags, keys []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,10 +82,10 @@ func (p *Provider) rememberKeys(tags *infra.Tags, keys []string) {
 	p.keys[[2]string{tags.Tenant, tags.Group}] = keys
 }
 
-// describe translates an instance to an infra.VM. If the instance ended because of a KMS key, it names the key.
+// describe translates an instance to an infra.VM. If the instance ended because of a KMS key, EndReason names the key.
 func (p *Provider) describe(instance types.Instance) infra.VM {
 	vm := describe(instance)
-	// EC2 gives Client.InternalError if the caller has no permission for the key.
+	// EC2 gives this reason if the caller has no permission for the key.
 	// https://repost.aws/knowledge-center/kms-iam-ec2-permission
 	denied := strings.HasPrefix(vm.EndReason, "Client.InternalError")
 	if !denied && !strings.Contains(vm.EndReason, "KMS") {

@@ -16,8 +16,8 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserdata = 16 << 10
 
-// runInstances makes the request for one VM. The result depends only on the arguments: EC2 answers a repeated token
-// with the same VM only if all other parameters are the same too.
+// runInstances makes the request for one VM. The request depends only on the arguments: EC2 answers a repeated client
+// token with the same VM only if all other parameters are the same too.
 func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
@@ -47,7 +47,7 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
 	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
 	if in.MetadataOptions.HttpPutResponseHopLimit == nil {
-		// Containers are one hop further away, so they cannot read the userdata with the nonce.
+		// Containers are one network hop further away than the VM, so they cannot read the userdata with the nonce.
 		in.MetadataOptions.HttpPutResponseHopLimit = sdk.Int32(1)
 	}
 	if in.InstanceInitiatedShutdownBehavior == "" {
@@ -68,7 +68,7 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 }
 
 // place puts the instance into the subnet. It sets the zone too, so that EC2 refuses a subnet of another zone. A client
-// token is valid in one zone only, and all calls of the shard are then in the same zone.
+// token is valid in one zone only, so all calls of a shard must be for the same zone.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html#run-instances-idempotency
 func place(in *ec2.RunInstancesInput, subnet, zone string) {
 	if in.Placement == nil {
@@ -91,7 +91,7 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 }
 
 // primaryInterface returns the position of the interface with device index 0, or 0 if no interface has it. The checks
-// of args guarantee that either one has it or the first one has no index.
+// of args guarantee that an interface has index 0, or that the first interface has no index.
 func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 	i := slices.IndexFunc(list, func(n types.InstanceNetworkInterfaceSpecification) bool {
 		return n.DeviceIndex != nil && *n.DeviceIndex == 0

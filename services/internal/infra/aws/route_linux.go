@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Addresses for documentation (RFC 5737, RFC 3849). No machine has a more specific route to them than to the rest of
-// the network.
+// Addresses for documentation (RFC 5737, RFC 3849). Machines have no special route to them, so they stand for any
+// address in another subnet.
 var (
 	elsewhere4 = net.ParseIP("192.0.2.1")
 	elsewhere6 = net.ParseIP("2001:db8::1")

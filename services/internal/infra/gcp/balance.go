@@ -41,8 +41,8 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	return p.classify(what+" in "+group, "instanceGroups.addInstances", err)
 }
 
-// Deregister implements infra.LoadBalancers. A missing group or member is not an error. An instance that is deleted
-// leaves its groups.
+// Deregister implements infra.LoadBalancers. A missing group or member is not an error. Google removes a deleted
+// instance from its groups.
 func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("deregister %s from load balancer %s", vm.ProviderID, lb)
 	group, ok := p.group(lb)
@@ -76,7 +76,7 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 }
 
 // MemberHealth implements infra.LoadBalancerHealth, with one call for each backend service. A backend service has a
-// verdict for each of its forwarding rules. An instance is healthy if none calls it unhealthy.
+// verdict for each of its forwarding rules. An instance is healthy if no verdict calls it unhealthy.
 //
 // https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
 func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth,

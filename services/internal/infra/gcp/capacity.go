@@ -11,12 +11,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fewAddresses is the number of free addresses up to which a subnet counts as full. Other users of the subnet need
-// addresses too.
+// fewAddresses is the number of free addresses at or below which a subnet counts as full. Other users of the subnet
+// need addresses too.
 const fewAddresses = 10
 
-// HasRoom implements infra.SubnetCapacity with the utilization in subnetworks.get. A subnet without this information
-// has room.
+// HasRoom implements infra.SubnetCapacity. It reads the utilization from subnetworks.get. A subnet without that
+// information has room.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	room := make(map[string]bool, len(subnets))
 	for _, name := range subnets {

@@ -19,7 +19,7 @@ type Call struct {
 
 // Calls lists all API calls that the provider makes, with the permissions that the server's role needs for each.
 //
-// Source: https://cloud.google.com/compute/docs/reference/rest/v1, section IAM Permissions of each method.
+// Source: the section IAM Permissions of each method in https://cloud.google.com/compute/docs/reference/rest/v1.
 var Calls = []Call{
 	{"compute.instances.insert", []string{"compute.instances.create", "compute.instances.setLabels",
 		"compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
@@ -71,7 +71,7 @@ func newClient(ctx context.Context, cfg Config) (client, error) {
 	return client{service, cfg.Project, cfg.Zone, cfg.Sleep}, nil
 }
 
-// insert asks for an instance. doubtful reports whether an attempt may have had an effect although the call failed.
+// insert requests an instance. doubtful reports whether an attempt may have had an effect although the call failed.
 func (c client) insert(ctx context.Context, in *compute.Instance, requestID string) (op *compute.Operation,
 	doubtful bool, err error) {
 	op, err = googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
@@ -239,7 +239,7 @@ func (c client) machineType(ctx context.Context, name string) (*compute.MachineT
 	})
 }
 
-// getSubnet describes a subnet, including how much of its ranges is used.
+// getSubnet describes a subnet, including the used part of its ranges.
 func (c client) getSubnet(ctx context.Context, path string) (*compute.Subnetwork, error) {
 	return googlecloud.Repeat(ctx, func() (*compute.Subnetwork, error) {
 		return c.service.Subnetworks.Get(pathPart(path, "projects"), pathPart(path, "regions"),

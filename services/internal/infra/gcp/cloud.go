@@ -29,8 +29,8 @@ const (
 
 var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 
-// identify implements infra.Cloud with the numeric ID from the metadata server. The ID is also a server's default ID:
-// when an instance group repairs a server, the new machine has the same name but another ID.
+// identify implements infra.Cloud with the numeric ID from the metadata server. This ID is also the server's default
+// ID, because a machine that replaces a server in an instance group has the same name.
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

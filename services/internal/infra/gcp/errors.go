@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes lists codes of operations' errors and reasons of refusals whose class does not follow from the HTTP status.
+// classes lists the error codes of operations, and the reasons of refusals, whose class does not follow from the HTTP
+// status.
 //
 // Sources: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
 // https://cloud.google.com/compute/docs/api/error-messages-api and https://cloud.google.com/compute/api-quota.
@@ -52,7 +53,7 @@ var classes = map[string]infra.Class{
 }
 
 // keyError begins the message about a key of Cloud KMS that is disabled, or that Compute Engine's service agent may not
-// use. The message names the key. Only the message identifies the fault, because the HTTP status is 400 and the code
+// use. The message names the key. Only the message identifies the fault: the HTTP status is always 400, and the code
 // varies.
 const keyError = "Cloud KMS error"
 
@@ -93,7 +94,7 @@ func codeOf(err error) string {
 	return ""
 }
 
-// classOf returns the class of an error. A refusal had no effect, and so had a failed operation.
+// classOf returns the class of an error. Neither a refused call nor a failed operation had an effect.
 func classOf(err error) infra.Class {
 	if _, unknown := errors.AsType[*waitError](err); unknown {
 		return infra.Indeterminate
@@ -106,8 +107,8 @@ func classOf(err error) infra.Class {
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		if f.status >= http.StatusInternalServerError {
-			// The zone could not make the VM. It repeats this answer for the same requestId for an hour, so another
-			// instance ID must be tried.
+			// The zone could not make the VM. Google repeats this answer for the same requestId for an hour, so the
+			// caller must try another instance ID.
 			return infra.Capacity
 		}
 		return infra.Invalid

@@ -35,13 +35,13 @@ type Config struct {
 
 	// Access holds the client and its credentials.
 	Access googlecloud.Access
-	// Throttled is called with the name of each call that the API refused because of too many calls. Optional.
+	// Throttled is called for each call that the API refused because of too many calls, with the call's name. Optional.
 	Throttled func(call string)
 
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if an address belongs to this machine. A nil function asks the kernel.
+	// Answers returns nil if an address belongs to this machine. If Answers is nil, the provider asks the kernel.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
@@ -176,7 +176,7 @@ func (p *Provider) region() string { return regionOf(p.cfg.Zone) }
 
 func regionOf(zone string) string { return zone[:strings.LastIndexByte(zone, '-')] }
 
-// subnetPath returns the path of a subnet that is given by its name, path or URL.
+// subnetPath returns the path of a subnet. The parameter is its name, path or URL.
 func (p *Provider) subnetPath(subnet string) string {
 	if i := strings.Index(subnet, "projects/"); i >= 0 {
 		return subnet[i:]
@@ -187,7 +187,7 @@ func (p *Provider) subnetPath(subnet string) string {
 	return "projects/" + p.cfg.Project + "/regions/" + p.region() + "/subnetworks/" + subnet
 }
 
-// pathPart returns the part of a path that follows a collection, such as the region after "regions".
+// pathPart returns the part of a path after the name of a collection, such as the region after "regions".
 func pathPart(path, collection string) string {
 	parts := strings.Split(path, "/")
 	if i := slices.Index(parts, collection); i >= 0 && i+1 < len(parts) {
@@ -196,8 +196,8 @@ func pathPart(path, collection string) string {
 	return ""
 }
 
-// httpClient returns a client that records whether it sent a request, so that an error before any request can be
-// recognized.
+// httpClient returns a client that records whether it sent a request, so that the provider recognizes errors from
+// before any request.
 func (cfg Config) httpClient() *http.Client {
 	if cfg.Access.Client != nil {
 		return cfg.Access.Client

@@ -26,19 +26,19 @@ const (
 	// googleKeys is the URL of the service that publishes the keys of identity tokens.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity#verify_signature
 	googleKeys = "https://www.googleapis.com/oauth2/v1/"
-	// maxToken bounds an identity token in bytes. Those of Google have about 1,200 bytes.
+	// maxToken bounds an identity token in bytes. Google's tokens have about 1,200 bytes.
 	maxToken = 8 << 10
-	// maxKeys bounds the list of keys in bytes. It has two or three certificates.
+	// maxKeys bounds the list of keys in bytes. The list has two or three certificates.
 	maxKeys = 64 << 10
 	// keysTimeout bounds one request for the keys.
 	keysTimeout = 5 * time.Second
-	// keysPause is the least time between two requests for the keys. After a failed request, registrations fail
-	// immediately for this time. So no client can make the leader send many requests.
+	// keysPause is the least time between two requests for the keys. For this time after a failed request,
+	// registrations fail immediately, so that no client can make the leader send many requests.
 	keysPause = 10 * time.Second
 )
 
-// signingKeys are Google's public keys of identity tokens, by their IDs. They are read again when they expire. Google
-// publishes a key before it signs with it.
+// signingKeys are Google's public keys for identity tokens, by ID. The provider reads them again when they expire.
+// Google publishes a key before it signs with the key.
 type signingKeys struct {
 	client *http.Client
 	now    func() time.Time
@@ -124,7 +124,7 @@ func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	return keys, nil
 }
 
-// identityToken holds those claims of an identity token (format full) that are checked.
+// identityToken holds the claims of an identity token (format full) that the provider checks.
 type identityToken struct {
 	jwt.RegisteredClaims
 

@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// young is the age of a request up to which its requestId alone keeps it from making a second VM. Google remembers
-	// a requestId for about an hour. The rest of the hour allows for clocks that differ.
+	// young is the age up to which the requestId alone keeps a request from making a second VM. Google remembers a
+	// requestId for about an hour. The difference allows for clocks that differ.
 	young = 30 * time.Minute
 	// old is the age from which a request makes no VM, because the log of operations may have lost an earlier insert.
-	// Google keeps operations for longer, but for a limited time.
+	// Google keeps operations for longer than that, but not forever.
 	old = 3 * 24 * time.Hour
 )
 
 // Create implements infra.Provider with instances.insert. It returns when the insert has ended.
 //
-// The instance's ID is the VM's name, and the UUID in the ID is the requestId. After the VM's end, the name is free
-// immediately, and the requestId after an hour. So if a request is older than young, Create first looks for the VM and
-// for an earlier insert in the log of operations.
+// The instance's ID is the VM's name, and the UUID in the ID is the requestId. When the VM is gone, the name can be
+// used again immediately, and the requestId after an hour. So for a request that is older than young, Create first
+// looks for the VM and for an earlier insert in the log of operations.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, refused("create", "no instance ID")
@@ -72,8 +72,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 // requestID returns the UUID of an instance ID.
 func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"+id.Prefix()) }
 
-// findMade looks for the VM of an earlier insert for the same request. made reports that an earlier insert has or may
-// have made a VM, so that Create must not insert again.
+// findMade looks for the VM of an earlier insert for the same request. made reports that an earlier insert made, or may
+// have made, a VM. Create must then not insert again.
 func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
 	made bool, err error) {
 	_, err = p.api.get(ctx, in.Name)
@@ -189,8 +189,8 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 	return vm, nil
 }
 
-// RemoveUserdata implements infra.UserdataRemover. Other metadata stay. If they were changed meanwhile, it
-// fails as Conflict.
+// RemoveUserdata implements infra.UserdataRemover. Other metadata stay. If another client changed the metadata
+// meanwhile, RemoveUserdata fails as Conflict.
 func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {
 	what := "remove the userdata of " + id.String()
 	found, err := p.api.get(ctx, id.String())
@@ -213,8 +213,9 @@ func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ide
 		Fingerprint: found.Metadata.Fingerprint, Items: kept, ForceSendFields: []string{"Items"}}))
 }
 
-// MachineState implements infra.MachineEvidence. The numeric ID is not reused, unlike the name, which a group gives to
-// the replacement of a server. An instance that is gone is Deleted only if the log of operations says so.
+// MachineState implements infra.MachineEvidence. Google does not reuse the numeric ID. The name can be reused: an
+// instance group gives it to the replacement of a server. An instance that is gone is Deleted only if the log of
+// operations says so.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "look up machine " + machineID
 	if !numericID.MatchString(machineID) {

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Labels of every VM and disk that the provider makes. A value that a label cannot have is an item of the VM's metadata
-// with the same key.
+// Labels of every VM and disk that the provider makes. If a label cannot hold a value, a metadata item of the VM with
+// the same key holds it.
 const (
 	labelCluster   = contract.Prefix + "cluster"
 	labelShard     = contract.Prefix + "shard"

@@ -25,12 +25,12 @@ import (
 const acquireTimeout = 90 * time.Second
 
 // Acquire implements infra.LeaderNetwork. With kind load_balancer it does nothing, because the load balancer's health
-// check finds the leader. With kind alias it clears the address from the interface of its holder, adds it to this
-// machine's first interface, and returns when the address is on this machine. If it already is, Acquire makes only one
-// call.
+// check finds the leader. With kind alias it removes the address from its holder's interface, adds the address to this
+// machine's first interface, and returns when this machine has it. If this machine already has the address, Acquire
+// makes only one call.
 //
-// Only the leader may call Acquire. An address stays in use until the interface of its holder is cleared, even while
-// the holder is stopped, so the order of the two changes is fixed.
+// Only the leader may call Acquire. The removal must come first: a holder keeps its address even while the holder is
+// stopped.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	if p.cfg.Network.Kind == contract.LeaderLoadBalancer {
 		return nil
@@ -56,8 +56,8 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	}
 }
 
-// stepToAddress takes the next step to the address. The caller may try again after an error for which passing returns
-// true.
+// stepToAddress takes the next step to get the address. The caller may try again after an error for which passing
+// returns true.
 func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (done bool, err error) {
 	self, err := p.api.get(ctx, machineID)
 	if err != nil {
@@ -109,7 +109,7 @@ func (p *Provider) holds(nic *compute.NetworkInterface) bool {
 	return len(p.without(nic)) < len(nic.AliasIpRanges)
 }
 
-// without returns the alias ranges of an interface except the leader's address.
+// without returns the alias ranges of an interface, without the leader's address.
 func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRange {
 	return slices.DeleteFunc(slices.Clone(nic.AliasIpRanges), func(a *compute.AliasIpRange) bool {
 		text, _, _ := strings.Cut(a.IpCidrRange, "/")
@@ -118,8 +118,8 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 }
 
 // setAliases replaces the alias ranges of a machine's interface and waits for the change. It sends an empty list
-// explicitly. The call names the machine, because IAM conditions compare names. The fingerprint makes it fail for
-// another machine that has the name by now.
+// explicitly. The call names the machine, because IAM conditions compare names. If another machine has the name by now,
+// the call fails because of the fingerprint.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
@@ -127,7 +127,7 @@ func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compu
 	return p.classify(what, "instances.updateNetworkInterface", err)
 }
 
-// passing reports whether it is worth looking again after an error: another server was faster, or a change is still in
+// passing reports whether the caller should look again after an error: another server was faster, or a change is in
 // progress.
 func passing(err error) bool {
 	if code := codeOf(err); code == "IP_IN_USE_BY_ANOTHER_RESOURCE" || code == "resourceNotReady" ||
@@ -175,7 +175,8 @@ func (p *Provider) checkNetwork(machineID string) error {
 }
 
 // answers checks with the kernel that an address belongs to this machine. Google's guest agent gives an alias address a
-// local route, not an interface, so the check is to listen on it. Nothing leaves the machine.
+// local route, not an interface. So answers checks whether this machine can listen on the address. Nothing leaves the
+// machine.
 func answers(ctx context.Context, addr netip.Addr) error {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())

@@ -66,7 +66,7 @@ func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) 
 	return in, nil
 }
 
-// setScheduling disables automatic restarts. It makes a Spot VM be deleted when it is preempted.
+// setScheduling disables automatic restarts. It also sets that a preempted Spot VM is deleted.
 func setScheduling(in *compute.Instance, spot bool) {
 	if in.Scheduling == nil {
 		in.Scheduling = &compute.Scheduling{}
@@ -81,7 +81,7 @@ func setScheduling(in *compute.Instance, spot bool) {
 	}
 }
 
-// setDisks lets the disks that are made with the VM be deleted with it, and labels them.
+// setDisks labels the disks that are made with the VM, and sets that they are deleted with it.
 func setDisks(in *compute.Instance, labels map[string]string) error {
 	if len(in.Disks) == 0 {
 		return errors.New("args.disks: is missing; disks[0].initializeParams.sourceImage is the image, and a " +
@@ -161,8 +161,8 @@ func decodeArgs(args map[string]any) (*compute.Instance, error) {
 	return in, nil
 }
 
-// forceSend sets ForceSendFields of each struct to the fields that args name. Without it, the SDK would leave out a
-// false or 0, although the API's default can be another value.
+// forceSend sets ForceSendFields of each struct to the fields that args name. Otherwise the SDK would leave out false
+// and 0, although the API may have another default.
 func forceSend(to reflect.Value, given map[string]any) {
 	var names []string
 	for i := range to.NumField() {

@@ -26,8 +26,8 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 // productUUID is the file with the UUID of this machine. If the machine is a domain, that is the domain's UUID.
 const productUUID = "/sys/class/dmi/id/product_uuid"
 
-// identity reads the UUID of the machine from its firmware. A machine that is not a domain of the hosts has a UUID too.
-// No host knows it, so it proves nothing about the machine.
+// identity reads the UUID of the machine from its firmware. A machine that is not a domain of the hosts also has a
+// UUID, but no host knows that UUID.
 func identity(context.Context, infra.Env) (infra.Machine, error) {
 	text, err := os.ReadFile(productUUID)
 	if err != nil {

@@ -96,7 +96,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	})
 }
 
-// lock waits until no other call changes the same instance. It returns the function that unlocks.
+// lock waits until no other call changes the same instance. It returns the function that ends the lock.
 func (h *host) lock(instance ident.ID) func() {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(instance.String())) // it never fails
@@ -241,13 +241,14 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	return p.describe(d, nil), nil
 }
 
-// undefineAll holds the flags that also remove what would keep libvirt from undefining a domain.
+// undefineAll holds the flags that make libvirt also remove everything that prevents it from undefining a domain.
 const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSnapshotsMetadata |
 	libvirt.DomainUndefineNvram | libvirt.DomainUndefineCheckpointsMetadata
 
 // Delete implements infra.Provider. The VM is gone when Delete returns without an error.
 //
-// The domain is undefined last. Until then List returns it, so after an interruption the caller deletes it again.
+// Delete undefines the domain last. Until then List returns the VM, so after an interruption the caller deletes it
+// again.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	h, id, err := p.find(what, providerID)
@@ -314,7 +315,8 @@ func (h *host) reserve(o order) func() {
 	}
 }
 
-// freeMemory returns the memory of a host in MiB that is not promised to a domain or reserved. It can be negative.
+// freeMemory returns the memory of a host in MiB that is neither promised to a domain nor reserved. The result can be
+// negative.
 func (p *Provider) freeMemory(c *libvirt.Libvirt, h *host) (int64, error) {
 	_, totalKiB, _, _, _, _, _, _, err := c.NodeGetInfo()
 	if err != nil {

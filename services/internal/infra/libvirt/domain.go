@@ -68,7 +68,7 @@ func decodeMetadata(text string) (m metadata, ok bool, err error) {
 }
 
 // domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from owner, ID and digest. A
-// request that differs has another UUID, and libvirt refuses to define its domain under the same name.
+// different request has another UUID, so libvirt refuses to define a second domain with the same name.
 func domainUUID(tags infra.Tags, digest string) libvirt.UUID {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s %s", tags.Cluster, tags.Shard, tags.Instance, digest))
 	var id libvirt.UUID
@@ -93,7 +93,7 @@ func macAddress(id libvirt.UUID) string {
 	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", id[0], id[1], id[2])
 }
 
-// machine is how a VM is built.
+// machine holds the parameters with which a VM is built.
 type machine struct {
 	id         libvirt.UUID
 	name       string
@@ -120,7 +120,7 @@ func (m machine) domainXML() (string, error) {
 			Kernel: m.kernel, Initrd: m.initrd, Cmdline: m.cmdline,
 		},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
-		// A VM that ends stays off: the server decides what happens next.
+		// A VM that ends stays off, because the server decides what happens next.
 		OnPoweroff: "destroy", OnCrash: "destroy", OnReboot: "restart",
 		Devices: m.devices(),
 	}
@@ -219,8 +219,7 @@ func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error)
 	return d, nil
 }
 
-// shutoffReasons are the reasons for which a domain ends, as far as libvirt knows them. After libvirtd was restarted,
-// it does not know them any more.
+// shutoffReasons are the reasons that libvirt gives for the end of a domain. A restarted libvirtd no longer knows them.
 var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffShutdown:  "shut down by its guest",
 	libvirt.DomainShutoffDestroyed: "destroyed by an administrator",
@@ -257,7 +256,7 @@ const (
 	startGrace = 10 * time.Second
 )
 
-// describe translates a domain to a VM. leases has addresses by MAC address.
+// describe translates a domain to a VM. leases holds the IP addresses of the VM's network by MAC address.
 func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	vm := infra.VM{ProviderID: providerID(d.host, d.dom.UUID), State: d.state, Tags: d.tags, EndReason: d.reason,
 		Hostname: d.metadata.Hostname, LaunchedAt: d.metadata.Created, Addresses: leases[d.mac]}
@@ -292,8 +291,8 @@ func readLeases(c *libvirt.Libvirt, d domain) map[string][]string {
 	return leases
 }
 
-// addLeases adds the addresses that the DHCP server of a network gave, by MAC address. A network without DHCP of
-// libvirt has none.
+// addLeases adds to leases, by MAC address, the IP addresses that libvirt's DHCP server gave in a network. Without that
+// server it adds none.
 func addLeases(c *libvirt.Libvirt, network string, leases map[string][]string) {
 	n, err := c.NetworkLookupByName(network)
 	if err != nil {

@@ -20,7 +20,7 @@ type host struct {
 	conn     *libvirt.Libvirt // nil: not connected
 	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
 
-	// changing allows one create or delete of an instance at a time. An instance's name selects its mutex.
+	// changing allows one create or delete of an instance at a time. The instance's name selects the mutex.
 	changing [64]sync.Mutex
 }
 
@@ -65,7 +65,7 @@ func (h *host) close() {
 }
 
 // call runs f with a connection to the host and classifies its error. libvirt's calls take no context. When ctx ends,
-// call closes the connection, so that f returns, and fails as Indeterminate.
+// call closes the connection to make f return. It then fails as Indeterminate.
 func call[T any](ctx context.Context, h *host, what string, f func(*libvirt.Libvirt) (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -125,7 +125,8 @@ var classes = map[libvirt.ErrorNumber]infra.Class{
 	libvirt.ErrOperationDenied:   infra.Denied,
 }
 
-// classify gives an error its class. An error without a code comes from the connection, so the call may take effect.
+// classify gives an error its class. An error without a code comes from the connection, so the call may still take
+// effect.
 func classify(what string, err error) error {
 	if err == nil {
 		return nil

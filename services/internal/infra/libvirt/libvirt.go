@@ -4,8 +4,8 @@
 // format of cloud-init's NoCloud. The domain's name is the instance ID. Its metadata hold the tags.
 //
 // Invariant: an instance ID starts at most one VM. Before anything else, a create request makes an empty volume, the
-// claim. libvirt makes a volume of a name only once, so one request wins. The claim stays for a day after the VM is
-// deleted. A create request that was interrupted after its claim is not continued.
+// claim. libvirt makes only one volume with a name, so only one request succeeds. The claim stays for a day after the
+// VM is deleted. A create request that was interrupted after its claim is not continued.
 package libvirt
 
 import (
@@ -109,8 +109,8 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 	})
 }
 
-// FindByInstance implements infra.Provider. It asks all hosts. After an error of a host the VM is only found on
-// another host, never proven absent.
+// FindByInstance implements infra.Provider. It asks all hosts. If a host fails, FindByInstance can still find the VM on
+// another host, but cannot return NotFound.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	found, err := onAllHosts(p, func(h *host) ([]infra.VM, error) {
@@ -210,7 +210,8 @@ func (p *Provider) listHost(c *libvirt.Libvirt, h *host, owner infra.Owner) ([]i
 	return vms, nil
 }
 
-// onAllHosts calls f for all hosts at the same time. It returns all results that it got, and the joined errors.
+// onAllHosts calls f for all hosts at the same time. It returns the results of all hosts that answered, and the joined
+// errors of the others.
 func onAllHosts[T any](p *Provider, f func(*host) ([]T, error)) ([]T, error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup

@@ -45,7 +45,7 @@ func openVolumes(c *libvirt.Libvirt, name string) (*volumes, error) {
 func (v *volumes) path(name string) string { return path.Join(v.dir, name) }
 
 // find returns a volume and its path. If libvirt does not know the volume, find refreshes the pool once, because a
-// person may have copied the file into its directory.
+// person may have copied the volume's file into the pool's directory.
 func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 	vol, err := v.c.StorageVolLookupByName(v.pool, name)
 	if isCode(err, libvirt.ErrNoStorageVol) {
@@ -58,7 +58,7 @@ func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 }
 
 // libvirtd refuses to refresh a pool while another call makes or fills a volume in it, so the refresh is tried several
-// times. If a large upload takes longer than all tries, the leader repeats the create request.
+// times. If all tries fail because of a large upload, the leader repeats the create request.
 const (
 	refreshTries = 50
 	refreshPause = 100 * time.Millisecond
@@ -85,7 +85,7 @@ func (v *volumes) create(volume libvirtxml.StorageVolume) error {
 	return err
 }
 
-// claim makes an empty volume. It fails with the code ErrStorageVolExist if there is one.
+// claim makes an empty volume. It fails with the code ErrStorageVolExist if the volume exists.
 func (v *volumes) claim(name string) error {
 	return v.create(libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: 0}})
 }

@@ -64,7 +64,7 @@ func followHost(ctx context.Context, h *host, changed func(ident.ID)) error {
 	if err != nil {
 		return err
 	}
-	// The library's goroutine ends only when it can pass on its last event, so read all events.
+	// The library's goroutine ends only after its last event has been read, so read all events.
 	defer func() {
 		cancel()
 		for range events {

@@ -9,10 +9,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Place is an instance type and a subnet, in which VMs need room. An empty field means all types or all subnets.
+// Place is a combination of instance type and subnet that has limited room for VMs. An empty field means all types or
+// all subnets.
 type Place struct{ Type, Subnet string }
 
-// all returns the places with limits that apply to a VM at p, each once.
+// all returns p and all wider places that contain p, each once.
 func (p Place) all() []Place {
 	places := []Place{p}
 	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {
@@ -98,7 +99,7 @@ func (p *Provider) VMs() []infra.VM {
 	return vms
 }
 
-// Instance returns the current state of the VM that an instance ID was ever used for. It is not counted as a call.
+// Instance returns the current state of the VM, if any, that was made for an instance ID. It is not counted as a call.
 func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +112,7 @@ func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	return m.at(now)
 }
 
-// Land applies the late calls that are due. Otherwise the provider's next call applies them.
+// Land applies the late calls that are due. Without Land, the provider's next call applies them.
 func (p *Provider) Land() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

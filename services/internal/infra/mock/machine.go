@@ -49,7 +49,7 @@ func (m *machine) set(t time.Time, s infra.State) {
 	}
 }
 
-// final returns the last state change, which holds if nothing else happens.
+// final returns the last state change that is already determined.
 func (m *machine) final() change { return m.history[len(m.history)-1] }
 
 // forgotten reports whether a VM was deleted so long ago that the provider no longer returns it.
@@ -113,7 +113,7 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	return vm, nil
 }
 
-// changed passes to Config.Changed the states that a VM took on at a time or later. The caller holds p.mu.
+// changed calls Config.Changed with each state that a VM enters at the time at or later. The caller holds p.mu.
 func (p *Provider) changed(m *machine, at time.Time) {
 	if p.cfg.Changed == nil {
 		return
@@ -155,7 +155,7 @@ func (p *Provider) end(m *machine, at time.Time) {
 	p.changed(m, at)
 }
 
-// occupy updates the count of the room that VMs take up. The caller holds p.mu.
+// occupy counts the VM among those that take up room, or no longer counts it if holds is false. The caller holds p.mu.
 func (p *Provider) occupy(m *machine, holds bool) {
 	if m.holds == holds {
 		return

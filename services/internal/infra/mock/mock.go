@@ -23,7 +23,7 @@ import (
 // Kind is the kind of a call.
 type Kind string
 
-// The kinds of calls. The first three change VMs.
+// The kinds of calls. Calls of the first three kinds change VMs.
 const (
 	Create         Kind = "create"
 	Delete         Kind = "delete"
@@ -64,17 +64,17 @@ type Outcome struct {
 	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. A late
 	// read never gets an answer.
 	Late time.Duration
-	// Lag makes a read return the state of this time ago.
+	// Lag makes a read return the state that was current this long ago.
 	Lag time.Duration
 }
 
 // Config configures a mock. Only Now is required.
 type Config struct {
 	Now func() time.Time
-	// Sleep waits for a latency to pass. It is required if the script has latencies.
+	// Sleep waits until a latency has passed. Scripts with latencies require it.
 	Sleep func(context.Context, time.Duration) error
-	// Script decides about every call when the call starts. No lock is held, so Script may block and may call the
-	// provider's control methods.
+	// Script decides the outcome of every call when the call starts. No lock is held, so Script may block and may call
+	// the provider's control methods.
 	Script func(context.Context, Call) Outcome
 	// Yield is called between the effect of a call and its answer, with no lock held. A simulator switches tasks in it.
 	Yield func(context.Context, Call)
@@ -90,9 +90,9 @@ type Config struct {
 	Types map[string]infra.InstanceType
 	// Images answers Resolve. If it is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
-	// Health answers MemberHealth: it returns what a load balancer says about VMs, by their provider ID. The answer
-	// leaves out those that are no members. The lock is held, so Health must not call the provider. If it is nil, there
-	// are no load balancers to ask.
+	// Health answers MemberHealth: it returns what a load balancer says about VMs, by their provider ID. It leaves out
+	// VMs that are no members. The lock is held, so Health must not call the provider. If Health is nil, there are no
+	// load balancers to ask.
 	Health func(lb string) (map[string]infra.MemberHealth, error)
 }
 

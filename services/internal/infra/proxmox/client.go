@@ -76,7 +76,8 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// tlsConfig returns the configuration that checks the nodes' certificates: by fingerprint, or by authority and name.
+// tlsConfig returns the configuration for checking the nodes' certificates, either by fingerprint or by authority and
+// name.
 func tlsConfig(o contract.Options) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	switch {
@@ -105,7 +106,7 @@ func tlsConfig(o contract.Options) (*tls.Config, error) {
 // certificateError means that a node presents another certificate than the configured one.
 type certificateError struct{ error }
 
-// apiError is an answer of the API that is not 200, or the failure of a task. Text is what it says.
+// apiError is an answer of the API with another status than 200, or the failure of a task. Text is the message.
 type apiError struct {
 	status int // 0: a task failed
 	text   string
@@ -118,7 +119,7 @@ func (e *apiError) Error() string {
 	return fmt.Sprintf("%d %s", e.status, e.text)
 }
 
-// get makes a call that reads.
+// get makes a call that only reads.
 func (c *client) get(ctx context.Context, out any, query url.Values, path ...any) error {
 	target := apiPath(path)
 	if len(query) > 0 {
@@ -229,8 +230,8 @@ func apiPath(parts []any) string {
 	return path.String()
 }
 
-// send sends a request to the node that answered last, or to the next one if that node cannot be reached. A request
-// that may have been received is not sent again.
+// send sends a request to the node that answered last, or to the next node if that node cannot be reached. It does not
+// repeat a request that a node may have received.
 func (c *client) send(ctx context.Context, method, path, contentType string, body []byte, out any) error {
 	first := c.current.Load()
 	var err error
@@ -290,8 +291,8 @@ func (c *client) sendTo(ctx context.Context, endpoint *url.URL, method, path, co
 	return nil
 }
 
-// readError reads an answer that is not 200. What went wrong is in the reason phrase of the status line, and for
-// parameters also in the body.
+// readError reads an answer that is not 200. The reason phrase of the status line says what went wrong. For wrong
+// parameters, the body says it too.
 func readError(answer *http.Response, raw []byte) error {
 	_, text, _ := strings.Cut(answer.Status, " ")
 	var body struct {
@@ -307,9 +308,9 @@ func readError(answer *http.Response, raw []byte) error {
 	return &apiError{answer.StatusCode, text}
 }
 
-// classes maps texts of errors to classes. The first text that matches decides. The API has no codes for them. The
-// texts are of PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and PVE/Cluster.pm; those
-// about space are of the programs that the storages call.
+// classes maps texts of errors to classes, because the API has no error codes. The first text that matches decides. The
+// texts are from PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and PVE/Cluster.pm; those
+// about space are from the programs that the storages call.
 var classes = []struct {
 	text  string
 	class infra.Class
@@ -336,8 +337,8 @@ var classes = []struct {
 	{"protection mode enabled", infra.Invalid},
 }
 
-// classify gives an error its class. An error that it does not know, or that comes from the connection, is
-// Indeterminate: the call may take effect.
+// classify gives an error its class. An unknown error, or an error of the connection, is Indeterminate: the call may
+// still take effect.
 func (c *client) classify(what string, err error) error {
 	if err == nil {
 		return nil
@@ -382,7 +383,7 @@ func (e *apiError) class() infra.Class {
 	return infra.Indeterminate
 }
 
-// has reports whether an error is an answer or the failure of a task with one of the texts.
+// has reports whether an error is an answer of the API, or the failure of a task, that contains one of the texts.
 func has(err error, texts ...string) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(answer.text, text) })

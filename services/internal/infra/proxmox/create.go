@@ -59,7 +59,7 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
-// continues where the earlier one stopped, until one of them has written that it starts the VM.
+// continues where the earlier one stopped, until one request has written into the description that it starts the VM.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if err := ctx.Err(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
@@ -77,7 +77,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	return vm, err
 }
 
-// lock waits until no other call changes the same VM. It returns the function that unlocks.
+// lock waits until no other call changes the same VM. It returns the function that ends the lock.
 func (p *Provider) lock(vmid int) func() {
 	lock := &p.changing[vmid%len(p.changing)]
 	lock.Lock()
@@ -108,7 +108,8 @@ func (p *Provider) create(ctx context.Context, o order) (vm infra.VM, err error)
 	return infra.VM{}, errChanged
 }
 
-// findTemplate returns the VM template of a request: on the VM's own node, or else on another one.
+// findTemplate returns the VM template of a request: the template on the VM's node or, if there is none, on another
+// node.
 func findTemplate(inv inventory, o order) (resource, error) {
 	var found []resource
 	for _, own := range []bool{true, false} {
@@ -132,7 +133,8 @@ func findTemplate(inv inventory, o order) (resource, error) {
 		found[0].VMID, found[1].VMID, o.args.Template)
 }
 
-// clone makes the VM, without userdata, and returns its node. It fails with errChanged if another request made the VM.
+// clone makes the VM from its template, without userdata, and returns the VM with its node. It fails with errChanged if
+// another request made the VM.
 func (p *Provider) clone(ctx context.Context, inv inventory, o order) (resource, error) {
 	if online, known := inv.online[o.node]; !known {
 		return resource{}, infra.Errorf(infra.Invalid, o.what, "the cluster has no node %s", o.node)
@@ -268,7 +270,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 	return p.describe(o.vmid, "running", config.metadata), nil
 }
 
-// settings are the settings of a VM that its template does not decide.
+// settings returns the settings of a VM that do not come from its template.
 func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 	description, err := m.encode()
 	if err != nil {
@@ -278,7 +280,7 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 	if o.args.VLAN != 0 {
 		network += ",tag=" + strconv.Itoa(o.args.VLAN)
 	}
-	// The firmware tells the agent where it runs: sys_vendor and product_serial.
+	// The agent reads from the firmware where it runs: sys_vendor and product_serial.
 	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
 	smbios := fmt.Sprintf("uuid=%s,manufacturer=%s,serial=%s,base64=1", uuidOf(o.digest), encode("Proxmox"),
 		encode(o.Tags.Instance.String()))
@@ -292,13 +294,13 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 		"net0":        {network},
 		"ide2":        {p.seedVolume(o.Tags.Instance) + ",media=cdrom"},
 		"smbios1":     {smbios},
-		// A VM that ended stays off: the server decides what happens next.
+		// A VM that ended stays off, because the server decides what happens next.
 		"onboot":     {"0"},
 		"protection": {"0"},
 	}, nil
 }
 
-// uuidOf makes the UUID of a VM (RFC 9562, version 8) from the digest of its request, which is a hash in hexadecimal.
+// uuidOf makes the UUID of a VM (RFC 9562, version 8) from digest, the hash of its create request in hexadecimal.
 func uuidOf(digest string) string {
 	return digest[:8] + "-" + digest[8:12] + "-8" + digest[13:16] + "-8" + digest[17:20] + "-" + digest[20:32]
 }
@@ -316,7 +318,8 @@ func (p *Provider) writeMetadata(ctx context.Context, node string, vmid int, con
 	return nil
 }
 
-// writeConfig changes settings of a VM. It fails as errChanged if its configuration has another digest.
+// writeConfig changes settings of a VM. It fails as errChanged if the VM's configuration no longer has the given
+// digest.
 func (p *Provider) writeConfig(ctx context.Context, node string, vmid int, digest string, form url.Values) error {
 	form.Set("digest", digest)
 	err := p.client.change(ctx, http.MethodPut, nil, form, "nodes", node, "qemu", vmid, "config")

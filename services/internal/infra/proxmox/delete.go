@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// keepDeleted is the time for which a deleted VM stays without disks. No create request is repeated for that long.
+// keepDeleted is the time for which a deleted VM stays, without disks. No create request is repeated after that time.
 const keepDeleted = 24 * time.Hour
 
 // Delete implements infra.Provider. The VM is off and has no disks when Delete returns without an error.
@@ -96,7 +96,8 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 		if err != nil {
 			return err
 		}
-		// A VM that was not configured yet has its template's settings, which may start it at boot or protect it.
+		// A VM that was not configured yet has the settings of its template. These may start the VM at boot, or protect
+		// it from deletion.
 		form := url.Values{"description": {description}, "onboot": {"0"}, "protection": {"0"},
 			"tags": {ownerTag(config.metadata.Tags.Owner) + ";" + config.metadata.Tags.Instance.String()}}
 		if err = p.writeConfig(ctx, node, vmid, config.digest, form); err == nil {
@@ -109,8 +110,8 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 	return errChanged
 }
 
-// stop turns a VM off, and waits until it is off. For a VM that is managed by the cluster's high availability, the task
-// only requests the stop.
+// stop turns a VM off, and waits until it is off. If the cluster's high availability manages the VM, the task only
+// requests the stop.
 func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 	if err := p.client.run(ctx, http.MethodPost, nil, "nodes", node, "qemu", vmid, "status", "stop"); err != nil {
 		return err
@@ -129,7 +130,7 @@ func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 	}
 }
 
-// collect removes the VMs that this process remembers as deleted more than a day ago.
+// collect removes the VMs that were deleted more than a day ago, as far as this process remembers them.
 func (p *Provider) collect(ctx context.Context, inv inventory) {
 	p.mu.Lock()
 	var old []int

@@ -15,10 +15,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The VMIDs of instances. Proxmox VE itself proposes the lowest free VMID from 100 on, so it does not reach this range.
+// The VMIDs of instances. Proxmox VE proposes the lowest free VMID from 100 on, so its proposals do not reach this
+// range.
 const minVMID, maxVMID = 1_000_001, 999_999_999
 
-// vmidOf returns the VMID of an instance. It depends on nothing else, so an instance ID has at most one VM.
+// vmidOf returns the VMID of an instance. The VMID depends only on the instance ID, so an instance ID has at most one
+// VM.
 func vmidOf(id ident.ID) int {
 	sum := sha256.Sum256([]byte(id.String()))
 	return minVMID + int(binary.BigEndian.Uint64(sum[:])%(maxVMID-minVMID+1)) //nolint:gosec // below 10^9
@@ -60,7 +62,7 @@ func decodeMetadata(description string) (m metadata, ok bool, err error) {
 	return m, true, nil
 }
 
-// ownerTag is the tag of an owner's VMs. Another tag is the instance ID.
+// ownerTag returns the tag for an owner's VMs. The VMs also have the instance ID as a tag.
 func ownerTag(o infra.Owner) string { return tagPrefix + o.Cluster + "." + o.Shard }
 
 const tagPrefix = "nstance."
@@ -113,7 +115,7 @@ func (p *Provider) readConfig(ctx context.Context, node string, vmid int) (vmCon
 	return c, nil
 }
 
-// remember keeps the metadata of a VM for when its node does not answer.
+// remember keeps the metadata of a VM. They are needed when the VM's node does not answer.
 func (p *Provider) remember(vmid int, c vmConfig) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +126,8 @@ func (p *Provider) remember(vmid int, c vmConfig) {
 	}
 }
 
-// recall returns the metadata that were read last. If none were read, it returns what the VM's tags say.
+// recall returns the VM's metadata that were read last. If none were read, it returns the metadata that the VM's tags
+// contain.
 func (p *Provider) recall(r resource) (metadata, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

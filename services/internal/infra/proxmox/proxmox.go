@@ -4,8 +4,8 @@
 // description holds the tags.
 //
 // Invariant: an instance ID starts at most one VM. The VMID follows from the instance ID, and the file system of the
-// cluster keeps VMIDs unique, so one of all requests to clone a VM of an instance succeeds. A request writes into the
-// description that it starts the VM, under the condition that the configuration has not changed since it was read. A
+// cluster keeps VMIDs unique, so only one request to clone the VM of an instance succeeds. Before a request starts the
+// VM, it writes that into the description, on the condition that the configuration has not changed since it was read. A
 // deleted VM stays for a day without disks.
 package proxmox
 
@@ -42,9 +42,9 @@ type Provider struct {
 	log     *slog.Logger
 	now     func() time.Time
 	client  *client
-	// cloning bounds the number of concurrent clones, because all of them wait for the same lock.
+	// cloning bounds the number of concurrent clones, because all clones wait for the same lock.
 	cloning chan struct{}
-	// changing allows one create or delete of an instance at a time. An instance's VMID selects its mutex.
+	// changing allows one create or delete of an instance at a time. The instance's VMID selects the mutex.
 	changing [64]sync.Mutex
 
 	mu    sync.Mutex
@@ -79,7 +79,7 @@ func New(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// resource is a VM or container as the cluster's file system has it.
+// resource is a VM or container in the list of the cluster's file system.
 type resource struct {
 	VMID     int    `json:"vmid"`
 	Type     string `json:"type"`
@@ -100,7 +100,7 @@ type inventory struct {
 // the majority of the cluster, and the token must be allowed to see the VMs.
 //
 // Statuses in this answer are up to 10 s old, and those of a node that is down stay "running" for 5 min. So
-// readInventory ignores them.
+// readInventory ignores statuses.
 func (p *Provider) readInventory(ctx context.Context) (inv inventory, err error) {
 	for i := range p.client.endpoints {
 		at := (int(p.client.current.Load()) + i) % len(p.client.endpoints)
@@ -197,7 +197,8 @@ const (
 	startGrace = 30 * time.Second
 )
 
-// describe translates a VM. Status is what its node says; "": its node does not answer, or does not have it any more.
+// describe translates a VM. status is the VM's status according to its node. It is "" if the node does not answer or no
+// longer has the VM.
 func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
 	vm := infra.VM{ProviderID: strconv.Itoa(vmid), State: infra.Unknown, Tags: m.Tags, Hostname: m.Hostname,
 		LaunchedAt: m.Created}
@@ -300,8 +301,8 @@ func (p *Provider) classifyLookUp(what string, err error) error {
 	return p.client.classify(what, err)
 }
 
-// List implements infra.Provider. It is complete although a node is down: the other nodes know which VMs it has. The
-// state of its VMs is then Unknown.
+// List implements infra.Provider. The list is complete even if a node is down: the other nodes know which VMs that node
+// has. The state of those VMs is then Unknown.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	what := "list the VMs of " + owner.Cluster + "/" + owner.Shard
 	inv, err := p.readInventory(ctx)
@@ -313,7 +314,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		if r.Type != "qemu" || r.Template != 0 || vmid < minVMID {
 			continue
 		}
-		// A VM without the tag of any owner was cloned and not configured yet, so it may belong to this owner.
+		// A VM without an owner's tag was cloned and not configured yet, so it may belong to this owner.
 		if slices.Contains(splitTags(r.Tags), ownerTag(owner)) || !hasOwner(r.Tags) {
 			byNode[r.Node] = append(byNode[r.Node], r)
 		}
@@ -341,7 +342,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// listNode takes a list of VMs of one node, and describes those that belong to an owner.
+// listNode describes the VMs on one node that belong to an owner.
 func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string, online bool,
 	guests []resource) (vms []infra.VM, err error) {
 	live := map[int]liveVM{}
@@ -355,8 +356,8 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	for _, r := range guests {
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
-		// The metadata of a started VM that runs do not change, so the remembered ones are right. Any other VM may have
-		// been started or deleted by another server.
+		// The metadata of a started VM that runs do not change, so the remembered metadata are right. Any other VM may
+		// have been started or deleted by another server.
 		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {

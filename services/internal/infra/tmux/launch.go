@@ -32,7 +32,7 @@ type userdata struct {
 	interpreter []string // from the script's first line
 }
 
-// parseUserdata decodes userdata in the same way as clouds and cloud-init: plain or gzip, and either of them in base64.
+// parseUserdata decodes userdata in the same way as clouds and cloud-init: plain or gzip, with or without base64.
 func parseUserdata(raw []byte) (u userdata, err error) {
 	text := raw
 	if !bytes.HasPrefix(text, []byte("#")) && !bytes.HasPrefix(text, []byte(gzipMagic)) {
@@ -67,7 +67,7 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 }
 
 // machineEnv returns the environment of a VM's userdata. The agent gets all of it except NSTANCE_VM_DIR and
-// NSTANCE_ENV_FILE. args may add variables.
+// NSTANCE_ENV_FILE. The args may add variables.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -122,8 +122,8 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	return []byte(b.String())
 }
 
-// prepare writes into the VM's directory the files that its window runs. It can be repeated. It fails with a refusal if
-// the request is invalid.
+// prepare writes the files that the VM's window runs into the VM's directory. Repeating it is safe. It fails with a
+// refusal if the request is invalid.
 func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	dir := p.state.vmDir(d.Instance)
 	env, err := machineEnv(dir, d, req.Args)
@@ -153,6 +153,6 @@ func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	if err := os.WriteFile(filepath.Join(dir, "boot.sh"), bootScript(dir, env, script, run), 0o600); err != nil {
 		return err
 	}
-	// Create the log here with mode 0600. The process that writes to it opens it later, and with the user's umask.
+	// Create the log here with mode 0600. The process that writes the log opens it later, with the user's umask.
 	return os.WriteFile(filepath.Join(dir, consoleLog), nil, 0o600)
 }

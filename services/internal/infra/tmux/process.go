@@ -14,8 +14,7 @@ import (
 // process identifies an operating system process by its PID and start time. This identity is never reused.
 type process struct {
 	PID int
-	// Start is opaque. It differs between all processes that ever have the same PID, also across reboots of the
-	// machine.
+	// Start is opaque. All processes that ever have the same PID differ in it, even after a reboot of the machine.
 	Start string
 }
 
@@ -34,7 +33,7 @@ func (p process) alive() bool {
 	return ok && p.Start != "" && now.Start == p.Start
 }
 
-// gone waits until the process has ended, for at most patience. It reports whether the process ended.
+// gone waits for at most patience until the process has ended, and reports whether it has.
 func (p process) gone(ctx context.Context, patience time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -50,7 +49,8 @@ func (p process) gone(ctx context.Context, patience time.Duration) bool {
 	return true
 }
 
-// MachineID returns an ID of the calling process as a server's machine: "{host}/{pid}:{start}". The ID is never reused.
+// MachineID returns the machine ID of a server that runs in this process: "{host}/{pid}:{start}". The ID is never
+// reused.
 func MachineID() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 const (
 	commandTimeout = 10 * time.Second
 	windowPrefix   = "nstance-agent-"
-	// Names come last, because names of other sessions and windows may hold spaces.
+	// Names come last, because the names of sessions and windows of other programs may hold spaces.
 	paneFormat = "#{window_id} #{pane_pid} #{pane_dead} #{session_name} #{window_name}"
 )
 
@@ -39,8 +39,8 @@ var (
 )
 
 // environment returns the variables that tmux and the VMs may inherit from this process. It leaves out TMUX, so that a
-// server that itself runs under tmux (Overmind) uses the configured socket. It also leaves out this server's
-// credentials and keys.
+// server under tmux, as with Overmind, uses the configured socket. It also leaves out this server's credentials and
+// keys.
 func environment() []string {
 	var env []string
 	for _, name := range []string{
@@ -96,7 +96,7 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 
 // panes lists the session's panes. A session that does not exist has no panes.
 func (s *session) panes(ctx context.Context) ([]pane, error) {
-	// List all sessions, because that does not fail if this session does not exist.
+	// List the panes of all sessions: this does not fail if the VMs' session does not exist.
 	out, err := s.run(ctx, "list-panes", "-a", "-F", paneFormat)
 	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {
 		return nil, nil
@@ -132,7 +132,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// The session ends with its last window. That can happen at any time, also between these attempts.
+	// The session ends with its last window. That can happen at any time, even between these attempts.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)

@@ -53,7 +53,7 @@ type document struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	DeletedAt time.Time `json:"deleted_at,omitzero"`
 
-	// booted reports whether the boot script had started when the document was read. It is set only while PID is
+	// booted reports whether the boot script had started when the document was read. It is only used while PID is
 	// unknown.
 	booted bool
 }
@@ -158,7 +158,8 @@ func (s *state) flock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// read returns a VM's document. ok is false if there is none, also if a create call died before it wrote the document.
+// read returns a VM's document. ok is false if there is none, for example because a create call died before it wrote
+// the document.
 func (s *state) read(id ident.ID) (d document, ok bool, err error) {
 	path := filepath.Join(s.vmDir(id), "vm.json")
 	raw, err := os.ReadFile(path)
@@ -241,7 +242,7 @@ type Event struct {
 	Error    string    `json:"error,omitempty"`
 }
 
-// note appends an event to the journal in one write, so that lines of several processes do not mix.
+// note appends an event to the journal in one write, so that the lines of several processes do not get mixed.
 func (s *state) note(e Event) error {
 	raw, err := json.Marshal(e)
 	if err != nil {

@@ -30,17 +30,17 @@ import (
 const (
 	scheme = "tmux://"
 	// bootGrace is the time for which a requested VM may have no window, because the create call is still running.
-	// After it, no call will finish the VM.
+	// After that time, no call will finish the VM.
 	bootGrace = 30 * time.Second
-	// hangupGrace is the time that a VM's processes have to end after their window is closed. killGrace is the time
-	// that they have after they are killed.
+	// hangupGrace is how long a VM's processes may take to end after their window is closed, and killGrace how long
+	// after they are killed.
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
 	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
 	// During this time List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
-	// maxDeleted is the number of deleted VMs that remain for keepDeleted. Older ones remain only for keepDeletedLeast.
-	// After that, no create request with the ID of a deleted VM can still be running.
+	// maxDeleted is the number of deleted VMs that remain for keepDeleted. VMs deleted before these remain only for
+	// keepDeletedLeast, after which no create request with their IDs can still be running.
 	maxDeleted       = 20
 	keepDeletedLeast = 5 * time.Minute
 )
@@ -162,7 +162,7 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		}
 		d = newDocument(req, digest, entered, p.now())
 		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
-		// nothing, or a VM that a repeated call finishes. Without a repeated call, that VM ends as failed.
+		// nothing, or a VM that a repeated call finishes. Without a repeated call, the VM counts as ended.
 		if err := p.prepare(d, req); err != nil {
 			return infra.VM{}, 0, err
 		}
@@ -192,8 +192,8 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 	return vm, d.PID, nil
 }
 
-// checkRoom fails with a refusal if the directory has as many running VMs as the option max_vms permits. The caller
-// holds the lock.
+// checkRoom fails with a refusal if the directory already has as many running VMs as the option max_vms permits. The
+// caller holds the lock.
 func (p *Provider) checkRoom() error {
 	if p.options.MaxVMs == 0 {
 		return nil
@@ -240,10 +240,10 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended returns a process that has ended. pid is 0 if the PID is not known.
+// ended returns a process that counts as ended. pid is 0 if the PID is not known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
-// started finds the machine of a VM if the document does not name it. That happens if the caller that opened the window
+// started finds the process of a VM if the document does not name it. That happens if the caller that opened the window
 // died before it wrote the process to the document.
 func (p *Provider) started(d document, panes []pane) (process, bool) {
 	for _, pane := range panes {
@@ -358,7 +358,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// expired returns the deleted VMs with directories that can be removed.
+// expired returns the deleted VMs with directories that are old enough to be removed.
 func expired(deleted []document, now time.Time) []document {
 	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
 	var out []document
@@ -374,7 +374,7 @@ func expired(deleted []document, now time.Time) []document {
 	return out
 }
 
-// Delete implements infra.Provider. It closes the VM's window and kills all processes that survive this.
+// Delete implements infra.Provider. It closes the VM's window and kills all processes that survive the close.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	id, err := parseProviderID(providerID)
@@ -426,7 +426,7 @@ func (p *Provider) markDeleted(ctx context.Context, id ident.ID) (d document, kn
 	return d, true, p.state.write(d)
 }
 
-// end ends a VM's processes. It returns when they are gone, or when they cannot be killed.
+// end ends a VM's processes. It returns when the processes are gone, or with an error if they cannot be killed.
 func (p *Provider) end(ctx context.Context, d document) error {
 	panes, err := p.session.panes(ctx)
 	if err != nil {
