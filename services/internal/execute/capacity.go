@@ -10,14 +10,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// placement is one combination of instance type, subnet and market for a create call.
+// placement is one combination of instance type, subnet and market that a create call can use.
 type placement struct {
 	instanceType, subnet string
 	spot                 bool
 }
 
-// placements returns the combinations of type and subnet that are worth a try in a market, in order. refused says why
-// the others are not.
+// placements returns the combinations of type and subnet that are worth a try in the market (spot or on-demand), in
+// order of preference. refused says why the others are not.
 func (x *Executor) placements(group config.Group, first string, spot bool) (places []placement, refused []string) {
 	now := x.Env.Now()
 	for _, t := range append([]string{first}, group.InstanceTypes...) {
@@ -34,8 +34,8 @@ func (x *Executor) placements(group config.Group, first string, spot bool) (plac
 }
 
 // QuerySubnetCapacity asks the provider which subnets are full, so that later creates do not wait for the answer. If
-// the provider has no such call or does not answer, no subnet counts as full. Neither does the only subnet of a pool,
-// because there is no other choice.
+// the provider cannot tell or does not answer, no subnet counts as full. The only subnet of a pool never counts as
+// full, because there is no other choice.
 func (x *Executor) QuerySubnetCapacity(ctx context.Context) {
 	provider, ok := infra.Capability[infra.SubnetCapacity](x.Provider)
 	subnets := x.State.Subnets()
@@ -79,7 +79,7 @@ func (c *capacity) remember(p placement, why string, now time.Time) {
 	c.refused[p] = refusal{why, now}
 }
 
-// refusal returns why a placement is not worth a try, "" if it is.
+// refusal returns why a placement is not worth a try, or "" if it is worth one.
 func (c *capacity) refusal(p placement, now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

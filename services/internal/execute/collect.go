@@ -35,7 +35,7 @@ func (x *Executor) Collect(ctx context.Context, action plan.Action) bool {
 	return err == nil
 }
 
-// confirmOrphan reads the record of a VM directly, because the State may not have seen the record yet.
+// confirmOrphan reads the record of a VM from the bucket, because the State may not have seen the record yet.
 func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error {
 	vm, ok := x.State.BeginStray(action.ProviderID)
 	if !ok {
@@ -61,7 +61,8 @@ func (x *Executor) confirmOrphan(ctx context.Context, action plan.Action) error 
 	}
 }
 
-// terminateStray terminates a VM that has no live record. It writes a tombstone first: that is the durable intent.
+// terminateStray terminates a VM that has no live record. First it writes a tombstone, as the durable intent to
+// terminate.
 func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error {
 	vm, ok := x.State.BeginStray(action.ProviderID)
 	if !ok {
@@ -98,8 +99,8 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	return nil
 }
 
-// settle resolves a leftover reservation. If its VM exists, the VM is adopted. Otherwise the reservation becomes a
-// tombstone.
+// settle resolves a leftover reservation. If the reservation's VM exists, settle adopts the VM. Otherwise the
+// reservation becomes a tombstone.
 func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	left, ok := x.State.Leftover(action.Instance)
 	if !ok {

@@ -71,7 +71,7 @@ func (x *Executor) create(ctx context.Context, key config.GroupKey, action plan.
 	}
 }
 
-// countFailure reports a failed creation to CreateFailed.
+// countFailure calls CreateFailed for a failed creation.
 func (x *Executor) countFailure(err error) {
 	if x.CreateFailed == nil {
 		return
@@ -86,10 +86,10 @@ func (x *Executor) countFailure(err error) {
 	x.CreateFailed(class)
 }
 
-// CreateOnDemand creates one on-demand instance under the given ID. The ID must not have a record yet, otherwise
-// CreateOnDemand fails with *clusterstate.SupersededError. It returns when the VM is requested and recorded, or when
-// the provider definitely refused it. After a refusal the ID cannot be used again. If no placement is worth a try,
-// CreateOnDemand writes nothing and returns ErrNoCapacity, and the caller may use the same ID later. ctx is the
+// CreateOnDemand creates one on-demand instance under the given ID. If the ID already has a record, CreateOnDemand
+// fails with *clusterstate.SupersededError. It returns when the VM is requested and recorded, or when the provider
+// definitely refused it. After a refusal the ID cannot be used again. Without a placement that is worth a try,
+// CreateOnDemand writes nothing and returns ErrNoCapacity, and the caller may use the ID later. ctx must be the
 // leader's context, because the client may disconnect during the call.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
 	vars map[string]string) error {
@@ -129,12 +129,12 @@ type order struct {
 	begun    time.Time
 }
 
-// errElsewhere means that the provider refused a placement for lack of capacity, and that other placements are left.
-// The planner decides whether the instance is still wanted. The next create takes the next placement.
+// errElsewhere means that the provider refused a placement for lack of capacity, and that there are other placements to
+// try. The planner decides whether the instance is still wanted. The next create tries the next placement.
 var errElsewhere = errors.New("refused for lack of capacity; another placement is left")
 
-// attempt tries the first of the placements. A refusal makes the ID unusable: another placement means other parameters,
-// and other parameters need another idempotency key.
+// attempt tries the first of the placements. After a refusal, the ID cannot be used again: other placements mean other
+// parameters, and those need another idempotency key.
 func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
 	o order) error {
 	if group.Refused != "" {
@@ -222,7 +222,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 	return nil
 }
 
-// created adds the provider's answer to a record. The agent may have registered first.
+// created adds the provider's answer to a record. The agent may have registered before the answer.
 func created(r *record.Instance, want record.Instance, vm infra.VM) {
 	if r.State == record.Reserved {
 		r.State = record.Created
@@ -246,7 +246,8 @@ func address(s string) string {
 }
 
 // requestVM calls the provider until the answer is definite. It repeats the identical request after an indeterminate
-// answer and after throttling. Throttled calls wait for their turn, which is the same for all calls of the shard.
+// answer and after throttling. While the provider throttles, all create calls of the shard wait in one queue for their
+// turns.
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
 // calls before it. In both cases requestVM looks the VM up by its tag. If the VM is not found but its agent has
@@ -304,8 +305,8 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, t
 	}
 }
 
-// throttledMessage returns the text of the alert about a throttled create call. It is the same for all calls that lack
-// the same quota.
+// throttledMessage returns the text of the alert about a throttled create call. The text is the same for all calls that
+// exceeded the same quota.
 func throttledMessage(err error) string {
 	message := "the provider throttles creates"
 	if quota := infra.QuotaOf(err); quota != "" {
@@ -314,12 +315,13 @@ func throttledMessage(err error) string {
 	return message
 }
 
-// errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. Its deletion
-// looks up the result of the calls.
+// errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. The deletion
+// then looks up the result of the create calls.
 var errWithdrawn = errors.New("deleted while it was being created")
 
-// recordTombstoneRefused makes the ID of a definitely refused create unusable with a tombstone. If the instance's agent
-// registers before the tombstone is durable, a call has succeeded late and there is a VM. The instance then stays.
+// recordTombstoneRefused writes a tombstone after a definite refusal, so that the ID is not used again. If the
+// instance's agent registers before the tombstone is durable, an earlier call has succeeded late and the VM exists. The
+// instance then stays.
 func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()
@@ -384,7 +386,7 @@ func (x *Executor) reservation(id ident.ID, tenant string) record.Instance {
 	return rec
 }
 
-// refills allows at most one running refill per pool.
+// refills ensures that each pool has at most one running refill.
 type refills struct {
 	mu   sync.Mutex
 	busy map[shardstate.Pool]bool

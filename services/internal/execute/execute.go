@@ -29,9 +29,9 @@ import (
 type Authority interface {
 	// Term returns the leader's term.
 	Term() uint64
-	// Remaining returns how long this leader may act without another confirmation.
+	// Remaining returns how long this leader may still act without another confirmation.
 	Remaining() time.Duration
-	// Confirm proves that this leader still leads, with a request that starts after the call.
+	// Confirm proves that this leader still leads. The request for the proof starts after the call of Confirm.
 	Confirm(ctx context.Context) error
 	// Refuse ends the authority because a higher term was found.
 	Refuse(term uint64)
@@ -39,7 +39,7 @@ type Authority interface {
 
 // Store is the durable store of instances.
 type Store interface {
-	// PutInstance writes a record if token is still its version, and finds out the result of a write that got no clear
+	// PutInstance writes a record if token is still its version, and finds out the result if the write got no clear
 	// answer. token "" means that the record must not exist. It fails with *clusterstate.SupersededError if the version
 	// differs.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
@@ -64,8 +64,8 @@ type Renderer interface {
 
 // Files sends files to instances.
 type Files interface {
-	// Push starts the generation of an instance's files and sends them on its open stream. It does not wait for the
-	// agent.
+	// Push starts the generation of an instance's files and their delivery on the instance's open stream. It does not
+	// wait for the agent.
 	Push(ctx context.Context, id ident.ID) error
 }
 
@@ -80,7 +80,7 @@ const (
 	ReservePool = 8
 	// margin is the minimum remaining authority for starting a provider call.
 	margin = 500 * time.Millisecond
-	// capacityMemory is how long a placement counts as lacking capacity after a refusal.
+	// capacityMemory is how long a placement counts as lacking capacity after the provider refused it.
 	capacityMemory = 3 * time.Minute
 )
 
@@ -136,8 +136,8 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	x.State.End(action.Instance, err)
 }
 
-// groupActions are the actions of a group's plan except Create. work is the work that an instance is busy with during
-// the action.
+// groupActions are the actions of a group's plan except Create. work says what an instance is busy with during the
+// action.
 var groupActions = map[plan.Kind]struct {
 	work  plan.Work
 	apply func(*Executor, context.Context, config.GroupKey, plan.Action) error
@@ -151,7 +151,7 @@ var groupActions = map[plan.Kind]struct {
 	plan.Settle:    {plan.Creating, (*Executor).settleUsed},
 }
 
-// Work returns the work that an instance is busy with during an action.
+// Work returns what an instance is busy with during an action.
 func Work(kind plan.Kind) plan.Work { return groupActions[kind].work }
 
 func faultKind(err error) plan.AlertKind {
@@ -173,7 +173,7 @@ func (x *Executor) Permit(ctx context.Context) error {
 	return nil
 }
 
-// confirm proves that the leader still leads, and checks that it may start a provider call.
+// confirm proves that the leader still leads, and then checks that it may start a provider call.
 func (x *Executor) confirm(ctx context.Context) error {
 	if err := x.Authority.Confirm(ctx); err != nil {
 		return fmt.Errorf("confirm leadership: %w", err)
@@ -194,9 +194,9 @@ func (x *Executor) await(ctx context.Context) error {
 	}
 }
 
-// mark makes the intent to delete durable. If the record has changed since the plan saw it, mark changes nothing, and
-// the group is planned again. The plan may be old: a leader with an heir can act for more than a minute without the
-// bucket, and other instances of the group may be gone by then.
+// mark makes the intent to delete durable. If the record has changed since the plan was made, mark changes nothing, and
+// the planner plans the group again. The plan may be old: a leader with an heir can act for more than a minute without
+// the bucket, and other instances of the group may be gone by then.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}
@@ -225,7 +225,7 @@ func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.
 }
 
 // drain removes the instance from its load balancers and announces that its node must be drained. A load balancer that
-// does not answer does not prevent the drain, because terminate asks it again.
+// does not answer does not prevent the drain, because terminate repeats the removal.
 func (x *Executor) drain(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {
@@ -277,9 +277,9 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 	return nil
 }
 
-// forget replaces the record of an instance with a tombstone, once its VM is known to be gone. It first removes the
-// instance from its load balancers, because nothing does so after that. Throttling and an indeterminate answer from a
-// load balancer stop forget. Other errors do not.
+// forget replaces the record of an instance with a tombstone, once its VM is known to be gone. First it removes the
+// instance from its load balancers, because nothing removes it after that. A throttled or indeterminate removal stops
+// forget. Other errors do not.
 func (x *Executor) forget(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	switch err := x.setBalanced(ctx, action.Instance, false); infra.ClassOf(err) {

@@ -16,14 +16,14 @@ import (
 // ErrGone means that the State no longer holds the instance: it was deleted.
 var ErrGone = errors.New("instance is gone")
 
-// errNotYet means that an action must wait for something outside of it. The action is tried again like a failed one,
-// but is not reported as a failure.
+// errNotYet means that an action must wait for something else. The action is tried again like a failed action, but does
+// not count as a failure.
 var errNotYet = errors.New("not yet")
 
-// Update changes an instance's record by compare and swap. It applies change to the newest known version, and applies
-// it again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
+// Update changes an instance's record by compare and swap. It applies the function change to the newest known version,
+// and again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
 //
-// Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record, which also ends this
+// Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record. That also ends this
 // leader's authority. It fails with ErrGone for an instance that the State does not hold.
 func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error) {
 	for {
@@ -69,8 +69,8 @@ func (x *Executor) stamp(rec *record.Instance) {
 	rec.Writer = x.Incarnation
 }
 
-// insist repeats a write until it succeeds, is definitely refused, or the authority ends. It is for results of provider
-// calls, which must be recorded.
+// insist repeats a write until the write succeeds or is definitely refused, or the authority ends. It is for the
+// results of provider calls, which must be recorded.
 func (x *Executor) insist(ctx context.Context, write func() error) error {
 	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
 		err := write()

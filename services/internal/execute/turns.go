@@ -62,8 +62,8 @@ func (t *turns) remove(n int) {
 	}
 }
 
-// start starts the call with the given ticket if it is its turn, and returns 0. Otherwise it returns how long the call
-// must wait before it tries again.
+// start starts the call with the given ticket and returns 0 if it is that call's turn. Otherwise it returns how long
+// the call must wait before it tries again.
 func (t *turns) start(ticket uint64, now time.Time) (wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,7 +86,7 @@ func (t *turns) start(ticket uint64, now time.Time) (wait time.Duration) {
 	return 0
 }
 
-// answered adapts the pace of create calls to the answer of one of them.
+// answered adapts the pace of create calls to the provider's answer to one of them.
 func (t *turns) answered(err error, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,7 +99,7 @@ func (t *turns) answered(err error, now time.Time) {
 	}
 }
 
-// WaitingCreates returns the create calls that wait for their turn, as the plan of a group needs them.
+// WaitingCreates counts the create calls that wait for their turn, for the plan of a group.
 func (x *Executor) WaitingCreates(group config.GroupKey) plan.WaitingCreates {
 	t := &x.turns
 	t.mu.Lock()

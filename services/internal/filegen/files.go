@@ -37,7 +37,7 @@ type Have struct {
 	SHA256              string // hexadecimal
 	Error               string // why the file is not stored correctly; empty: it is
 	NotBefore, NotAfter time.Time
-	// Basis is the [File.Basis] with which this content was sent. It is empty if it is not known any more.
+	// Basis is the [File.Basis] with which this content was sent. It is empty if it is no longer known.
 	Basis string
 }
 
@@ -48,7 +48,7 @@ type Input struct {
 	Address Address
 	// Claimed is what the agent last reported about its machine. Only the content of files may use it.
 	Claimed render.Claimed
-	// Have are the files on the instance. RuntimeHash is the hash of their configuration. Both come from the agent's
+	// Have are the files on the instance. RuntimeHash is the hash of their configuration. Both are from the agent's
 	// report.
 	Have        map[string]Have
 	RuntimeHash string
@@ -71,12 +71,11 @@ type File struct {
 
 // Result describes what an instance lacks.
 type Result struct {
-	// Files are the files to send, sorted by name. They are missing on the instance, failed there, or have other
-	// content.
+	// Files are the files to send, sorted by name. The instance lacks them, failed to store them, or has other content.
 	Files []File
 	// Names are the names of all files that belong to the instance, sorted.
 	Names []string
-	// Hash is the runtime hash of the instance after it has stored Files. It is empty while some file is missing.
+	// Hash is the runtime hash that the instance has after it has stored Files. It is empty while a file is missing.
 	Hash string
 	// Missing are the keys without which certificates cannot be issued.
 	Missing []KeyRequest
@@ -201,8 +200,8 @@ func (c *certificate) spec(d render.Data) (authority.InstanceSpec, error) {
 	return spec, nil
 }
 
-// Generate generates what an instance lacks. If the error is not nil, the Result still holds the files that could be
-// generated, but no hash.
+// Generate generates what an instance lacks. If the error is not nil, the Result holds the files that could be
+// generated, and no hash.
 func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -215,8 +214,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
-	// A template may put only the cluster's CA into a trust file, because that CA signed all certificates before there
-	// was a workload CA. In the content of files, CACert therefore holds both.
+	// A template may use only CACert for a trust file: the cluster's CA signed all certificates before there was a
+	// workload CA. So CACert holds both CAs in the content of files.
 	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {
@@ -311,8 +310,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// The limit comes after the basis, so that a longer certificate that a former version issued is not replaced
-	// because of it.
+	// Limit the lifetime only after the basis is made. Otherwise the limit would replace longer certificates that a
+	// former version issued.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)
@@ -340,8 +339,8 @@ func (r *generation) renewAt(due time.Time) {
 	}
 }
 
-// key returns the public key that the agent submitted. It returns nil if the algorithm is wrong, or if the agent has
-// generated another key since.
+// key returns the public key that the agent submitted. It returns nil if the key's algorithm is wrong, or if the agent
+// has since generated another key.
 func (r *generation) key(want KeyRequest) []byte {
 	pkix := r.in.Keys[want.Name]
 	if pkix == nil || CheckKey(pkix, want.Algorithm) != nil {
@@ -387,7 +386,7 @@ func CheckKey(pkix []byte, algorithm string) error {
 	return nil
 }
 
-// basis identifies the input of a certificate.
+// basis returns the hash that identifies the input of a certificate.
 func basis(spec *authority.InstanceSpec, pkix []byte) string {
 	plain := *spec
 	plain.PublicKey = nil

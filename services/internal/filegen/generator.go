@@ -3,8 +3,8 @@
 //
 // Invariant: everything except certificates and nonces depends only on the configuration and the instance. A
 // certificate is issued only for a public key that the instance's agent submitted, and only under a certificate
-// template that the instance's group uses. What an agent says of its machine reaches only the content of files, never a
-// certificate or the key of an object in the bucket.
+// template that the instance's group uses. What an agent says about its machine affects only the content of files,
+// never a certificate or the key of an object in the bucket.
 package filegen
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// maxCompiled is the limit of compiled configurations in memory. A shard uses fewer at a time.
+// maxCompiled is the limit of compiled configurations in memory. A shard uses fewer at the same time.
 const maxCompiled = 512
 
 // Shard is the part of the configuration that files and VMs of all groups share.
@@ -43,7 +43,7 @@ type Shard struct {
 
 // Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
-	// WorkloadCAs sign certificates, each from its start time. Before the first of them starts, the cluster's CA signs
+	// WorkloadCAs sign certificates, each from its start time. Before the first start time, the cluster's CA signs
 	// certificates.
 	CA          authority.CA
 	WorkloadCAs authority.WorkloadCAs
@@ -81,12 +81,13 @@ func New(options Options) *Generator {
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
 // Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
-// within the last hour. Creating instances of these groups then waits for neither.
+// within the last hour. The creation of instances of these groups then waits for neither.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true})
 }
 
-// Reload is like Warm, but reads every boot script in the bucket again, each of them once.
+// Reload is like Warm, but reads the boot scripts even if they were read within the last hour. It reads each script in
+// the bucket once.
 func (g *Generator) Reload(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true, after: g.options.Now()})
 }
@@ -119,7 +120,7 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 
 var errUnconfigured = errors.New("no configuration is in force yet")
 
-// Address is the address of an instance as the provider knows it, or as the server chose it. It never comes from the
+// Address is an address of an instance that the provider reported or the server chose. It never comes from the
 // instance's agent.
 type Address struct{ IPv4, IPv6, Hostname string }
 
@@ -143,7 +144,7 @@ func data(shard *Shard, group *config.Group, rec *record.Instance, at Address) r
 	}
 }
 
-// remembered returns the value that in holds for a key. The first call for the key makes the value.
+// remembered returns the value for a key in a map. If the map has no value, remembered makes one and stores it.
 func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() (V, error)) (V, error) {
 	mu.Lock()
 	have, ok := in[key]

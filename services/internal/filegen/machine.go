@@ -80,8 +80,8 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	return out, nil
 }
 
-// Image returns the ID of the image that the arguments of a group's VMs use. images has the IDs by image name. Image
-// returns "" if the arguments use none of them.
+// Image returns the ID of the image that the arguments of a group's VMs use. images holds image IDs by name. Image
+// returns "" if the arguments use none of these images.
 func (g *Generator) Image(group config.Group, images map[string]string) (string, error) {
 	shard := g.shard.Load()
 	if shard == nil {
@@ -206,7 +206,7 @@ func compileTree(name string, value any, depth int) (*tree, error) {
 	return t, err
 }
 
-// treeWriter holds the input and the results of rendering a tree.
+// treeWriter holds the input and the results when a tree is rendered.
 type treeWriter struct {
 	data   *render.Data
 	images map[string]string

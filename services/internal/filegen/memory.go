@@ -53,8 +53,8 @@ type entry struct {
 	at      time.Time // start of the read
 }
 
-// get returns the content of a key. It reads the content if none of an allowed age is remembered. The result is shared,
-// so callers must not change it.
+// get returns the content of a key. It reads the content if it remembers none, or none of an allowed age. Callers share
+// the result and must not change it.
 func (m *memory) get(ctx context.Context, key string, allowed age,
 	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {
@@ -82,7 +82,7 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 			return nil, ctx.Err()
 		case <-under.done:
 		}
-		// The context of the caller that read has ended. Read again with the context of this caller.
+		// Another caller read the content, and that caller's context ended. Read again with this caller's context.
 		if errors.Is(under.err, context.Canceled) || errors.Is(under.err, context.DeadlineExceeded) {
 			continue
 		}

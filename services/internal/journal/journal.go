@@ -27,17 +27,17 @@ import (
 )
 
 const (
-	// storeDelay is the time for which events are collected, so that storing a burst of events does not take processor
-	// time from the work that caused it.
+	// storeDelay is how long events are collected before they are stored. So a burst of events does not slow down the
+	// work that causes it.
 	storeDelay = 100 * time.Millisecond
 	// partInterval is the time between a part's first event and its write, and the least time between two parts.
 	partInterval = 30 * time.Second
-	// putTimeout limits one request to the bucket, also at a clean stop.
+	// putTimeout limits one request to the bucket, even at a clean stop.
 	putTimeout = 5 * time.Second
-	// maxQueue is the largest number of events that wait for the disk, and maxUnsent of those that wait for the bucket.
-	// Of more events, only the number is kept.
+	// maxQueue is the largest number of events that wait for the disk, and maxUnsent of events that wait for the
+	// bucket. Further events are only counted.
 	maxQueue, maxUnsent = 16384, 32768
-	// keepEvents is the number of events in the SQLite file. It is trimmed after every trimEvery new ones.
+	// keepEvents is the number of events in the SQLite file. The file is trimmed after every trimEvery new events.
 	keepEvents, trimEvery = 10_000, 1_000
 	// restoreFor is how far back a new leader reads the journal.
 	restoreFor = 24 * time.Hour
@@ -68,7 +68,8 @@ type Journal struct {
 	queue    []record.Event // not yet in the SQLite file
 	lost     int            // events since the last event that found no place
 
-	// unsentSince is the time of the oldest event that is not in the bucket, in Unix nanoseconds; 0 if all are.
+	// unsentSince is the time of the oldest event that is not in the bucket, in Unix nanoseconds; 0 if all events are
+	// there.
 	unsentSince atomic.Int64
 }
 
@@ -99,7 +100,7 @@ func (j *Journal) Record(e record.Event) {
 	}
 }
 
-// Lag returns the age of the oldest event that is stored but not in the bucket yet, or 0 if all are.
+// Lag returns the age of the oldest event that is stored but not yet in the bucket, or 0 if all are in the bucket.
 func (j *Journal) Lag() time.Duration {
 	since := j.unsentSince.Load()
 	if since == 0 {
@@ -124,8 +125,8 @@ func (j *Journal) take() []record.Event {
 	return events
 }
 
-// Run stores events until ctx ends, which is when the leadership ends. Then it adds an event that says so, and writes
-// the last part. It returns nil.
+// Run stores events until ctx ends, which is when the leadership ends. Then it adds an event about the end of the
+// leadership, and writes the last part. It returns nil.
 func (j *Journal) Run(ctx context.Context) error {
 	defer j.hub.Close()
 	w := &writer{Journal: j}
@@ -253,10 +254,10 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	switch {
 	case err == nil:
 	case errors.Is(err, objstore.ErrConflict) && w.repeated:
-		// The conflict is with an earlier write of this part, which had succeeded. No other server writes parts of this
-		// term.
+		// The conflict is with an earlier write of this part, which must have succeeded: no other server writes parts
+		// of this term.
 	case errors.Is(err, objstore.ErrConflict):
-		// The bucket was restored, or its lock deleted, so an earlier term had this number, too.
+		// The bucket was restored or its lock was deleted, so an earlier term already had this number.
 		w.options.Log.Warn("part of the journal not written: the bucket has another one of the same term",
 			"events", len(w.part), "error", err)
 	default:
@@ -269,7 +270,7 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	return true
 }
 
-// clean deletes the parts of days whose retention is over, once a day.
+// clean deletes, once a day, the parts of days whose retention is over.
 func (w *writer) clean(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, putTimeout)
 	defer cancel()

@@ -26,8 +26,8 @@ func (j *Journal) Subscribe(limit int) *watch.Subscription[cache.Position, recor
 	return j.hub.Subscribe(limit, nil)
 }
 
-// Restore reads the parts of the last day from the bucket into the SQLite file, the newest first, until the file has as
-// many events as it keeps. It skips parts that the file has, and parts that cannot be read, which it logs.
+// Restore reads the parts of the last day from the bucket into the SQLite file, the newest first, until the file has
+// keepEvents events. It skips parts that the file already has. It logs and skips parts that cannot be read.
 func (j *Journal) Restore(ctx context.Context) error {
 	now := j.options.Now()
 	var parts []keys.Key

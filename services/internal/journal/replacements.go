@@ -31,8 +31,8 @@ type Step struct {
 // Took returns the duration of the step.
 func (s Step) Took() time.Duration { return s.Ended.Sub(s.Began) }
 
-// Steps returns the stages whose times are known, in their order. An agent may register before the answer of the create
-// call is recorded: then there was no stage between the two.
+// Steps returns the stages whose times are known, in their order. If an agent registers before the answer of the create
+// call is recorded, there is no stage between these two times.
 func (r *Replacement) Steps() (steps []Step) {
 	for _, s := range []Step{
 		{metrics.StageDecide, r.Lost, r.Creating},
@@ -55,19 +55,20 @@ const (
 	// replacementTime is how long an instance may take to become healthy. After that, its replacement is no longer
 	// measured.
 	replacementTime = time.Hour
-	// maxReplacements is the largest number of replacements that are measured at a time, and of instances that failed.
+	// maxReplacements is the largest number of replacements that are measured at the same time, and also of failed
+	// instances.
 	maxReplacements = 10_000
 )
 
-// Replacements finds replacements in the events of a journal. A replacement is found if all its events are of one term.
-// The zero value is ready for use. It is not safe for concurrent use.
+// Replacements finds replacements in the events of a journal. It finds a replacement only if all events of the
+// replacement are of one term. The zero value is ready for use. It is not safe for concurrent use.
 type Replacements struct {
 	failed  map[string]failure
 	running map[string]*Replacement
 	pruned  time.Time
 }
 
-// failure holds the first signs that an instance failed since it was healthy last.
+// failure holds the first signs that an instance failed, after it was last healthy.
 type failure struct{ lost, other time.Time }
 
 // Add adds the next event of the journal. It returns the replacement that ends with the event.
@@ -122,8 +123,8 @@ func (r *Replacements) fail(e *record.Event) {
 	r.failed[e.Instance] = f
 }
 
-// before returns when an instance failed, if that was before its replacement was requested. That is when it was known
-// to be lost or, if it was not, when it announced its end or became unhealthy.
+// before returns when an instance was known to be lost or, if it was not lost, when it announced its end or became
+// unhealthy. It ignores times after the request for the replacement, and returns the zero time if none is left.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {
@@ -133,7 +134,7 @@ func (f failure) before(creating time.Time) time.Time {
 	return time.Time{}
 }
 
-// prune drops entries that are older than replacementTime, at most once in a tenth of that time.
+// prune drops entries that are older than replacementTime, at most once per tenth of replacementTime.
 func (r *Replacements) prune(now time.Time) {
 	if now.Sub(r.pruned) < replacementTime/10 {
 		return

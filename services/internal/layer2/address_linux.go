@@ -75,9 +75,9 @@ type hold struct {
 
 // speaker sends and receives the packets of ARP or NDP for one address on one interface.
 type speaker interface {
-	// announce tells all machines that this machine has the address.
+	// announce tells the other machines that this machine has the address.
 	announce() error
-	// probe asks the other machines whether one has the address.
+	// probe asks the other machines whether one of them has the address.
 	probe() error
 	// claims returns the MAC addresses of other machines that have claimed the address since the last call.
 	claims() ([]net.HardwareAddr, error)
@@ -128,7 +128,7 @@ func (h *hold) drop() {
 	h.link, h.speaker = nil, nil
 }
 
-// speak sends the announcements and probes that are due when the address has been held for the given time.
+// speak sends the announcements and probes that are due. held is the time since this machine acquired the address.
 func (h *hold) speak(held time.Duration) error {
 	claims, err := h.speaker.claims()
 	for _, mac := range claims {
@@ -173,7 +173,7 @@ func (h *hold) release() error {
 	return nil
 }
 
-// linkFor returns the interface whose network has the address.
+// linkFor returns the interface whose network contains the address.
 func linkFor(addr netip.Addr) (netlink.Link, error) {
 	family := netlink.FAMILY_V4
 	if addr.Is6() {

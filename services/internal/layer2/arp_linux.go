@@ -48,7 +48,7 @@ func networkOrder(n uint16) uint16 {
 // announce implements speaker with a gratuitous request (RFC 5227, section 3).
 func (a *arp) announce() error { return a.request(a.addr) }
 
-// probe implements speaker with a request from no address (RFC 5227, section 2.1.1).
+// probe implements speaker with a request whose sender address is zero (RFC 5227, section 2.1.1).
 func (a *arp) probe() error { return a.request(netip.IPv4Unspecified()) }
 
 // request broadcasts a request for the address.
@@ -63,7 +63,7 @@ func (a *arp) request(from netip.Addr) error {
 	return nil
 }
 
-// claims implements speaker: every packet of ARP names its sender.
+// claims implements speaker. The sender of any ARP packet claims its address.
 func (a *arp) claims() ([]net.HardwareAddr, error) {
 	return receive(a.socket, func(packet []byte) net.HardwareAddr {
 		if len(packet) < arpLength {
@@ -79,8 +79,8 @@ func (a *arp) claims() ([]net.HardwareAddr, error) {
 
 func (a *arp) close() error { return unix.Close(a.socket) }
 
-// receive reads all packets that a socket has received. claim returns the machine that claims the address in a packet,
-// or nil.
+// receive reads all packets that a socket has received. claim returns the MAC address of the machine that claims the
+// address in a packet, or nil.
 func receive(socket int, claim func(packet []byte) net.HardwareAddr) (claims []net.HardwareAddr, err error) {
 	packet := make([]byte, 1500)
 	for {

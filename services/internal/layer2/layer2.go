@@ -17,10 +17,10 @@ const (
 	Lifetime = 2 * time.Second
 	// Interval is the time between two calls of Acquire.
 	Interval = 200 * time.Millisecond
-	// settled is the time after which no former leader can have the address any more. Another machine that answers
-	// later is a conflict.
+	// settled is the time after which no former leader can still have the address. A machine that answers after that is
+	// a conflict.
 	settled = 2 * Lifetime
-	// repeat is the time between two announcements, after the first ones, and between two probes.
+	// repeat is the time between two announcements after the first ones, and the time between two probes.
 	repeat = 30 * time.Second
 	// conflictFor is the time for which a conflict is reported after the last answer of another machine.
 	conflictFor = repeat + 5*time.Second
@@ -61,14 +61,14 @@ func (s *schedule) probe(now time.Duration) bool {
 	return true
 }
 
-// hear records that another machine claims the address.
+// hear records that another machine claims the address. other is that machine.
 func (s *schedule) hear(now time.Duration, other string) {
 	if now >= settled {
 		s.heard, s.other = now, other
 	}
 }
 
-// conflict returns the machine that claims the address, or "".
+// conflict returns the other machine that claims the address, or "".
 func (s *schedule) conflict(now time.Duration) string {
 	if s.heard == 0 || now >= s.heard+conflictFor {
 		return ""
@@ -84,6 +84,6 @@ func (e conflictError) Error() string {
 		"other: remove the address there"
 }
 
-// errCapability means that this process may not change addresses or send announcements.
+// errCapability means that this process lacks permission to change addresses or send announcements.
 var errCapability = errors.New("kind arp needs CAP_NET_ADMIN and CAP_NET_RAW: give them to the server's unit, " +
 	"for example with the drop-in nstance-server-arp.conf of the images")

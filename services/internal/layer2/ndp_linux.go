@@ -18,7 +18,7 @@ const (
 	neighborAdvertisement = 136
 	sourceLinkLayer       = 1
 	targetLinkLayer       = 2
-	// override is the flag of an advertisement that replaces a known MAC address.
+	// override is the flag of an advertisement that lets it replace a known MAC address.
 	override = 0x20
 	// neighborLength is the length of a solicitation or an advertisement without options.
 	neighborLength = 24
@@ -61,8 +61,8 @@ func (n *ndp) announce() error {
 	return n.send(allNodes, neighborAdvertisement, override, targetLinkLayer)
 }
 
-// probe implements speaker with a solicitation. Its source is the link-local address of the interface, because a
-// machine does not answer to an address of its own.
+// probe implements speaker with a solicitation. Its source is the interface's link-local address: another machine with
+// the leader's address would not answer a solicitation from that address.
 func (n *ndp) probe() error {
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16() // solicited-node address (RFC 4291, section 2.7.1)
 	own := n.addr.As16()
@@ -70,7 +70,7 @@ func (n *ndp) probe() error {
 	return n.send(netip.AddrFrom16(group), neighborSolicitation, 0, sourceLinkLayer)
 }
 
-// send sends a message about the address with the MAC address of this machine. The kernel adds the checksum.
+// send sends a message that contains the leader's address and this machine's MAC address. The kernel adds the checksum.
 func (n *ndp) send(to netip.Addr, kind, flags, option byte) error {
 	message := slices.Concat([]byte{kind, 0, 0, 0, flags, 0, 0, 0}, n.addr.AsSlice(), []byte{option, 1}, n.mac)
 	zone := uint32(n.index) //nolint:gosec // the index of an interface

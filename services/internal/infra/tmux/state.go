@@ -53,7 +53,7 @@ type document struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	DeletedAt time.Time `json:"deleted_at,omitzero"`
 
-	// booted reports whether the boot script had started when the document was read. It is only used while PID is
+	// booted reports whether the boot script had started when the document was read. It is set only while PID is
 	// unknown.
 	booted bool
 }

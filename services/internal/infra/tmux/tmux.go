@@ -162,7 +162,7 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 		}
 		d = newDocument(req, digest, entered, p.now())
 		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
-		// nothing, or a VM that a repeated call finishes. Without a repeated call, the VM counts as ended.
+		// nothing, or a VM that a repeated call finishes. Without a repeated call, the VM's state becomes Failed.
 		if err := p.prepare(d, req); err != nil {
 			return infra.VM{}, 0, err
 		}
