@@ -34,7 +34,7 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is when the leader at the other end of the stream learned that the health check fails.
+	// failsSince is when the leader that the agent is connected to learned that the agent's health check fails.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool
@@ -110,7 +110,7 @@ func (f *fleet) hangUp(m *machine) {
 	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
 
-// dropped closes every stream to a leader that has lost its leadership.
+// dropped closes the streams of all agents to a leader that has lost its leadership.
 func (f *fleet) dropped(leader *leader.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {
@@ -184,7 +184,7 @@ func (f *fleet) speak(m *machine) {
 	f.speakAfter(m, w.reportInterval)
 }
 
-// check returns the state of the agent's only health check.
+// check returns the state of the agent's health check. Each agent has only one.
 func (a *agent) check(w *World) shardstate.CheckState {
 	state := shardstate.CheckState{Name: "web", Status: shardstate.CheckPassing}
 	switch now := w.sched.now; {
@@ -196,7 +196,7 @@ func (a *agent) check(w *World) shardstate.CheckState {
 	return state
 }
 
-// tryRegister registers the agent with its nonce. With the fault thief, a second key competes for the same nonce.
+// tryRegister registers the agent with its nonce. With the fault "thief", a second key competes for the nonce.
 func (f *fleet) tryRegister(s *server, m *machine) {
 	w, a := f.world, &m.agent
 	if a.busy {
@@ -225,7 +225,7 @@ func (f *fleet) tryRegister(s *server, m *machine) {
 	}
 }
 
-// befalls reports whether fault k of this agent occurs now.
+// befalls reports whether the fault k occurs for this agent now.
 func (f *fleet) befalls(m *machine, k Kind) bool {
 	m.asked++
 	d := f.world.roll(string(k), hashText(m.id.String()), uint64(m.asked))
@@ -236,7 +236,7 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
-// versionDice returns the dice of the fault versionBad, or nil if the fault does not occur. All instances with the
+// versionDice returns the dice for the fault versionBad, or nil if the fault does not occur. All instances with the
 // infra configuration of m have the same dice.
 func (f *fleet) versionDice(m *machine) *dice {
 	rec := f.world.bucket.byID[m.id]
@@ -251,8 +251,8 @@ func (f *fleet) versionDice(m *machine) *dice {
 	return &d
 }
 
-// register does what the registration service does: one conditional write makes a record registered, with the first key
-// that arrives. It returns the key in the record.
+// register does what the registration service does: one conditional write marks a record as registered, with the first
+// key that arrives. It returns the key in the record.
 func (w *World) register(ctx context.Context, leader *leader.Leader, id ident.ID, public ed25519.PublicKey) ([]byte,
 	error) {
 	rec, _, ok := leader.State.Record(id)

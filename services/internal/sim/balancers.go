@@ -9,12 +9,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// verdict is what load balancers say about a VM, and what a leader has heard of it.
+// verdict is what load balancers say about a VM, and what a leader knows of that.
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The fields below are what the leader of term has been told. refusedSince is the time of the first of its latest
-	// answers in a row that called the VM unhealthy, and rounds is the number of these answers.
+	// The fields below say what the load balancers have told the leader of term. If their latest answers called the VM
+	// unhealthy, refusedSince is the time of the first of these answers, and rounds is their number.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time
@@ -39,7 +39,7 @@ func (w *World) memberHealth(string) (map[string]infra.MemberHealth, error) {
 	return said, nil
 }
 
-// MemberHealth implements infra.LoadBalancerHealth. It notes what the leader is told.
+// MemberHealth implements infra.LoadBalancerHealth. It notes what the answer tells the leader.
 func (c cloud) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth, error) {
 	answer, err := c.Provider.MemberHealth(ctx, lb, vms)
 	if s := c.world.caller(); err == nil && s != nil && s.term != nil {
@@ -77,7 +77,7 @@ func (f *fleet) startVerdict(m *machine) {
 	}
 }
 
-// refuseAll lets the load balancers call all VMs unhealthy for some minutes.
+// refuseAll makes the load balancers call all VMs unhealthy for some minutes.
 func (w *World) refuseAll(d *dice) {
 	w.refusing = w.sched.now.Add(d.between(30*time.Second, 15*minute))
 	w.trace("load balancers call all VMs unhealthy until %v", w.refusing.Sub(epoch))
@@ -96,9 +96,9 @@ func (p *people) spec(key config.GroupKey) *spec {
 // asksBalancers reports whether people want load_balancer_health for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group if the leader asks its load balancers for their verdicts. It returns false for a minute after a
-// change of the configuration or a pause of the server. It also returns false once the load balancers of any group were
-// changed, because the leader then forgets their verdicts.
+// asked returns a group if the leader asks the group's load balancers for verdicts. It returns false for a minute after
+// a change of the configuration or a pause of the server. It also returns false once the load balancers of any group
+// were changed, because the leader then forgets their verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -106,9 +106,9 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 		w.sched.now.Sub(t.server.pausedUntil) > minute
 }
 
-// checkRefused checks that an instance may be removed because of its load balancer. The leader must have been told
-// twice in a row that it is unhealthy, and at most max_unhealthy of the group may be unhealthy. An instance counts as
-// unhealthy if it was healthy before and the leader has known the verdict for a minute.
+// checkRefused checks that an instance may be removed because of its load balancer. Two answers in a row must have told
+// the leader that the instance is unhealthy, and at most max_unhealthy of the group may be unhealthy. An instance
+// counts as unhealthy if it was healthy before and the leader has known the verdict for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {
@@ -145,8 +145,8 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 }
 
 // isNewToBalancer reports whether a new instance must not take the place of another one yet, because its load balancers
-// have not called it healthy. It returns false after registrationTime. It also returns false if the instance is silent
-// or fails its health check, because then either of the two may be removed.
+// have not called it healthy. It returns false after registrationTime. It also returns false if the new instance is
+// silent or fails its health check, because then the leader may remove either instance.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
@@ -155,8 +155,8 @@ func (t *term) isNewToBalancer(m *machine, d *document) bool {
 		age < registrationTime-4*wallSkew
 }
 
-// neverHealthy reports whether a leader knows that the load balancers call the VM unhealthy, and has never heard
-// anything else of them. Such a VM has not served, although its agent reported healthy.
+// neverHealthy reports whether a leader knows that the load balancers call the VM unhealthy, and that they have never
+// called it healthy. Such a VM has not served, although its agent reported healthy.
 func (v *verdict) neverHealthy(t *term) bool { return v.term == t && v.rounds > 1 && !v.wasHealthy }
 
 // checkBalancerFirst checks that a running instance is not removed before its replacement is healthy in its load
@@ -175,7 +175,7 @@ func (w *World) checkBalancerFirst(t *term, key config.GroupKey, d *document, re
 	}
 }
 
-// keepOneRefused makes the load balancers call all VMs healthy except one, which the leader must replace.
+// keepOneRefused makes the load balancers call all VMs healthy except one, so that the leader must replace that one.
 func (f *fleet) keepOneRefused() {
 	kept := false
 	for _, m := range f.order {

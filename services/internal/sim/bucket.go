@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// bucket shadows the instance records of the shard. It sees what the store really holds, whatever faults clients
-// suffer, and checks each new version of a record.
+// bucket shadows the instance records of the shard. It sees what the store really holds, regardless of the faults that
+// clients see, and checks each new version of a record.
 type bucket struct {
 	world   *World
 	records map[string]*document // by key; removed records stay in the map
@@ -77,8 +77,8 @@ func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
 	return d, true
 }
 
-// entered checks a put when a server sends it. The decision that the put carries is made at that moment, whether or not
-// the write ever takes effect.
+// entered checks a put when a server sends it. That is when the server makes the decision, whether or not the write
+// ever takes effect.
 func (b *bucket) entered(s *server, r mem.Request) {
 	if !strings.HasPrefix(r.Key, recordPrefix) {
 		return
@@ -114,7 +114,7 @@ func (b *bucket) doubt(key string, body []byte) {
 
 func (d *document) key() config.GroupKey { return config.GroupKey{Tenant: d.Tenant, Group: d.Group} }
 
-// stays reports whether the instance exists or is about to, and is not being deleted.
+// stays reports whether the instance exists or is being created, and is not being deleted.
 func (d *document) stays() bool {
 	return !d.removed && (d.State == record.Created || d.State == record.Registered)
 }
@@ -172,8 +172,8 @@ func (b *bucket) changed(key string, body []byte) {
 	w.fleet.recorded(have)
 }
 
-// lives is the order of the states of a record. It does not reuse the order in the code under test, because that is
-// what it checks.
+// lives is the order of the states of a record. It does not reuse the order in the code under test, because it checks
+// that order.
 var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
 	record.Deleted: 5}
 

@@ -41,8 +41,8 @@ func (w *World) checkTerm(s *server, number uint64) {
 	}
 }
 
-// checkRecordedTerm checks that no two leaders act in the same term. It runs when the term's configuration is in force:
-// before that the leader has changed nothing. If the lock was removed, a new leader cannot know the terms before it.
+// checkRecordedTerm checks that no two leaders act in the same term. It runs when the term's configuration is in force,
+// because the leader changes nothing before. If the lock was removed, a new leader cannot know the terms before it.
 func (w *World) checkRecordedTerm(s *server, number uint64) {
 	if number <= w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
@@ -67,7 +67,7 @@ func (w *World) checkMutation(s *server, call mock.Call) {
 	}
 }
 
-// restless reports whether the phase in which nothing may happen has begun.
+// restless reports whether the final phase, in which nothing may happen, has begun.
 func (w *World) restless() bool { return !w.restAt.IsZero() && w.sched.now.After(w.restAt) }
 
 // checkCreate checks a create call when a server sends it.
@@ -112,7 +112,7 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 }
 
 // knows reports whether the leader believes an instance to be in the given state. A leader that does not know of a
-// deletion yet may still repeat a create call. That is safe: it equals a first call that takes effect late, and the
+// deletion yet may still repeat a create call. That is as safe as a first call that takes effect late, because the
 // deletion looks up the VM.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.State.Record(id)
@@ -120,7 +120,7 @@ func (t *term) knows(id ident.ID, state record.State) bool {
 }
 
 // checkSize checks that a group's VMs and this leader's open create calls never exceed its size plus surge. Open calls
-// of earlier leaders do not count. This leader cannot know of them until the provider lists their VMs.
+// of earlier leaders do not count, because this leader knows of them only when the provider lists their VMs.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
 	for _, m := range w.fleet.order {
@@ -278,8 +278,8 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 }
 
 // checkBalancer checks that the members of a load balancer are the instances of the groups that name it. If a group's
-// list of load balancers was changed, those that it no longer names may keep members, because no component records
-// them.
+// list of load balancers was changed, load balancers that are no longer in the list may keep members, because no
+// component records them.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
@@ -305,8 +305,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	switch {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
-		// A reservation that took effect after this leader read the bucket waits for the next leader. So does one that
-		// a stale list omitted.
+		// A reservation that took effect after this leader read the bucket waits for the next leader. So does a
+		// reservation that a stale list omitted.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
@@ -331,13 +331,13 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 }
 
 // recentlyFooled reports whether a leader with a stopped clock wrote a record in the last two minutes. Conditional
-// writes protect each record, but counts over many records may be off.
+// writes protect each record, but counts over many records may be wrong.
 func (w *World) recentlyFooled() bool {
 	return !w.fooledAt.IsZero() && w.sched.now.Sub(w.fooledAt) < 2*minute
 }
 
 // checkNeverMade checks that no VM runs for a record that is deleted as never created. It runs when the decision is
-// sent, and ignores VMs that have only just appeared.
+// sent, and ignores VMs that appeared just before.
 func (w *World) checkNeverMade(s *server, d *document) {
 	if w.rates.of[cloudLag] > 0 || s == nil || s.fooled {
 		return
@@ -350,7 +350,7 @@ func (w *World) checkNeverMade(s *server, d *document) {
 	}
 }
 
-// slowness returns how old the data may be on which a server acts.
+// slowness returns how old data may be when this server acts on the data.
 func (s *server) slowness() time.Duration {
 	if s.world.sched.now.Sub(s.slowAt) < 2*minute {
 		return 2 * minute

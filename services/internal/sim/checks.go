@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// checkFailing checks that failing health checks remove at most max_unhealthy of a group. It counts failures of which
+// checkFailing checks that failing health checks remove at most max_unhealthy of a group. It counts only failures that
 // the leader has known for a minute.
 func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
@@ -40,14 +40,15 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// endFault ends a fault that would last until a time. The rules still know when it ended: its leader learns it later.
+// endFault ends a fault now if it would last until a later time. The variable keeps the time of the end, because the
+// leader learns of the end later.
 func (w *World) endFault(until *time.Time) {
 	if w.sched.now.Before(*until) {
 		*until = w.sched.now
 	}
 }
 
-// keepOneFailing ends the failures of health checks on all VMs except one, which the leader must replace.
+// keepOneFailing ends the failures of health checks on all VMs except one, so that the leader must replace that one.
 func (f *fleet) keepOneFailing() {
 	kept := false
 	for _, m := range f.order {

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// gate is a mutex for coroutines: it lets one task at a time through. It guards code that holds a real mutex during
-// requests.
+// gate is a mutex for coroutines: it lets one task at a time through. It guards code that holds a real mutex while it
+// waits for requests.
 type gate struct {
 	busy    bool
 	waiting []*task
@@ -81,15 +81,16 @@ func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []co
 	t.noteImage()
 }
 
-// noteApplied checks that the configuration in force is not older than one applied before. It remembers the groups.
+// noteApplied checks that the configuration in force is not older than one that was applied before. It remembers the
+// groups.
 func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]
 	if !ok {
 		w.fail(ruleNewest, "term %d applies a configuration that was never written", t.number)
 	}
-	// A server that was paused until after the end of its lease may still apply an older version of the configuration
-	// to its own snapshot. That is harmless, because the server can no longer act.
+	// A server that was paused until after the end of its lease may still apply an older version of the configuration.
+	// That is harmless, because the server can no longer act.
 	acts := t.Remaining() > 0 && !t.server.fooled
 	if acts && version < w.people.applied {
 		w.fail(ruleNewest, "term %d applies version %d of the configuration, version %d was applied before", t.number,
@@ -119,8 +120,8 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
 }
 
-// size returns the smallest and the largest size of a group that this leader had in force within the last minute.
-// Actions planned from the previous configuration may still be in progress.
+// size returns the smallest and the largest size that a group had for this leader within the last minute. Actions
+// planned from the previous configuration may still be in progress.
 func (t *term) size(key config.GroupKey) (least, most int) {
 	now := t.server.world.sched.now
 	sizes := func(groups map[config.GroupKey]config.Group) {

@@ -7,11 +7,11 @@ import (
 )
 
 // dice is a stream of random numbers that depends only on the seed and the stream's name (SplitMix64,
-// https://prng.di.unimi.it/splitmix64.c). Each drawing has its own stream. So a fault that is left out of a schedule
-// does not change the other drawings.
+// https://prng.di.unimi.it/splitmix64.c). Each drawing has its own stream. So the other drawings stay the same if a
+// fault is left out of a schedule.
 type dice struct{ state uint64 }
 
-// dice returns the stream for a name. The seed, the name and the numbers determine it.
+// dice returns the stream for a name. Only the seed, the name and the numbers determine the stream.
 func (w *World) dice(name string, numbers ...uint64) *dice {
 	d := w.roll(name, numbers...)
 	return &d

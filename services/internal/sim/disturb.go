@@ -10,10 +10,10 @@ import (
 )
 
 // plan decides, before the run starts, when faults occur and of which kind. Each moment has its own stream of random
-// numbers, so that leaving one out does not change the others.
+// numbers, so that leaving out one moment does not change the others.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	// Some runs have many faults, others leave time to recover.
+	// Some runs have many faults. Others leave more time to recover.
 	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute))
 	at := d.between(0, time.Minute)
 	for n := uint64(0); at < w.opts.Faulty; n++ {
@@ -34,7 +34,7 @@ type lurking struct {
 	fire  func()
 }
 
-// loadUnseen names the comparison of records with the bucket, which is a part of a task.
+// loadUnseen names the part of a task that compares records with the bucket.
 const loadUnseen = "load unseen records"
 
 // lurksFor names the operations that faults wait for.
@@ -43,7 +43,7 @@ var lurksFor = []string{"refresh", "create", "create an instance", "mark_deletin
 	"register_load_balancers", "hold the address", "change a group", "write lock", "lead", loadUnseen}
 
 // lurk starts a fault. Half of the faults occur immediately; the others wait up to three minutes for the leader to
-// begin a random operation. Most operations take milliseconds, so a random time hardly ever meets them.
+// begin a random operation. Most operations take milliseconds, so a fault at a random time would seldom hit one.
 func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	wait, task := d.IntN(2) == 0, lurksFor[d.IntN(len(lurksFor))]
 	l := lurking{until: w.sched.now.Add(3 * minute), task: task, delay: d.between(0, 30*time.Millisecond),
@@ -313,8 +313,8 @@ func (w *World) loseOne(m *machine, d *dice) {
 	w.fleet.lose(m, lose)
 }
 
-// muteAgents cuts agents off from the servers while their machines run. Some agents stay connected, and report
-// unhealthy for a while although they are healthy.
+// muteAgents cuts agents off from the servers while their machines run. Other agents stay connected, and falsely report
+// that they are unhealthy for a while.
 func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	until := w.sched.now.Add(d.between(10*time.Second, 5*time.Minute))
 	all := k == allMute || d.IntN(3) == 0
@@ -346,7 +346,7 @@ func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	}
 }
 
-// failChecks lets the health checks of all VMs fail for some minutes. The agents report it within a few seconds.
+// failChecks makes the health checks of all VMs fail for some minutes. The agents report it within a few seconds.
 func (w *World) failChecks(d *dice) {
 	w.checksDown = w.sched.now.Add(d.between(30*time.Second, 15*minute))
 	w.trace("health checks fail on all VMs until %v", w.checksDown.Sub(epoch))
@@ -367,8 +367,8 @@ func (w *World) strangers(n int, d *dice) {
 	}
 }
 
-// calm ends all faults. Servers run, networks deliver, agents report, the configuration is valid, and everything
-// already sent arrives.
+// calm ends all faults. Servers run, networks deliver, agents report, the configuration is valid, and everything that
+// was already sent arrives.
 func (w *World) calm() {
 	w.trace("calm")
 	w.quiet = true

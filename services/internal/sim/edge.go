@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// edge is one server's bucket client. Like an SDK it may repeat a write, and then it returns the result of the second
+// edge is one server's bucket client. Like an SDK, it may repeat a write. It then returns the result of the second
 // attempt.
 type edge struct {
 	*mem.Store
@@ -72,7 +72,7 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 }
 
 // List implements infra.Provider. It notes the time of a list that began during the takeover, because every plan of the
-// term knows this list.
+// term is made after that list.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
@@ -85,7 +85,7 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 
 type againKey struct{}
 
-// again marks a call that a client repeats. The checks skip it, because it carries no new decision.
+// again marks the context of a call that a client repeats. The checks skip it, because it carries no new decision.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

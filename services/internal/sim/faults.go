@@ -21,7 +21,7 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws the fault of one request, at most one, from the kinds for which can returns true. Every kind consumes
+// befalls draws at most one fault for a request. The function can reports which kinds are possible. Every kind consumes
 // one random number, even a kind that this World does not have.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for _, o := range ofRequests {
@@ -114,7 +114,7 @@ func ambiguous(r mem.Request, err error) error {
 	return err
 }
 
-// crash kills a server after the duration in, and starts it again later.
+// crash kills a server after the duration "in", and later starts it again.
 func (w *World) crash(s *server, in time.Duration, d *dice) {
 	life := s.lives
 	back := d.between(100*time.Millisecond, time.Minute)
@@ -168,8 +168,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
-			// If the bucket's list omits records, only the provider's list can reveal their VMs. Then the provider's
-			// list must be correct.
+			// If the bucket's list omits records, only the provider's list can reveal their VMs. So the provider's list
+			// must then be correct.
 			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
 				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:
@@ -201,7 +201,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		out.Lost = true
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
-		// A late call takes effect when the provider is next asked, so ask it then.
+		// A late call takes effect only when the provider is next called, so call it then.
 		w.sched.after(out.Latency+out.Late+time.Millisecond, w.provider.Land)
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fleet shadows the provider's VMs as they really are, independently of the faults that clients suffer. It also
-// simulates their agents.
+// fleet shadows the provider's VMs as they really are, independently of the faults that clients see. It also simulates
+// their agents.
 type fleet struct {
 	world      *World
 	byProvider map[string]*machine
@@ -51,7 +51,7 @@ type calls struct {
 	n    int
 }
 
-// often counts a call, and reports whether there were so many in a minute that the caller cannot have backed off.
+// often counts a call. It reports whether there were so many calls in a minute that the caller cannot have backed off.
 func (c *calls) often(now time.Time) bool {
 	if now.Sub(c.from) > minute {
 		c.from, c.n = now, 0
@@ -60,7 +60,7 @@ func (c *calls) often(now time.Time) bool {
 	return c.n > 20
 }
 
-// alive reports whether the VM runs or is about to.
+// alive reports whether the VM runs or is about to run.
 func (m *machine) alive() bool { return m.state.Alive() }
 
 // doomed reports whether the VM has announced its end.
@@ -122,7 +122,7 @@ func (f *fleet) becomes(m *machine, state infra.State) {
 	}
 }
 
-// lose ends a VM without a delete call.
+// lose ends a VM without a delete call, by means of how.
 func (f *fleet) lose(m *machine, how func(providerID string) error) {
 	if m.state == infra.Deleted {
 		return

@@ -39,7 +39,7 @@ func (t *term) noteImage() {
 	t.leader.State.SetImages(t.groups, images)
 }
 
-// current reports whether an instance has the group's present configuration and image.
+// current reports whether an instance has the present configuration and image of its group.
 func (t *term) current(g config.Group, d *document) bool {
 	return d.InfraHash == g.InfraHash &&
 		(!g.Rollout.OnImageChange || t.image == "" || d.Image == "" || d.Image == t.image)

@@ -107,13 +107,13 @@ const (
 	neverDrains  Kind = "operator drains not"
 )
 
-// odds says how often a kind occurs in a World that has it.
+// odds says how often a kind of fault occurs in a World that has this kind.
 type odds struct {
 	kind Kind
 	most float64 // for requests the largest probability, for other kinds the relative weight
 }
 
-// Faults by the place where they are decided. The order is fixed, because the meaning of a seed depends on it.
+// Faults by the place in the code that decides them. The order is fixed, because the meaning of a seed depends on it.
 var (
 	ofRequests = []odds{
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3},
@@ -144,7 +144,7 @@ var (
 	}
 )
 
-// ofHeirs are the kinds that a World without heirs does not have.
+// ofHeirs are the kinds of faults that occur only in a World with heirs.
 var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps, peersCut, peersOneWay, peersLossy,
 	peersSlow, heirKilled, heirPaused, pairKilled, pairCut}
 
@@ -159,8 +159,8 @@ func Kinds() []Kind {
 	return kinds
 }
 
-// rates are the odds of one World: a random subset of the kinds, each with its own rate. Some faults are reached only
-// when other kinds are absent ("Swarm Testing", Groce et al., ISSTA 2012).
+// rates are the odds of one World: a random subset of the kinds, each with its own rate. Some bugs are reached only
+// when other kinds of faults are absent ("Swarm Testing", Groce et al., ISSTA 2012).
 type rates struct {
 	of    map[Kind]float64
 	total float64 // weight of all kinds in ofTimes

@@ -10,7 +10,7 @@ import (
 )
 
 // operator simulates nstance-operator. It watches the leader's instances and drains the nodes of those being deleted.
-// Its stream ends with the leader or is cut; then it lists the instances and watches again.
+// When the stream ends with the leader or is cut, the operator lists the instances and watches again.
 type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
@@ -81,8 +81,8 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 }
 
 // lesson records that a leader learned of a deletion. at is when the bucket first returned the record or acknowledged
-// its write. until is the earliest time at which the leader may terminate the VM without a report that its node is
-// drained: the drain deadline. A leader that learns of the deletion late still grants half of the drain time, at most
+// its write. until is the drain deadline: the earliest time at which the leader may terminate the VM without a report
+// that the node is drained. A leader that learns of the deletion late must still grant half of the drain time, at most
 // 30 s (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 
@@ -104,8 +104,8 @@ func (s *server) learn(key string, body []byte) {
 	t.learnt[d.ID] = l
 }
 
-// hasty returns how long the leader must still wait for a node that was not reported as drained. hasty is false if it
-// need not wait.
+// hasty returns how long the leader must still wait for a node that was not reported as drained. hasty is false if the
+// leader need not wait.
 func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	w := t.server.world
 	l, ok := t.learnt[d.ID]
@@ -113,13 +113,13 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	return left, ok && left > 2*wallSkew && !w.people.drained[d.ID]
 }
 
-// announceable is the minimum time to a drain's deadline at which operators are certain to receive its event.
+// announceable is the least time before a drain's deadline at which operators certainly receive the drain's event.
 const announceable = 2*wallSkew + time.Second
 
-// unaware reports whether the operator should have received a drain event for an instance and did not. It must have
-// watched since before the leader learned of the deletion, with enough time for the event. A leader that was paused may
-// have had too little time. An instance that never registered has no node, and its create call may have taken all of
-// the time.
+// unaware reports whether the operator should have received a drain event for an instance and did not. For that, the
+// operator must have watched since before the leader learned of the deletion, and there must have been enough time. A
+// leader that was paused may have had too little time. An instance that never registered has no node, and its create
+// call may have taken all of the time.
 func (o *operator) unaware(t *term, d *document) bool {
 	if o.term != t || t == nil || o.announced[d.ID] || len(d.PublicKey) == 0 {
 		return false

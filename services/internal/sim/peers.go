@@ -19,7 +19,7 @@ const (
 type way struct {
 	cut  int // number of faults that cut it at present
 	kept time.Duration
-	// Packet loss and delays end at these elapsed times.
+	// Packet loss ends at lossyUntil and delays end at slowUntil, both in elapsed time.
 	lossyUntil, slowUntil time.Duration
 	loss                  float64
 	slow                  time.Duration
@@ -46,7 +46,7 @@ func (l *link) end(side int) *process {
 	return l.leader
 }
 
-// way returns the direction of the network that leads from one side of the link to the other.
+// way returns the direction of the network from one side of the link to the other.
 func (l *link) way(from int) *way { return l.world.way(l.end(from).server, l.end(1-from).server) }
 
 func (w *World) way(from, to *server) *way { return &w.ways[from.index][to.index] }
@@ -76,7 +76,7 @@ func (s *server) connectHolder() {
 	s.dialLater(s.process.net.between(time.Millisecond, 30*time.Millisecond), redialAfter)
 }
 
-// dialLater connects after the duration in. If that fails, it tries again with growing pauses, up to redialMost.
+// dialLater connects after the duration "in". If that fails, it tries again with growing pauses, up to redialMost.
 func (s *server) dialLater(in, pause time.Duration) {
 	if s.follows == (election.Peer{}) {
 		return
@@ -192,7 +192,7 @@ func (l *link) side(p *process) int {
 }
 
 // disconnect ends the connections of a process that has ended. The peers notice soon, because the kernel closes the
-// connections. They notice late if the machine is terminated or the network is cut.
+// connections. If the machine is terminated or the network is cut, the peers notice late.
 func (s *server) disconnect(terminated bool) {
 	for _, l := range s.links() {
 		side := l.side(s.process)

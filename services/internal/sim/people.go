@@ -27,7 +27,7 @@ const (
 )
 
 // people change the configuration, as `tofu apply` and nstance-admin do. They also create and delete instances, and
-// drain nodes. Every change that was acknowledged to them must hold.
+// drain nodes. Every change that a server acknowledged to them must hold.
 type people struct {
 	world    *World
 	groups   []*spec
@@ -340,7 +340,7 @@ func (p *people) confirm() {
 	}
 }
 
-// settle ends the actions of people. The configuration becomes valid and asks for nothing that continues forever.
+// settle ends the actions of people. The configuration becomes valid and asks for nothing that never ends.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	for _, g := range p.groups {

@@ -28,7 +28,7 @@ func (l *storedLock) token() objstore.Token {
 	return tokenOf(l.body)
 }
 
-// tokenOf computes a token as package mem does. ruleSimulator breaks if the two ever differ.
+// tokenOf computes a token in the same way as package mem. If the two ever differ, ruleSimulator breaks.
 func tokenOf(body []byte) objstore.Token {
 	sum := sha256.Sum256(body)
 	return objstore.Token(hex.EncodeToString(sum[:16]))
@@ -52,8 +52,8 @@ type vow struct {
 // beats is the number of heartbeats with a remembered sending time. It is larger than in the code under test.
 const beats = 64
 
-// Fractions of a lease or a promise. A leader may act for acts, other servers take over after waits, and a server keeps
-// its promise for keeps. fastest is the largest speed of a clock.
+// Factors of a lease or a promise: acts is how long a leader may act, waits how long other servers wait before a
+// takeover, and keeps how long a server keeps its promise. fastest is the largest speed of a clock.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -110,8 +110,8 @@ func (w *World) lockChanged(body []byte) {
 	}
 }
 
-// checkDeposed checks that a leader that loses the lock cannot act from the moment at which the takeover write takes
-// effect. The check does not wait until the new leader acts.
+// checkDeposed checks that a leader cannot act from the moment at which another server's takeover write takes effect,
+// even before the new leader acts.
 func (w *World) checkDeposed(before *storedLock) {
 	p := w.processOf(election.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
 	if p == nil || p.server.fooled {
@@ -153,8 +153,8 @@ func (s *server) hears(in election.Input) {
 	}
 }
 
-// flies records a write of the lock when it is sent, and checks that the sender may take the lock by then. The check
-// applies the rules of docs/concepts/election.md itself, without the code under test.
+// flies records a write of the lock when it is sent, and checks that the sender may take the lock at that time. The
+// check applies the rules of docs/concepts/election.md itself, without the code under test.
 func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
@@ -196,7 +196,7 @@ func (w *World) checkPromise(s *server) {
 	}
 }
 
-// checkProof checks a proof of leadership: the server must have led at some moment between its question and the answer.
+// checkProof checks a proof of leadership: the server must have led at some moment between its request and the answer.
 func (w *World) checkProof(s *server, asked time.Duration) {
 	if s.term == nil {
 		return
@@ -215,7 +215,7 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 }
 
 // takeOverTime bounds the time from the end of all faults until a server leads and has loaded its shard. It is two
-// short leases, plus the time that the current lock demands from servers other than its heir.
+// short leases, plus the time for which servers other than the heir must wait because of the current lock.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
@@ -237,8 +237,9 @@ func (w *World) longest() time.Duration {
 }
 
 // checkHeir checks, without faults, that a leader with followers has an heir. It then ends the leader, and checks that
-// another server leads within one second, plus one promise if the leader was killed. That server is the heir or, with
-// long promises, a server that learns from the provider that the machine is gone. The shard must then converge again.
+// another server leads within one second, plus one promise if the leader was killed. The other server is the heir or,
+// with long promises, a server that learns from the provider that the leader's machine is gone. The shard must then
+// converge again.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {

@@ -60,7 +60,7 @@ func (p *people) protect(t *term, d *dice) {
 	})
 }
 
-// countProtected counts the instances that a group keeps whatever its size is.
+// countProtected counts the instances that a group keeps regardless of its size.
 func (w *World) countProtected(g config.Group) (n int) {
 	for _, m := range w.fleet.order {
 		if m.key == g.GroupKey && !m.onDemand && slices.Contains(g.Protected, m.id) {
@@ -70,8 +70,8 @@ func (w *World) countProtected(g config.Group) (n int) {
 	return n
 }
 
-// checkProtected checks that a protected instance is not replaced for drift, its image or its eligible age, and not
-// scaled down while it is well. A group that is emptied protects nothing.
+// checkProtected checks that a protected instance is not replaced because of drift, image or eligible age, and that a
+// scale-down does not remove it while it is well. A group that is emptied protects nothing.
 func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason string) {
 	since, protected := w.people.protected[id]
 	g, ok := t.groups[key]
@@ -93,8 +93,8 @@ func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason
 	}
 }
 
-// isWell reports whether an agent is connected to the leader, and nothing disturbed it or its VM for so long that its
-// leader has no reason to replace it.
+// isWell reports whether an agent is connected to the leader, and nothing has disturbed the agent or its VM recently,
+// so that the leader has no reason to replace the VM.
 func (w *World) isWell(t *term, m *machine) bool {
 	a, s, long := &m.agent, t.server, w.sched.now.Add(-2*minute)
 	return m.state == infra.Running && w.bucket.byID[m.id].State == record.Registered && a.leader == t.leader &&

@@ -22,13 +22,13 @@ func (g *spec) drawPurchase(d *dice) {
 	}
 }
 
-// spotOf is how many instances of a group of the given size are spot instances.
+// spotOf returns how many instances of a group of the given size are spot instances.
 func spotOf(p config.Purchase, size int) int {
 	return max(0, size-p.OnDemandBase) * p.SpotPercent / 100
 }
 
-// shareOf is how many instances of a group of the given size are spot instances if spot is true, or on-demand instances
-// if it is false.
+// shareOf returns how many instances of a group of the given size are spot instances or, if spot is false, on-demand
+// instances.
 func shareOf(p config.Purchase, size int, spot bool) int {
 	if spot {
 		return spotOf(p, size)
@@ -37,8 +37,8 @@ func shareOf(p config.Purchase, size int, spot bool) int {
 }
 
 // checkPurchase checks how a new VM is bought. A group without purchase options buys no spot instance. Other groups buy
-// no more spot instances than their options say, and without fallback no more on-demand instances, except while
-// instances are replaced.
+// no more spot instances than their options say. Without fallback, they also buy no more on-demand instances, except
+// while instances are replaced.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]
 	least, most := t.size(key)
@@ -65,7 +65,7 @@ func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	}
 }
 
-// checkScaleDown checks that a scale-down of a group without faults keeps as many spot and on-demand instances as the
+// checkScaleDown checks that, without faults, a scale-down of a group keeps as many spot and on-demand instances as the
 // group's options say.
 func (w *World) checkScaleDown(t *term, d *document) {
 	key := d.key()

@@ -31,8 +31,8 @@ func (w *World) returnTime() time.Duration {
 	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
 }
 
-// share counts the running instances of a group or of the shard, and those of them that were silent or failing for so
-// long that they must get time to recover.
+// share counts the running instances of a group or of the shard, and, as down, the instances that were silent or
+// failing for so long that they must get time to recover.
 type share struct {
 	running int
 	down    []ident.ID
@@ -94,7 +94,7 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 }
 
 // grantRecovery gives the silent or failing instances time to recover if they are more than the limit. They must also
-// be four fifths of the running instances: otherwise they may exceed the limit only because of a scale-down.
+// be at least four fifths of the running instances: with fewer, only a scale-down may have lowered the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

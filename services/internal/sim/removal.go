@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// why is the reason for a removal, as far as the rules distinguish reasons.
+// why is the reason for a removal, as precisely as the rules need it.
 type why uint8
 
 const (
@@ -99,8 +99,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	}
 	if s.fooled || w.recentlyFooled() {
-		// Two leaders may have counted at the same time without seeing each other's choices. Conditional writes protect
-		// each record, but not such counts.
+		// Two leaders may have counted at the same time without knowing of each other's removals. Conditional writes
+		// protect each record, but not such counts.
 		return
 	}
 	w.checkProtected(t, key, d.ID, next.Reason)
@@ -147,7 +147,7 @@ func (w *World) checkOutage(t *term, id ident.ID, what string) {
 }
 
 // checkOrphan checks that a VM without a record is deleted only after the registration time. Without a confirmation,
-// more than two orphans, and more than 5 % of all VMs, must stay: so many point to a fault of the leader.
+// more than two orphans, and more than 5 % of all VMs, must stay: so many orphans point to a fault of the leader.
 func (w *World) checkOrphan(s *server, d *document) {
 	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
 		return
@@ -162,7 +162,7 @@ func (w *World) checkOrphan(s *server, d *document) {
 	}
 }
 
-// remaining counts the instances of a group that stay after this leader's decisions are carried out.
+// remaining counts the instances of a group that will remain when this leader's decisions are carried out.
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
@@ -171,7 +171,7 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
 		// This leader's plan cannot know of some deletions, and their instances count as staying. An earlier leader
 		// deleted them after this leader read the bucket, or the bucket has not acknowledged a requested deletion. An
-		// instance that this leader marked also stays if another writer took the revision of the mark.
+		// instance that this leader marked also counts as staying if another writer took the mark's revision.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
@@ -182,8 +182,8 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 }
 
 // checkReplaced checks that a running instance is removed only if at least `least` others are registered. If the
-// instance was ever healthy, at least one of the others must have reported healthy. In a group of one, that is the
-// replacement. An instance that was never healthy may itself be a failed replacement.
+// instance was ever healthy, at least one of the others must have reported healthy. In a group of one instance, that is
+// the replacement. An instance that was never healthy may itself be a failed replacement.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {

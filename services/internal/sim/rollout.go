@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// rolloutLag bounds the time between a decision about an instance and the sign of it that the checks see: the event
-// about the create call.
+// rolloutLag bounds the time between a decision about an instance and the event about the create call, by which the
+// checks learn of the decision.
 const rolloutLag = 4 * minute
 
 // countedBy is how long a leader may take to count a failed instance, after the record of its deletion is durable.
@@ -38,9 +38,9 @@ func (g *spec) drawRollout(d *dice, limited bool) {
 	}
 }
 
-// checkRollout checks that an outdated instance may be replaced. wave is the number of instances known to be replaced
-// with it, and decided is when the leader decided on them. It checks nothing if the configuration has changed since
-// then.
+// checkRollout checks that an outdated instance may be replaced. wave is the number of instances that are known to be
+// replaced together with this one, and decided is when the leader decided on them. It checks nothing if the
+// configuration has changed since then.
 func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int, decided time.Time) {
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]
@@ -118,7 +118,7 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 }
 
 // checkPerHour checks how many instances were created in the hour before a wave, and how many the wave replaces. It
-// counts only those instances of which the leader must know.
+// counts only instances that the leader must know of.
 func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id ident.ID, wave int, decided time.Time) {
 	n := 0
 	for _, d := range w.bucket.order {

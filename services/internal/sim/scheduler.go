@@ -31,7 +31,7 @@ func newScheduler(crashed func(why string)) *scheduler {
 	return &scheduler{now: epoch, crashed: crashed}
 }
 
-// event occurs at one instant. Either do or wakes is set, because waking a task needs no closure.
+// event occurs at one instant. Either do or wakes is set. wakes avoids a closure for waking a task.
 type event struct {
 	at    time.Duration
 	seq   uint64
@@ -55,7 +55,7 @@ func (q *eventHeap) Pop() any {
 	return last
 }
 
-// after schedules do for d of simulated time from now.
+// after schedules the function do for d of simulated time from now.
 func (s *scheduler) after(d time.Duration, do func()) {
 	s.seq++
 	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
@@ -99,7 +99,7 @@ type process struct {
 	server *server
 	dead   bool
 	paused bool
-	// held are tasks to resume when the pause ends, in the order in which they became ready.
+	// held are the tasks that resume when the pause ends, in the order in which they became ready.
 	held    []*task
 	tasks   []*task // those that have not ended, in the order in which they were started
 	resume  func()  // ends a pause
@@ -116,7 +116,7 @@ type task struct {
 	fn      func()
 	done    bool
 	visit   uint64 // counts its waits
-	// decided is when the leader decided on the create call of this task.
+	// decided is when the leader decided to make the create call of this task.
 	decided time.Time
 	// The coroutine; nil before the first step.
 	resume func() (struct{}, bool)

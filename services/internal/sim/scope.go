@@ -16,7 +16,7 @@ type scope struct {
 	waiters []*waiter
 }
 
-// waiter is a callback for the end of a scope. forget removes it.
+// waiter is a callback for the end of a scope. The method forget removes it.
 type waiter struct {
 	scope *scope
 	tell  func()
@@ -24,7 +24,7 @@ type waiter struct {
 
 type scopeKey struct{}
 
-// newScope returns a scope that ends with its parent, or by cancel.
+// newScope returns a scope that ends with its parent, or when cancel is called.
 func newScope(parent context.Context) *scope {
 	c := &scope{parent: parent}
 	if err := parent.Err(); err != nil {
@@ -35,13 +35,13 @@ func newScope(parent context.Context) *scope {
 	return c
 }
 
-// scopeOf returns the scope that ctx is derived from, or nil if there is none.
+// scopeOf returns the scope from which ctx is derived, or nil.
 func scopeOf(ctx context.Context) *scope {
 	c, _ := ctx.Value(scopeKey{}).(*scope)
 	return c
 }
 
-// await registers tell for the end of the scope. A nil scope never ends.
+// await registers the callback tell for the end of the scope. A nil scope never ends.
 func (c *scope) await(tell func()) *waiter {
 	if c == nil {
 		return nil
@@ -51,7 +51,7 @@ func (c *scope) await(tell func()) *waiter {
 	return w
 }
 
-// forget reports whether the callback was still registered.
+// forget removes the callback. It reports whether the callback was still registered.
 func (w *waiter) forget() bool {
 	if w == nil {
 		return false
@@ -104,7 +104,8 @@ func (c *scope) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// AfterFunc lets contexts of the standard library derive from a scope without a goroutine (see context.AfterFunc).
+// AfterFunc makes contexts of the standard library work as children of a scope without a goroutine (see
+// context.AfterFunc).
 func (c *scope) AfterFunc(fn func()) (stop func() bool) {
 	if c.err != nil {
 		fn()

@@ -29,8 +29,8 @@ type server struct {
 	// inbox holds the inputs that arrived while the process was paused.
 	inbox []election.Input
 	wake  int
-	// skew is the offset of this machine's lease clock from true time, rate its speed, and wall the error of its time
-	// of day.
+	// skew is the offset of this machine's lease clock from true time, rate the speed of that clock, and wall the error
+	// of the machine's time of day.
 	skew     time.Duration
 	rate     float64
 	wall     time.Duration
@@ -39,7 +39,7 @@ type server struct {
 	cut      map[Kind]int
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
-	// still is how long its clock has stood still in this life, and stillFrom the start of the present stop. fooled
+	// still is how long the server's clock has stood still in this life, and stillFrom when it stopped last. fooled
 	// means that the clock has stopped and the lock was not written since. The server's view of its lease may then be
 	// wrong.
 	still       time.Duration
@@ -49,7 +49,7 @@ type server struct {
 	slowAt      time.Time      // when it was last paused, or waited long for an answer
 	pausedUntil time.Time      // when its last pause ends or ended
 	asked       map[uint64]int // number of requests by object
-	// index is its position among the servers. options configure its election.
+	// index is the server's position among the servers. options configure its election.
 	index   int
 	options election.Options
 	// Connections between servers: the peer that this server follows or tries to follow, its link to that peer, and the
@@ -192,8 +192,8 @@ func (s *server) lateness() time.Duration {
 	return time.Microsecond
 }
 
-// pause stops the process for d, as SIGSTOP or a suspended machine would. With freeze its clock stops too, as it may
-// when a machine moves to another host.
+// pause stops the process for d, as SIGSTOP or a suspended machine would. If freeze is set, the server's clock stops
+// too, as it may when a machine moves to another host.
 func (s *server) pause(d time.Duration, freeze bool) {
 	if !s.alive() || s.process.paused {
 		return
@@ -235,9 +235,9 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election and gives its answer to the elector of this life. After limit on the server's
-// clock, the elector receives `given` instead; the request may still take effect. A request calls answered when it has
-// its answer but takes more time for other work.
+// io runs one request of the election and gives its answer to the elector of this life. If that takes longer than limit
+// on the server's clock, the elector receives `given` instead, and the request may still take effect. A request calls
+// answered if it has its answer but needs more time for other work.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Shrunk is the smallest schedule found under which a seed still breaks the same rule.
+// Shrunk is the smallest schedule, among those tried, under which a seed still breaks the same rule.
 type Shrunk struct {
 	Seed   uint64
 	Err    *Broken
@@ -22,7 +22,8 @@ const storyLines = 60
 
 // Shrink reduces the faults of a failing run while it still breaks the same rule. It first leaves out whole kinds, then
 // parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and
-// Hildebrandt, 2002). It plays at most runs runs, and returns nil if the original run does not fail.
+// Hildebrandt, 2002). The parameter runs limits the number of runs. Shrink returns nil if the original run does not
+// fail.
 func Shrink(opts Options, runs int) *Shrunk {
 	opts.Log = nil
 	play := func(only map[uint64]bool, log func(string, ...any)) (Result, *Broken) {

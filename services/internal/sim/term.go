@@ -128,7 +128,7 @@ func (s *server) lead(number uint64) {
 	t.env.Go("lead", t.takeOver)
 }
 
-// takeOver does what the server's composition root does for a term.
+// takeOver does what the main package of the server does at the start of a term.
 func (t *term) takeOver() {
 	s, w := t.server, t.server.world
 	retry := func(do func() error) bool {
@@ -172,7 +172,7 @@ func (t *term) taskEnded() {
 	}
 }
 
-// whenEnded calls fn, in a separate event, after the last task of an ended term.
+// whenEnded calls fn, in a separate event, after the last task of the ended term.
 func (t *term) whenEnded(fn func()) {
 	process := t.server.process
 	t.ended = func() {
@@ -239,14 +239,14 @@ func (s *server) state(env tasks.Env) *clusterstate.State {
 		Now:     env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 
-// newManager returns a new configuration manager for one life of the server.
+// newManager returns a configuration manager for a new life of the server.
 func (s *server) newManager() *shardconfig.Manager {
 	none := func() {}
 	env := s.world.sched.env(s.process, s.wallSkew, none, none)
 	return shardconfig.New(s.state(env), shardName, slog.New(tracer{s.world, s.process.name}))
 }
 
-// renderer returns the smallest machine that a provider accepts. Templates have separate tests.
+// renderer returns the smallest machine that a provider accepts. Other tests cover templates.
 type renderer struct{ term *term }
 
 func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {

@@ -1,10 +1,10 @@
 // Package sim runs the real planner, executor, elector, configuration and codecs in a simulated shard. A bucket, a
-// provider, a network, machines, people and clocks surround them, and fail in every way that
+// provider, a network, machines, people and clocks surround them, and fail in all ways that
 // docs/evidence/reliability.md lists. Everything runs on one thread, so that a seed determines the run completely.
 //
-// Invariant: the simulation decides nothing for the code under test. It only withholds, delays, repeats and breaks. A
-// rule about what must never happen is checked at the moment at which it could break. A rule about what must happen is
-// checked after the faults have stopped.
+// Invariant: the simulation decides nothing for the code under test. It only withholds, delays, repeats and breaks
+// things. It checks a rule about what must never happen whenever the rule could break, and a rule about what must
+// happen after the faults have stopped.
 package sim
 
 import (
@@ -34,14 +34,14 @@ type Options struct {
 	// Faulty is the time in which faults occur. Quiet is the time after it in which the shard must converge. The shard
 	// must then stay converged for five minutes. Without Quiet, the run ends with the faults.
 	Faulty, Quiet time.Duration
-	// Limited makes all groups have windows and max_per_hour, and rollouts frequent. Only few messages are exchanged
-	// between servers.
+	// Limited gives all groups windows and max_per_hour, and makes rollouts frequent. Servers then exchange only few
+	// messages.
 	Limited bool
 	// Log receives one line for each notable event. It may be nil.
 	Log func(format string, args ...any)
 	// Only, if not nil, holds the IDs of the faults that may occur. It changes nothing else in the run.
 	Only map[uint64]bool
-	// trap, used by tests, breaks a rule when it returns true for the numbers of faults that have occurred.
+	// trap is for tests. A rule breaks when trap returns true for the numbers of faults so far.
 	trap func(counts map[Kind]int) bool
 }
 
@@ -101,8 +101,8 @@ type World struct {
 	err            error
 	highest        uint64 // the highest term so far
 	drawn          dice   // for decisions without a stream of their own
-	// fooledAt is when a leader with a stopped clock last wrote a record. lockRemovedAt is when the lock was last
-	// removed.
+	// fooledAt is when a leader last wrote a record while its clock stood still. lockRemovedAt is when the lock was
+	// last removed.
 	fooledAt, lockRemovedAt time.Time
 	slowAnswers             map[uint64]time.Duration // by provider call
 }
@@ -144,7 +144,7 @@ func New(opts Options) *World {
 const heirLease = 90 * time.Second
 
 // drawPromise returns the length of an heir's promise in this World, or 0 if servers have no heirs. Long promises are
-// drawn more often, because short ones cost many heartbeats: one hour with the default takes 14,400.
+// drawn more often, because short promises cost many heartbeats: one hour with the default takes 14,400.
 func (w *World) drawPromise() time.Duration {
 	d := w.dice("heir")
 	if d.IntN(6) == 0 {
@@ -178,8 +178,8 @@ func (w *World) changed(key string, body []byte) {
 	w.bucket.changed(key, body)
 }
 
-// Run plays the run: first with faults, then without, then with nothing left to do. The error is a *Broken with the
-// seed and the first rule that broke.
+// Run plays the run: first with faults, then without faults, and then converged. The error is a *Broken with the seed
+// and the first rule that broke.
 func (w *World) Run() (result Result, err error) {
 	defer w.end()
 	defer func() {
@@ -260,7 +260,7 @@ func (w *World) plantForeigners() {
 	}
 }
 
-// plant adds a VM that no server asked for.
+// plant adds a VM that no server requested.
 func (w *World) plant(providerID string, owner infra.Owner, id ident.ID, key config.GroupKey) {
 	err := w.provider.Plant(infra.VM{ProviderID: providerID, State: infra.Running, LaunchedAt: w.sched.now,
 		Tags: infra.Tags{Owner: owner, Tenant: key.Tenant, Group: key.Group, Template: template, Kind: kind,
@@ -278,7 +278,7 @@ func (w *World) freshID(d *dice) ident.ID {
 	return id
 }
 
-// tracing reports whether the run has a log. Frequent callers of trace should ask it first.
+// tracing reports whether the run has a log. Frequent callers of trace should call tracing first.
 func (w *World) tracing() bool { return w.opts.Log != nil }
 
 func (w *World) trace(format string, args ...any) {
