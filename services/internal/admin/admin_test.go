@@ -98,7 +98,7 @@ const (
 
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-d)) }
 
-// fixture returns a shard with a static group, a dynamic group, and instances.
+// fixture returns a fake shard with a static group, a dynamic group, and instances.
 func fixture(shard string) *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{
@@ -188,7 +188,8 @@ func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *str
 	return cli, a, b, strings.NewReplacer(addrA, "10.0.0.1:8993", addrB, "10.0.0.2:8993", dir, "/identity")
 }
 
-// TestTranscripts compares whole command lines against servers over mutual TLS with golden files.
+// TestTranscripts runs command lines against servers over mutual TLS, and compares the complete outputs with golden
+// files.
 func TestTranscripts(t *testing.T) {
 	invalid := &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID,
 		Problems: []*nstancev1.ConfigProblem{
@@ -359,7 +360,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// limited makes the shard answer that create_rate_limit delays its first group.
+// limited makes the shard report that create_rate_limit delays the shard's first group.
 func limited(s *fleettest.Shard) {
 	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
 	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
@@ -436,7 +437,7 @@ func TestColours(t *testing.T) {
 			t.Errorf("%v: %q", err, out.String())
 		}
 	}
-	// NO_COLOR switches off the colors of standard output. A buffer, as standard error is here, never gets colors.
+	// NO_COLOR switches off the colors of standard output. Standard error is a buffer here and never gets colors.
 	if s := newStyle(Environment{Stdout: os.Stdout, Stderr: &bytes.Buffer{}, Getenv: func(string) string {
 		return "1"
 	}}); s.out || s.err {

@@ -179,8 +179,8 @@ func TestSnapshotIsWhole(t *testing.T) {
 	}
 }
 
-// TestRestoreCheckFindsFaults injects one fault into a bucket before its snapshot, or into the archive. restore-check
-// names that fault, says what it means and what to do, and reports nothing else.
+// TestRestoreCheckFindsFaults injects one fault into a bucket before its snapshot, or into the archive. It checks that
+// restore-check names the fault, its meaning and the next step, and reports nothing else.
 func TestRestoreCheckFindsFaults(t *testing.T) {
 	remove := func(key string) func(*testing.T, *bucket, record.Instance) {
 		return func(t *testing.T, b *bucket, _ record.Instance) {
@@ -280,7 +280,7 @@ func TestRestoreCheckFindsFaults(t *testing.T) {
 }
 
 // TestRestoreCheckKeys checks what restore-check says about keys that are wrong, missing or not in the archive, and
-// about archives that are changed, cut off or of another cluster.
+// about archives that are changed, truncated or of another cluster.
 func TestRestoreCheckKeys(t *testing.T) {
 	b := newBucket(t, "file")
 	b.populate(t)
@@ -329,7 +329,8 @@ func TestRestoreCheckKeys(t *testing.T) {
 	}
 }
 
-// rewrite copies an archive. In the copy, the object key has the content body, but the manifest is the old one.
+// rewrite copies an archive. In the copy, body is the content of the object with the given key, but the manifest is
+// unchanged.
 func (b *bucket) rewrite(t *testing.T, from, to, key, body string) {
 	t.Helper()
 	var entries []tarEntry
@@ -364,7 +365,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is a meddling store that calls its function after the read instead of before it.
+// afterwards is like meddling, but calls the function after the read.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

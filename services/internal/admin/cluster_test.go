@@ -130,7 +130,7 @@ func parse[T any](t *testing.T, text string) T {
 	return v
 }
 
-// fails runs a command line that must fail with this exit code and this message.
+// fails runs a command line that must fail with the given exit code and message.
 func (b *bucket) fails(t *testing.T, code int, words string, args ...string) {
 	t.Helper()
 	stdout, stderr, got := b.run(t, args...)
@@ -189,7 +189,7 @@ func TestClusterInit(t *testing.T) {
 	})
 }
 
-// The error names a missing bucket or object store.
+// The error of a command names the bucket or the object store that is missing.
 func TestNoBucket(t *testing.T) {
 	b := newBucket(t, "s3")
 	b.fails(t, exitFailure, "NoSuchBucket", "cluster", "nonce", "--storage-bucket", "nope")
@@ -334,8 +334,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// A second run changes nothing until a third of the certificate's life is left, or another validity is
-		// requested.
+		// A second run changes nothing unless less than a third of the certificate's life is left, or another validity
+		// is requested.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)
@@ -387,7 +387,7 @@ func TestRegisterOperator(t *testing.T) {
 			t.Errorf("%+v", again)
 		}
 
-		// Rejected: the ID of another operator, a removed operator, an invalid key, and an invalid ID.
+		// These are rejected: the ID of another operator, a removed operator, an invalid key, and an invalid ID.
 		b.fails(t, exitFailure, "registered with another key", b.args("cluster", "register-operator", "--operator-id",
 			id.String(), "--output-dir", t.TempDir())...)
 		rec.Revision++
@@ -524,7 +524,7 @@ func TestSecrets(t *testing.T) {
 	})
 }
 
-// The output contains secrets only if the command was asked for them.
+// The output contains secrets only if the user asked for them.
 func TestOutputLeaksNoSecrets(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -788,7 +788,7 @@ func TestVerify(t *testing.T) {
 	// An instance record of a shard that does not exist.
 	put(keys.Instance("lost", "default", id.Storage()), object.Body)
 	put(keys.Instance("dev-1", "default", id.Storage()), append(object.Body, "more"...)) // a damaged object
-	// An encrypted secret cannot be decrypted under another key of the bucket.
+	// A sealed secret cannot be opened if it is stored under another object key.
 	put("cluster/secret/copy", mustGet(t, b.store, keys.ClusterSecret("ca.key")))
 	put("config/other.jsonc", mustGet(t, b.store, keys.Config("dev-1"))) // names dev-1 as its shard
 	put("shard/dev-1/leader.json", []byte("{}"))
@@ -918,7 +918,8 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// config push reads the groups after the configuration. The concurrent write of the configuration happens then.
+	// config push reads the dynamic groups after the configuration. At that moment, another client writes the
+	// configuration.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
 			t.Error(err)
@@ -939,7 +940,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	}
 }
 
-// meddling is a bucket that calls do when the object on is read.
+// meddling is a bucket that calls the function do when a client reads the object with the key on.
 type meddling struct {
 	objstore.Store
 	on string

@@ -75,8 +75,8 @@ func TestConfigPushNamesARestart(t *testing.T) {
 	}
 }
 
-// TestConfigPlanWithApplied compares with the applied configuration when the newest one is not valid. A push that takes
-// the invalid one back needs no confirmation.
+// TestConfigPlanWithApplied checks that a plan compares with the applied configuration if the newest one is not valid.
+// A push of the applied configuration needs no confirmation.
 func TestConfigPlanWithApplied(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -123,7 +123,7 @@ func TestClusterJournalRetention(t *testing.T) {
 	}
 }
 
-// TestClusterJournal runs every command that changes the bucket, and finds each change in the journal, without any
+// TestClusterJournal runs every command that changes the bucket, and checks that the journal has each change and no
 // secret.
 func TestClusterJournal(t *testing.T) {
 	b := newBucket(t, "file")

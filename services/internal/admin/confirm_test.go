@@ -50,8 +50,8 @@ func (c terminalless) onTerminal(t *testing.T, typed string, args ...string) (st
 	return errs.String(), code
 }
 
-// TestShardCommandsAsk checks that commands which roll or delete instances ask on a terminal, and elsewhere need --yes.
-// A larger size needs neither.
+// TestShardCommandsAsk checks that commands which roll or delete instances ask for a confirmation on a terminal, and
+// need --yes elsewhere. A larger size needs neither.
 func TestShardCommandsAsk(t *testing.T) {
 	for line, call := range map[string]string{
 		"group roll workers --shard us-a":                      "RollGroup",
@@ -135,8 +135,8 @@ func (b *bucket) contents(t *testing.T) string {
 	return text.String()
 }
 
-// TestBucketCommandsAsk checks that rotations, and a configuration that rolls a group, ask on a terminal. Without a
-// terminal, resealing secrets, or a configuration that replaces nothing, needs no --yes.
+// TestBucketCommandsAsk checks that rotations, and a configuration that rolls a group, ask for a confirmation on a
+// terminal. The resealing of secrets and a configuration that replaces nothing need no --yes.
 func TestBucketCommandsAsk(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestContexts chooses among contexts. Flags and variables come before the context.
+// TestContexts switches between contexts. Flags and environment variables take precedence over the context.
 func TestContexts(t *testing.T) {
 	cli, _, _, _ := shards(t)
 	home := t.TempDir()

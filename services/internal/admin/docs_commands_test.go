@@ -70,7 +70,7 @@ func TestDocumentsNameCommands(t *testing.T) {
 }
 
 // checkCommand checks that the words begin with a command's name and have only flags of that command. Other words are
-// its arguments.
+// arguments.
 func checkCommand(t *testing.T, path string, cmd *command, words []string) {
 	t.Helper()
 	text := strings.Join(words, " ")

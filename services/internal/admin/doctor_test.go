@@ -32,7 +32,7 @@ import (
 )
 
 // patient is a shard without a running leader that doctor examines. It uses the real time, because the bucket's clock
-// does.
+// does so too.
 type patient struct {
 	*bucket
 	lock     record.Lock
@@ -164,8 +164,8 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// denyMethod puts a proxy before the S3 server. It refuses the requests for which deny returns true, like a policy
-// without that permission.
+// denyMethod puts a proxy in front of the S3 server. The proxy refuses the requests for which deny returns true, like a
+// policy without that permission.
 func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Helper()
 	target, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))
@@ -187,8 +187,8 @@ func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Setenv("AWS_ENDPOINT_URL", server.URL)
 }
 
-// TestDoctorFindsFaults injects one fault at a time into a shard that is well. Doctor names that fault, says what to do
-// next, and reports nothing else.
+// TestDoctorFindsFaults injects one fault at a time into a healthy shard. It checks that doctor names the fault and the
+// next step, and reports nothing else.
 func TestDoctorFindsFaults(t *testing.T) {
 	for name, fault := range map[string]struct {
 		provider string
@@ -361,7 +361,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	}
 }
 
-// TestDoctorNamesAlerts checks that doctor names each active alert of a leader, with the page about it.
+// TestDoctorNamesAlerts checks that doctor names each active alert of a leader, with the runbook for it.
 func TestDoctorNamesAlerts(t *testing.T) {
 	p := newPatient(t, "file")
 	c := fleettest.NewCluster(t, "example")

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// until is an output that ends the command after some texts have been written to it.
+// until is an output. It ends the command when the given texts have been written to it.
 type until struct {
 	mu    sync.Mutex
 	texts []string
@@ -38,8 +38,8 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. Events
-// of different streams would have no defined order.
+// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. It uses
+// one stream, because events of different streams have no defined order.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {
@@ -109,8 +109,8 @@ func TestGroupAndErrorEvents(t *testing.T) {
 	golden(t, "testdata/cli/events-errors.txt", cli.followEvents(t, replace, "resolved", "events", "--shard", "us-a"))
 }
 
-// One shard permanently rejects the client, which is shown immediately. The other shard's events continue, and the exit
-// code shows the failure.
+// One shard permanently rejects the client. The command shows that immediately. The other shard's events continue, and
+// the exit code shows the failure.
 func TestEventsOfSomeShards(t *testing.T) {
 	cli, a, b, _ := shards(t)
 	b.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }

@@ -26,7 +26,7 @@ import (
 
 var flagName = regexp.MustCompile(`--[a-z][a-z-]+`)
 
-// TestHintsNameFlags shows that a hint names only flags that the running command has.
+// TestHintsNameFlags checks that a hint names only flags that the running command has.
 func TestHintsNameFlags(t *testing.T) {
 	a := newApp("1", System())
 	errs := []error{envelope.ErrUnknownKey, envelope.ErrAuthentication, secretstore.ErrNoKey, clusterstate.ErrForeign,
@@ -63,7 +63,7 @@ func TestHintsNameFlags(t *testing.T) {
 	}
 }
 
-// otherFlags maps flags that the program's texts mention to the program that they belong to.
+// otherFlags maps flags of other programs, which the program's texts mention, to the name of their program.
 var otherFlags = map[string]string{"--cachedir": "nstance-server", "--from-literal": "kubectl",
 	"--namespace": "kubectl", "--bucket": "nstance-server", "--id": "nstance-server", "--help": "every command"}
 
@@ -133,8 +133,8 @@ func texts(t *testing.T, dirs ...string) (out []string) {
 	return out
 }
 
-// joined returns the text of a string literal, or of literals joined with +. Any other operand of + counts as one
-// space.
+// joined returns the text of a string literal, or of literals joined with +. An operand of + that is not a literal
+// counts as one space.
 func joined(n ast.Node) (string, bool) {
 	switch n := n.(type) {
 	case *ast.BasicLit:

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
-// parity has one entry for each command that calls shards: the command's arguments, and one or two HTTP requests that
-// do the same. body belongs to the first request.
+// parity has one entry for each command that calls shards. args are the command's arguments, and request is one or two
+// HTTP requests that do the same. body belongs to the first request.
 var parity = map[string]struct{ args, request, body string }{
 	"status":           {"", "GET /status", ""},
 	"server list":      {"", "GET /status", ""},
@@ -131,7 +131,8 @@ func TestParity(t *testing.T) {
 	}
 }
 
-// parityShard returns a fixture for calls, and a context that ends when all its event streams are open.
+// parityShard returns a fixture and a context for one command or request. The context ends when all event streams are
+// open, or when top has printed twice.
 func parityShard(t *testing.T) (context.Context, *fleettest.Shard) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)

@@ -47,7 +47,7 @@ func (s secretsOf) addLetters(where string) string {
 }
 
 // find returns the places of all secrets that a text contains: verbatim, escaped, in hexadecimal, or in base64 at any
-// offset. Each long line of a secret counts by itself.
+// offset. It also looks for each long line of a secret.
 func (s secretsOf) find(text string) (found []string) {
 	lower := strings.ToLower(text)
 	for where, secret := range s {
@@ -140,7 +140,8 @@ func plantConfig(t *testing.T, s secretsOf, document, health string) []byte {
 }
 
 // TestSupportLeaksNothing plants a secret in every place where a cluster, its leader and this machine can have one, and
-// in texts that quote such a place. No bundle contains any of them: with a leader, without one, and without the bucket.
+// in texts that quote such a place. It checks that no bundle contains a secret: with a leader, without a leader, and
+// without the bucket.
 func TestSupportLeaksNothing(t *testing.T) {
 	b := newBucket(t, "s3")
 	rec := b.populate(t)

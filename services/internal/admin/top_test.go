@@ -22,7 +22,7 @@ func mainContext() (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
 
-// TestTop prints the table three times: of two shards that answer, of one that does not answer, and after a change.
+// TestTop prints the table three times: when both shards answer, when one does not answer, and after a change.
 func TestTop(t *testing.T) {
 	cli, a, b, _ := shards(t)
 	var out bytes.Buffer

@@ -27,7 +27,7 @@ import (
 
 var create = plan.Action{Kind: plan.Create, Reason: "the group is smaller than its size"}
 
-// inBubble runs a test of a bench in a synctest bubble, and waits for all of the executor's tasks.
+// inBubble runs a test with a bench in a synctest bubble, and then waits for all tasks of the executor.
 func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -234,8 +234,8 @@ func (b *bench) register(t *testing.T, id ident.ID) {
 	}
 }
 
-// TestCreateThatSucceedsLate covers a create call that succeeds although a lookup had not found the VM before. If the
-// agent has registered meanwhile, the create counts as successful: the instance stays, and no other placement is tried.
+// TestCreateThatSucceedsLate covers a create call that succeeds after a lookup did not find the VM. If the agent has
+// registered in between, the create counts as successful: the instance stays, and no other placement is tried.
 func TestCreateThatSucceedsLate(t *testing.T) {
 	for name, lost := range map[string]bool{"found then": false, "lost again": true} {
 		t.Run(name, func(t *testing.T) {
@@ -449,8 +449,8 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// TestCreateSkipsFullSubnets checks that the provider is asked in the background which subnets are full, not during a
-// create.
+// TestCreateSkipsFullSubnets checks that the provider is asked which subnets are full in the background, and not during
+// a create.
 func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
@@ -481,7 +481,7 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 			t.Error("there is no choice, but the provider is asked")
 		}
 
-		// A full subnet becomes the only one of its pool, so it is used again.
+		// When a full subnet becomes the only subnet of its pool, it is used again.
 		b.configure(func(g *config.Group) { g.Subnets = []string{"a", "b"} })
 		b.provider.SetCapacity(mock.Place{Subnet: "a"}, 0)
 		b.QuerySubnetCapacity(t.Context())
@@ -548,7 +548,8 @@ func TestCreateWaitsForAuthority(t *testing.T) {
 	})
 }
 
-// TestCreateCutOff checks that a call that ends with the leadership is left for the next leader to settle.
+// TestCreateCutOff checks that the executor leaves the record alone if the leadership ends during the create call. The
+// next leader settles it.
 func TestCreateCutOff(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -656,7 +657,7 @@ func TestRegisteredWhileCreated(t *testing.T) {
 	})
 }
 
-// TestCreatedIsRecorded checks that the result of a create is recorded, however long the bucket does not answer.
+// TestCreatedIsRecorded checks that the result of a create is recorded, even if the bucket does not answer for long.
 func TestCreatedIsRecorded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()

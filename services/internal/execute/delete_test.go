@@ -260,7 +260,7 @@ func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 }
 
 // TestRegisterWhileLoadBalancersChange checks that an instance does not count as registered if the load balancers of
-// its group change during the calls to the former ones.
+// its group change during the calls to the former load balancers.
 func TestRegisterWhileLoadBalancersChange(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"old"} })

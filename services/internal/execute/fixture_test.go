@@ -193,7 +193,7 @@ func (b *bench) plant(id ident.ID, state infra.State) infra.VM {
 	return vm
 }
 
-// leave durably marks an instance for deletion.
+// leave marks an instance for deletion, durably.
 func (b *bench) leave(id ident.ID) {
 	b.t.Helper()
 	b.do(plan.Action{Kind: plan.Mark, Instance: id, Reason: "test", Cause: "scale_down",

@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// noSpot is a script under which the provider has no spot capacity.
+// noSpot is a script for a provider that has no spot capacity.
 func noSpot(call mock.Call) mock.Outcome {
 	if call.Kind == mock.Create && call.Request.Tags.Spot {
 		return mock.Outcome{Err: infra.Errorf(infra.Capacity, "create", "no spot capacity")}

@@ -115,7 +115,7 @@ func event(message string) record.Event {
 }
 
 // TestParts checks that events reach the SQLite file within a second and the bucket in at most one part per 30 s, that
-// nothing is written while nothing happens, and that a clean stop writes the rest.
+// the journal writes nothing while nothing happens, and that a clean stop writes the rest.
 func TestParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		puts := 0

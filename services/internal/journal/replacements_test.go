@@ -78,8 +78,8 @@ func TestReplacements(t *testing.T) {
 	}
 }
 
-// TestReplacementsAreBounded checks that endless events take no endless memory: what is measured at a time is limited,
-// and room is made after an hour.
+// TestReplacementsAreBounded checks that memory stays bounded: the number of measured replacements is limited, and old
+// ones are dropped after an hour.
 func TestReplacementsAreBounded(t *testing.T) {
 	var all journal.Replacements
 	at := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)

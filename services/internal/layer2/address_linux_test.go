@@ -32,7 +32,7 @@ const (
 )
 
 // TestAddress moves addresses between machines, each of which is a process in a network namespace. A client in a third
-// namespace connects to them all the time. Each subtest continues from the state that the one before it left.
+// namespace connects to them all the time. Each subtest continues from the state that the previous subtest left.
 func TestAddress(t *testing.T) {
 	switch os.Getenv(roleVariable) {
 	case "":
@@ -308,8 +308,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses until, for [Lifetime], only the machine with this name has answered, and no
-// connection has failed. It returns the time until the first of these answers.
+// reach connects to both addresses until only the machine with this name has answered for [Lifetime], without a failed
+// connection. It returns the time until the first of these answers.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestSchedule acquires an address for two minutes, every Interval. At some of these times, another machine claims the
-// address.
+// TestSchedule simulates an address that is acquired every Interval, for two minutes. At some of these times, another
+// machine claims the address.
 func TestSchedule(t *testing.T) {
 	var s schedule
 	var announced, probed []time.Duration

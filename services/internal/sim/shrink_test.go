@@ -32,8 +32,8 @@ func TestShrink(t *testing.T) {
 	t.Error("no world has both faults")
 }
 
-// TestScheduleCanBeThinned replays a run with all faults that occurred in it, and gets the same run. Without one of
-// these faults, the run is the same up to the time of that fault.
+// TestScheduleCanBeThinned replays a run with all faults that occurred in it, and checks that the run is the same.
+// Without one of these faults, the run is the same up to the time of that fault.
 func TestScheduleCanBeThinned(t *testing.T) {
 	story := func(only map[uint64]bool) (Result, []string) {
 		var lines []string

@@ -94,8 +94,8 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// playAll plays runs in parallel until more returns false, and sums up their results. With progress, it prints a line
-// every ten seconds.
+// playAll plays runs in parallel until the function more returns false, and adds up their results. With progress, it
+// prints a line every ten seconds.
 func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress bool) (total Result, played uint64,
 	failed []*Broken) {
 	began := time.Now()
@@ -139,7 +139,7 @@ func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress
 // limited reports whether all groups have windows and max_per_hour.
 func limited() bool { return os.Getenv("SIM_DISRUPTION") != "" }
 
-// reportRules logs the failing seeds of each rule, and the shrunk schedule of the first one.
+// reportRules logs the failing seeds of each rule, and the shrunk schedule of the rule's first failing seed.
 func reportRules(t *testing.T, failed []*Broken) {
 	seeds := map[string][]uint64{}
 	for _, broken := range failed {

@@ -69,7 +69,8 @@ func S3(t *testing.T) Bucket {
 	return b
 }
 
-// Guard decides which requests a server answers. The error of its function becomes the message of AccessDenied.
+// Guard decides which requests a server answers. An error of its function refuses the request and becomes the message
+// of AccessDenied.
 type Guard struct {
 	check atomic.Pointer[func(*http.Request) error]
 }
@@ -77,7 +78,8 @@ type Guard struct {
 // Store replaces the function.
 func (g *Guard) Store(check func(*http.Request) error) { g.check.Store(&check) }
 
-// GuardedS3 is like S3, with a guard, which at first permits everything. It guards the test's own requests, too.
+// GuardedS3 is like S3, with a guard that at first permits everything. The guard also decides about the test's own
+// requests.
 func GuardedS3(t *testing.T) (Bucket, *Guard) {
 	t.Helper()
 	backend := s3mem.New()

@@ -98,7 +98,7 @@ func NewCLI(t *testing.T, main string) *CLI {
 	return c
 }
 
-// NewCLIOf returns a CLI in a copy of the configuration directory dir.
+// NewCLIOf returns a CLI in a copy of dir, a directory with a configuration.
 func NewCLIOf(t *testing.T, dir string) *CLI {
 	t.Helper()
 	c := NewCLI(t, "")

@@ -141,7 +141,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// Reconfigure applies change to the shard's configuration, and waits until the leader has applied the result.
+// Reconfigure makes the replacements of change in the shard's configuration, and waits until the leader has applied the
+// result.
 func (s *Server) Reconfigure(change *strings.Replacer) {
 	s.t.Helper()
 	body, _, err := s.b.State(s.t).ReadConfig(context.Background(), Shard)

@@ -337,7 +337,7 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	return out
 }
 
-// sealedWith returns a check that the bucket has the given number of secrets, all sealed with one key.
+// sealedWith returns a check that the bucket has the given number of secrets, all sealed with the key want.
 func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		parsed, err := keyring.Parse([]byte(want))
@@ -365,8 +365,8 @@ func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*
 	}
 }
 
-// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that a new version without the old
-// key is refused by plan.
+// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that plan refuses a new version if
+// the old key is not available.
 func TestAccNewEncryptionKey(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)
@@ -399,9 +399,9 @@ resource "nstance_secret" "test" {
 	})
 }
 
-// TestAccEncryptionKeySource checks that another source of the key is a rotation: the resource opens the secrets with
-// the key from the previous source, and seals them under the new key. If the previous source cannot be read, plan
-// refuses.
+// TestAccEncryptionKeySource checks that a new source of the key rotates the key: the resource opens the secrets with
+// the key from the previous source, and seals them with the key from the new source. If the previous source cannot be
+// read, plan refuses.
 func TestAccEncryptionKeySource(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

@@ -64,7 +64,7 @@ func secretsServices(t *testing.T) (cfg aws.Config, denied *atomic.Bool) {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}, denied
 }
 
-// everything returns a function that makes a configuration with a cluster, a secret and an operator.
+// everything returns a function that returns a configuration with a cluster, a secret and an operator.
 func everything(t *testing.T, clusterAttributes string) func(secretVersion int) string {
 	t.Helper()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
@@ -127,7 +127,7 @@ func TestAccSecretsStores(t *testing.T) {
 					return err
 				}
 			}
-			// "other" is a secret of another program under the same prefix, which must stay. The other one is a secret
+			// "other" is a secret of another program under the same prefix, which must stay. WorkloadCAKey is a secret
 			// that a leader makes.
 			for _, name := range []string{"other", secretstore.WorkloadCAKey} {
 				if err := store.Put(t.Context(), name, secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {

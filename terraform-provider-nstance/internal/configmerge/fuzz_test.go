@@ -41,7 +41,7 @@ func FuzzMerged(f *testing.F) {
 	})
 }
 
-// holds compares a merged object with its two sources by name, recursively.
+// holds checks a merged object against its two sources, name by name and recursively.
 func holds(t *testing.T, below, over, out any) {
 	t.Helper()
 	b, under := below.(map[string]any)

@@ -17,7 +17,8 @@ import (
 )
 
 // TestExamplesMatchTheSchema checks the Terraform files of this repository that use the provider. Every attribute,
-// nested ones too, must be in the schema. Terraform itself drops unknown attributes of nested objects without a word.
+// nested ones too, must be in the schema. Terraform itself drops unknown attributes of nested objects without a
+// message.
 func TestExamplesMatchTheSchema(t *testing.T) {
 	server, err := providerserver.NewProtocol6WithError(provider.New("test")())()
 	if err != nil {
@@ -125,8 +126,8 @@ func (c *exampleCheck) checkAttribute(name string, value hclsyntax.Expression, k
 	}
 }
 
-// checkValue checks an object or, if many is set, each object of a list or map. It skips expressions that produce an
-// object in another way.
+// checkValue checks an object or, if many is set, each object of a list or map. It skips expressions in which no object
+// is written out.
 func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute, many bool) {
 	c.Helper()
 	switch value := value.(type) {

@@ -93,7 +93,7 @@ func mustRead(t testing.TB, b acctest.Bucket) (*config.Shard, objstore.Token) {
 	return s, token
 }
 
-// left returns a check that the bucket holds exactly the keys want after everything was destroyed.
+// left returns a check that, after everything was destroyed, the bucket holds exactly the keys in want.
 func left(t *testing.T, b acctest.Bucket, want ...string) func(*terraform.State) error {
 	return func(*terraform.State) error {
 		if got := b.Keys(t); !slices.Equal(got, want) {
@@ -602,8 +602,8 @@ func TestAccWaitTimesOut(t *testing.T) {
 	}
 }
 
-// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. The resource that
-// removes the subnet itself depends on this one.
+// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. The Terraform
+// resource of the subnet can then be destroyed.
 func TestAccRemovedSubnet(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -22,8 +22,8 @@ const sample = `{
   "groups": {"default": {"w": {"template": "one"}, "v": {"template": "two", "args": {"a": 2}}}}
 }`
 
-// TestCheckApplied checks the warning about a configuration that is not in force. The lock names an applied
-// configuration one renewal later than applied.jsonc does.
+// TestCheckApplied checks the warning about a configuration that is not in force. After a configuration is applied,
+// applied.jsonc names it first, and the lock only at the next renewal.
 func TestCheckApplied(t *testing.T) {
 	bucket := mem.New()
 	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: "c", ShardID: "s",

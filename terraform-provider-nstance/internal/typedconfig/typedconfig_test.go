@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// excluded repeats the fields without an attribute, so that a field cannot lose its attribute by accident.
+// excluded repeats the fields without an attribute, so that no field loses its attribute by accident.
 var excluded = []string{"GroupSpec.Deleted", "GroupSpec.Protected", "GroupSpec.Removed", "Shard.Schema"}
 
 func TestEveryConfigFieldHasAnAttribute(t *testing.T) {

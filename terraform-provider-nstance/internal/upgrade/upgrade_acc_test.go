@@ -40,8 +40,8 @@ func readState(t *testing.T, path string) (s state) {
 	return s
 }
 
-// TestUpgradeEveryResource checks that every resource has the schema version, and reads the states of earlier versions.
-// The states are those of testdata/v0, and one of a group, which needs a server.
+// TestUpgradeEveryResource checks that every resource has the current schema version, and reads the states of earlier
+// versions. The states are in testdata/v0, except that of a group, because a group needs a server.
 func TestUpgradeEveryResource(t *testing.T) {
 	states := map[string]string{"nstance_group": `{"id": "dev-1/default/web", "name": "web", "shard": "dev-1",
 		"tenant": "default", "template": "worker", "size": 3, "vars": {"greeting": "hello"}, "removed_attribute": 1}`}

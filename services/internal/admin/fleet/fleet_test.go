@@ -45,8 +45,8 @@ func workers() *fleettest.Shard {
 	}
 }
 
-// The client follows a standby's answer to the leader, and sends the next call directly to the leader. It also follows
-// when the first server leads again.
+// If a standby names the leader, the client calls the leader, and sends the next call directly to the leader. This also
+// works when the first server leads again.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -109,8 +109,8 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
-// The peer must be a server of the same cluster and of the given shard, with a matching host name, and must accept the
-// client.
+// The client accepts only a server of the same cluster and of the given shard with a matching host name. The server
+// must accept the client.
 func TestPeers(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	other := fleettest.NewCluster(t, "other")
@@ -355,7 +355,7 @@ func fill(m protoreflect.Message) {
 	}
 }
 
-// Events arrive in order, and the initial state is marked. A lost connection is opened again, and a permanent error
+// Events arrive in order, and the initial state is marked. The client opens a lost connection again. A permanent error
 // ends the watch.
 func TestFollow(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")

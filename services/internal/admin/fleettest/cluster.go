@@ -65,7 +65,7 @@ func NewCluster(t testing.TB, id string) *Cluster {
 }
 
 // Identity writes the identity of a tenant's operator to a new directory and returns its path. The certificate is valid
-// for ttl from issued on.
+// for ttl, beginning at the time issued.
 func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, Now, c.rand)

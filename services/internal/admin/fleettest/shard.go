@@ -24,7 +24,7 @@ type Shard struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
 	mu sync.Mutex
-	// Before, if set, runs before every call with the method's name. An error rejects the call.
+	// Before, if set, is called before every call of the API, with the name of the method. An error rejects the call.
 	Before    func(method string) error
 	Config    *nstancev1.GetConfigStatusResponse
 	Status    *nstancev1.GetShardStatusResponse
@@ -32,7 +32,7 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
-	// LongPages gives pages of instances the size that the client asked for. Otherwise they have one instance.
+	// LongPages gives pages of instances the size that the client requests. Otherwise they have one instance.
 	LongPages bool
 	// Drained makes the deletion of an instance end when a client next asks for the instance's status.
 	Drained bool
@@ -69,7 +69,7 @@ func NotLeader(shard, leader, addr string) error {
 	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
-// enter records a call. No other call can start until leave is called.
+// enter records a call. No other call can start before leave is called.
 func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
 	s.mu.Lock()
 	s.Calls = append(s.Calls, method)
@@ -86,7 +86,7 @@ func (s *Shard) enter(ctx context.Context, method string) (leave func(), err err
 	return s.mu.Unlock, nil
 }
 
-// intercept is the interceptor of all unary calls. It makes them run one after the other.
+// intercept is the interceptor of all unary calls. It makes the calls run one after the other.
 func (s *Shard) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
 	error) {
 	leave, err := s.enter(ctx, path.Base(info.FullMethod))

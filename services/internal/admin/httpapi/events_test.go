@@ -13,7 +13,7 @@ import (
 )
 
 // TestFollow reads events line by line while they happen. Each line matches the schema in the document. The response
-// says when a shard is lost and found again, and ends when the server stops.
+// says when the connection to a shard is lost and made again, and ends when the server stops.
 func TestFollow(t *testing.T) {
 	x := newAPI(t, "")
 	open := func() chan *nstancev1.GroupEvent {

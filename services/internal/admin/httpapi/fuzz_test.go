@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzRequest checks that every request gets an answer in JSON, which is a result or an error with a reason. No request
-// causes an internal error.
+// FuzzRequest checks that every request gets an answer in JSON, which holds a result or an error with a reason. No
+// request causes an internal error.
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")
 	for _, seed := range []struct{ method, path, query, body string }{

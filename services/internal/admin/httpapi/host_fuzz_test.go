@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Without tokens, only requests for this machine are answered. No name that depends on DNS is accepted.
+// Without tokens, the API answers only requests for host names of this machine. It accepts no name that depends on DNS.
 func FuzzHost(f *testing.F) {
 	for _, text := range []string{"localhost", "localhost:8080", "127.0.0.1:1", "[::1]:1", "[::1]", "::1",
 		"::ffff:127.0.0.1", "127.0.0.1.example.com", "localhost.example.com:80", "", "LOCALHOST", "[localhost]",

@@ -328,8 +328,8 @@ func FuzzParseTokens(f *testing.F) {
 	})
 }
 
-// Without tokens, the API answers only requests for this machine. It refuses a page of another site that a browser on
-// this machine shows.
+// Without tokens, the API answers only requests for this machine, and refuses those that a browser on this machine
+// sends for another site's page.
 func TestBrowsers(t *testing.T) {
 	x := newAPI(t, "")
 	refresh := request{method: "POST", path: "/config/refresh?shard=a"}
@@ -390,7 +390,7 @@ func TestTooManyRequestsAreRejected(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		return resp.StatusCode, err
 	}
-	// One request more than the limit: exactly one of them is rejected.
+	// The test sends one request more than the limit. Exactly one request is rejected.
 	results := make(chan int, 65)
 	for range 65 {
 		go func() {

@@ -77,7 +77,7 @@ func archive(t *testing.T, store objstore.Store) ([]byte, Manifest) {
 	return out.Bytes(), m
 }
 
-// TestRoundTrip checks that all objects but the foreign ones come out of the archive as they were.
+// TestRoundTrip checks that all objects except those of other programs come out of the archive unchanged.
 func TestRoundTrip(t *testing.T) {
 	store := filled(t)
 	data, m := archive(t, store)
@@ -228,7 +228,7 @@ func object(key, body string) entry {
 	return entry{tar.Header{Name: "objects/" + key, Typeflag: tar.TypeReg}, body}
 }
 
-// manifest is an entry with a manifest of objects that have the content "x".
+// manifest returns the archive entry of a manifest. All objects in the manifest have the content "x".
 func manifest(names ...string) entry {
 	m := Manifest{Schema: Schema, Cluster: "example"}
 	for _, key := range names {
@@ -391,8 +391,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// wrap returns an archive with the given entry and a manifest that lists files/a. ok is false if tar cannot have such
-// an entry.
+// wrap returns an archive with the given entry and a manifest that lists files/a. ok is false if a tar file cannot
+// contain such an entry.
 func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	t.Helper()
 	var out bytes.Buffer
@@ -418,8 +418,8 @@ func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	return gzipped(t, out.Bytes()), true
 }
 
-// checkUnpacked checks that a directory holds only the directory "in", and in it only directories and at most as many
-// and as large files as the limits allow.
+// checkUnpacked checks that a directory holds only the directory "in". That may hold only directories and files, and no
+// more or larger files than the limits allow.
 func checkUnpacked(t *testing.T, parent string, limits Limits) {
 	t.Helper()
 	files, total := 0, int64(0)

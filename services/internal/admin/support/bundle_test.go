@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// plant returns a document with a value at every path of a shape, and in one unknown field of each object. If the
-// bundle does not show a field verbatim, its value is a secret, which plant adds to secrets by the field's path.
+// plant returns a document with a value at every path of a shape, and in one unknown field of each object. The value of
+// a field that the bundle does not show verbatim is a secret. plant adds that to the map secrets, by the field's path.
 func plant(s shape, kind Kind, secrets map[string]string) any {
 	root := map[string]any{}
 	secret := func(path string) string {
@@ -75,7 +75,7 @@ func plantAll(t *testing.T) (*Bundle, map[string]string) {
 	return b, secrets
 }
 
-// leaks returns the names of the secrets that are in the files, as they are or encoded.
+// leaks returns the names of the secrets that the bundle's files contain, verbatim or encoded.
 func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) {
 	t.Helper()
 	files, unread, err := b.Files()
@@ -99,8 +99,8 @@ func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) 
 	return found
 }
 
-// TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and finds none of them in the
-// bundle. If any one of these fields is shown verbatim, the test must find its secret.
+// TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and checks that the bundle
+// contains none. To test itself, it shows each of these fields verbatim in turn, and must then find the field's secret.
 func TestNothingLeaks(t *testing.T) {
 	b, secrets := plantAll(t)
 	if len(secrets) < 80 {
@@ -194,7 +194,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// typesOfShapes has the types of the documents of a kind.
+// typesOfShapes has the Go type of the documents of each kind.
 var typesOfShapes = map[Kind]reflect.Type{
 	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
 	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
@@ -226,7 +226,7 @@ func TestConfigurationIsComplete(t *testing.T) {
 	}
 }
 
-// decides reports whether a shape lists a path, an object that contains the path, or something inside the path.
+// decides reports whether a shape lists a path, an object that contains the path, or a path below it.
 func (s shape) decides(path []string) bool {
 	for i := range path {
 		if s[strings.Join(path[:i+1], ".")] != nil {
@@ -236,7 +236,7 @@ func (s shape) decides(path []string) bool {
 	return s.prefixes()[strings.Join(path, ".")]
 }
 
-// leavesOf returns the JSON paths of all fields of a type that have no fields themselves, below a path.
+// leavesOf returns the JSON paths, below the given path, of all fields of a type that have no fields themselves.
 func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write words.txt")
 
-// TestWords checks that words.txt has most words of today's documents and messages. A few may be missing, so that the
-// file need not be written again for every new word in a document.
+// TestWords checks that words.txt has most words of today's documents and messages. A few words may be missing, so that
+// not every new word in a document requires a new file.
 func TestWords(t *testing.T) {
 	want := repositoryWords(t)
 	if *update {

@@ -14,8 +14,8 @@ const (
 	instancePath = "/ui/shards/a/instances/" + first
 )
 
-// TestActions shows that each form does what it says, that its address is shown afterwards, and that the log names who
-// did it.
+// TestActions checks that each form does what it says, that the browser is then sent to the right address, and that the
+// log names the person.
 func TestActions(t *testing.T) {
 	s := newSite(t, logins)
 	cookie := s.login(t, "olivias-token-of-24-chars")
@@ -65,8 +65,8 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// TestRefusedActions shows that nothing is changed for a viewer, without a login or the typed confirmation, by a form
-// of another site, by a link, or for a missing group.
+// TestRefusedActions checks that nothing changes if the client is a viewer or not logged in, if the confirmation is
+// wrong, if a form of another site or a link asks for it, or if the group does not exist.
 func TestRefusedActions(t *testing.T) {
 	s := newSite(t, logins)
 	operator, viewer := s.login(t, "olivias-token-of-24-chars"), s.login(t, "victors-token-of-24-chars")

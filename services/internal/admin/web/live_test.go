@@ -20,7 +20,7 @@ import (
 // liveEvent is one server-sent event.
 type liveEvent struct{ kind, id, data string }
 
-// open opens the stream of a page's changes. The channel is closed when the stream ends.
+// open opens the stream of a page's changes. The returned channel is closed when the stream ends.
 func (s *site) open(t testing.TB, path, after string) <-chan liveEvent {
 	t.Helper()
 	server := httptest.NewServer(s.page)
@@ -212,7 +212,7 @@ func TestLiveEvents(t *testing.T) {
 }
 
 // TestLostShardIsSeen checks that pages receive a "stale" event when a shard stops answering, and when it answers
-// again. In between, the shard's page shows since when there is no answer.
+// again. In between, the shard's page shows since when the shard has not answered.
 func TestLostShardIsSeen(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live", "")

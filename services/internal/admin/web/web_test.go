@@ -148,7 +148,7 @@ func (s *site) text(t testing.TB, path string, want int) string {
 	return string(text)
 }
 
-// TestPages shows that every page has what the shards answer, escaped.
+// TestPages checks that every page contains the values that the shards answer, escaped for HTML.
 func TestPages(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.History = []*nstancev1.JournalEvent{
@@ -240,7 +240,7 @@ func TestRefusedConfiguration(t *testing.T) {
 	}
 }
 
-// TestHeaders shows that no page may have inline scripts or styles, and that none has any.
+// TestHeaders checks that the headers forbid inline scripts and styles, and that no page has any.
 func TestHeaders(t *testing.T) {
 	s := newSite(t, nil)
 	inline := regexp.MustCompile(`<style|<script[^>]*>[^<]|\sstyle=|\son[a-z]+=|javascript:`)
@@ -353,7 +353,7 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestLocalOnly shows that without a login only requests for names of this machine are answered.
+// TestLocalOnly shows that without a login, the page answers only requests for host names of this machine.
 func TestLocalOnly(t *testing.T) {
 	s := newSite(t, nil)
 	resp := s.do(t, request{path: "/ui/", host: "evil.example:8080"})
@@ -410,7 +410,7 @@ func TestUnavailableShard(t *testing.T) {
 	}
 }
 
-// TestFiguresAreThoseOfTheAPI shows that the page has the figures that the HTTP API answers.
+// TestFiguresAreThoseOfTheAPI checks that the page shows the same figures as the HTTP API.
 func TestFiguresAreThoseOfTheAPI(t *testing.T) {
 	s := newSite(t, nil)
 	s.b.Groups = append(s.b.Groups, &nstancev1.GroupStatus{Group: "other", Size: 40, ActualSize: 30, Healthy: 20})

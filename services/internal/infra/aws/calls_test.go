@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestCallsListsEveryCall checks that Calls lists every method of the interfaces, and that every call needs the IAM
-// action of its own name. The role's policy and the documentation are generated from Calls.
+// TestCallsListsEveryCall checks that Calls lists every method of the client interfaces, and that every call needs the
+// IAM action with the call's name. The role's policy and the documentation are generated from Calls.
 func TestCallsListsEveryCall(t *testing.T) {
 	want := map[string]bool{}
 	for service, api := range map[string]reflect.Type{"ec2": reflect.TypeFor[EC2](),

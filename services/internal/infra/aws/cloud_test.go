@@ -177,7 +177,7 @@ func (r *testCloud) request() infra.CreateRequest {
 
 var sequence atomic.Int64
 
-// newRandom returns eight bytes that differ from those of all other calls.
+// newRandom returns eight bytes that no other call returns.
 func newRandom() string { return fmt.Sprintf("%08d", sequence.Add(1)) }
 
 func (r *testCloud) create(p infra.Provider) infra.VM {
@@ -200,7 +200,7 @@ func (r *testCloud) instance(id string) types.Instance {
 	return out.Reservations[0].Instances[0]
 }
 
-// calls returns the number of calls of an action by the role.
+// calls returns how many times the server's role has called an action.
 func (r *testCloud) calls(action string) (n int) {
 	for _, call := range r.cloud.Calls() {
 		if call.Principal.Role == role && call.Action == action {

@@ -21,7 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// documented lists, by class, codes from AWS's lists of EC2 error codes that calls of this package can return.
+// documented lists, by class, the codes that calls of this package can return. The codes are from AWS's lists of EC2
+// error codes.
 var documented = map[infra.Class]string{
 	infra.NotFound: `InvalidInstanceID.NotFound InvalidNetworkInterfaceID.NotFound InvalidNetworkInterface.NotFound InvalidSubnetID.NotFound InvalidAMIID.NotFound
 		InvalidGroup.NotFound InvalidKeyPair.NotFound InvalidAttachmentID.NotFound InvalidSnapshot.NotFound InvalidSecurityGroupID.NotFound
@@ -141,7 +142,7 @@ func made(w http.ResponseWriter, _ *http.Request) {
 		<instanceState><name>pending</name></instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime></item></instancesSet></RunInstancesResponse>`)
 }
 
-// against makes a provider that uses the real SDK against an endpoint.
+// against makes a provider with the real SDK for the endpoint url.
 func against(t *testing.T, url string, throttled func(string)) *Provider {
 	t.Helper()
 	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, throttled)

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-// elb returns a client with the account's own permissions.
+// elb returns a client that has the permissions of the account, not those of the server's role.
 func (r *testCloud) elb() *elbv2.Client {
 	access, secret := r.cloud.Credentials()
 	return elbv2.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url,
@@ -49,7 +49,7 @@ func (r *testCloud) balancer(t *testing.T) string {
 	return *arn
 }
 
-// setHealth lets a target pass or fail its health checks, and waits until the target group says so.
+// setHealth makes a target pass or fail its health checks, and waits until the target group reports the result.
 func (r *testCloud) setHealth(t *testing.T, arn string, vm infra.VM, healthy bool) {
 	t.Helper()
 	want := elbtypes.TargetHealthStateEnumHealthy
@@ -83,7 +83,8 @@ func (e targets) DescribeTargetHealth(_ context.Context, in *elbv2.DescribeTarge
 	return &elbv2.DescribeTargetHealthOutput{TargetHealthDescriptions: e.states[*in.TargetGroupArn]}, nil
 }
 
-// TestVerdictsOfTargetGroups checks which of AWS's states are verdicts, and how those of several target groups add up.
+// TestVerdictsOfTargetGroups checks which of AWS's states are verdicts, and how the verdicts of several target groups
+// are combined.
 func TestVerdictsOfTargetGroups(t *testing.T) {
 	target := func(id, state, reason string) elbtypes.TargetHealthDescription {
 		return elbtypes.TargetHealthDescription{Target: &elbtypes.TargetDescription{Id: &id},

@@ -50,7 +50,7 @@ func newNetwork() *network {
 			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
 
-// held attaches the interface to another machine, which is in the given state.
+// held attaches the interface to another machine and sets that machine's state.
 func (n *network) held(state types.InstanceStateName) *network {
 	n.attachment, n.holder, n.status, n.index = "eni-attach-1", other, types.AttachmentStatusAttached, 1
 	if n.states[other] = state; state == "" {

@@ -172,8 +172,8 @@ func TestSpot(t *testing.T) {
 	}
 }
 
-// TestPurchasedAsSpot checks a one-time spot instance that the group's purchase options ask for. Its tag tells a later
-// leader how it was bought.
+// TestPurchasedAsSpot checks a spot instance that the group's purchase options request. The instance's tag tells a
+// later leader how it was bought.
 func TestPurchasedAsSpot(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
@@ -308,8 +308,8 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
-// TestDeleteOfAGoneInstanceWithTagPolicy deletes an instance that is gone, with a role that may terminate only by tag.
-// EC2 then answers "not allowed".
+// TestDeleteOfAGoneInstanceWithTagPolicy deletes an instance that is gone, with a role that may terminate only
+// instances with a tag. For an instance that is gone, EC2 then answers that the call is not allowed.
 func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)

@@ -54,7 +54,7 @@ func (c *testCloud) unsigned(vm infra.VM, method jwt.SigningMethod, key any) []b
 }
 
 // TestAttest checks that only a fresh identity token of the VM, for the instance's audience and signed with a key of
-// Google, is accepted as a proof.
+// Google, is accepted as proof.
 func TestAttest(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -117,7 +117,7 @@ func TestAttest(t *testing.T) {
 	}
 }
 
-// TestAttestKeysExpire checks when Google's keys are read: when they expire, and seldom if they cannot be read. A proof
+// TestAttestKeysExpire checks that Google's keys are read when they expire, and only seldom while reads fail. A proof
 // that cannot be checked is not denied, so that the agent tries again.
 func TestAttestKeysExpire(t *testing.T) {
 	c := newTestCloud(t)
@@ -146,7 +146,7 @@ func TestAttestKeysExpire(t *testing.T) {
 	}
 }
 
-// FuzzParseToken checks that no bytes crash the parser of identity tokens, and that it accepts none that was not signed.
+// FuzzParseToken checks that no bytes crash the parser of identity tokens, and that it accepts no unsigned token.
 func FuzzParseToken(f *testing.F) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

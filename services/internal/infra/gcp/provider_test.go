@@ -101,8 +101,8 @@ func TestRefusalsHaveTheirClasses(t *testing.T) {
 	}
 }
 
-// TestRateOfTheProjectIsNamed uses up the calls that a project may make in a minute. The refusal names the quota. In
-// the next minute the same request is accepted.
+// TestRateOfTheProjectIsNamed makes all calls that a project may make in a minute, and one more. The refusal names the
+// quota. In the next minute the same request is accepted.
 func TestRateOfTheProjectIsNamed(t *testing.T) {
 	c := newTestCloud(t)
 	var throttled []string
@@ -166,8 +166,8 @@ func TestLostAnswerOfAnInsertGivesOneVM(t *testing.T) {
 	}
 }
 
-// TestRefusalAfterALostAnswerIsIndeterminate also checks that a refusal of the second attempt says nothing about the
-// first one, whose answer was lost.
+// TestRefusalAfterALostAnswerIsIndeterminate checks that a refusal of the second attempt says nothing about the first
+// attempt, whose answer was lost.
 func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -183,7 +183,7 @@ func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 }
 
 // TestARetryAfterDeletionDoesNotCreateTheNameAgain repeats the request of a deleted VM at three ages: while Google
-// knows the requestId, when only the log of operations has the insert, and when the log may have lost it.
+// knows the requestId, when only the log of operations has the insert, and when the log may have lost the insert.
 func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

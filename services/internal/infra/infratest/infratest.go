@@ -27,12 +27,12 @@ type Harness struct {
 	Kill func(t *testing.T, vm infra.VM)
 	// Settle lets some of the provider's time pass. The suite calls it between two checks while it waits for a state.
 	Settle func(t *testing.T)
-	// Adapt, if set, changes a request (args, type, subnet) so that the provider accepts it.
+	// Adapt, if set, changes the args, type or subnet of a request so that the provider accepts the request.
 	Adapt func(req *infra.CreateRequest)
 	// Reopen, if set, returns the provider as another process sees it.
 	Reopen func(t *testing.T) infra.Provider
 	// Balance, if the provider has the capability LoadBalancerHealth, makes a load balancer and returns its name. set
-	// makes a VM that is registered there healthy or unhealthy, and returns when the load balancer says so.
+	// makes a registered VM healthy or unhealthy, and returns when the load balancer reports that.
 	Balance func(t *testing.T) (name string, set func(t *testing.T, vm infra.VM, healthy bool))
 	// Unknown is a well-formed provider ID that belongs to no VM.
 	Unknown string
@@ -40,7 +40,7 @@ type Harness struct {
 	OddTags []string
 }
 
-// settles is the number of times that a test checks for a state before it fails.
+// settles is how many times a test checks for a state before the test fails.
 const settles = 1000
 
 var oddTags = []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d %", "a=b,c:d;e/f@g+h",
@@ -132,7 +132,7 @@ func (s *suite) list(owner infra.Owner) []infra.VM {
 	return vms
 }
 
-// await describes a VM until it has a wanted state. A VM that is not found counts as deleted.
+// await gets a VM repeatedly until it has a wanted state. A VM that is not found counts as deleted.
 func (s *suite) await(providerID string, want func(infra.State) bool) infra.VM {
 	s.Helper()
 	var vm infra.VM
@@ -166,7 +166,7 @@ func (s *suite) wantClass(what string, err error, want infra.Class) {
 	}
 }
 
-// wantLiving checks which provider IDs are alive.
+// wantLiving checks that exactly the given provider IDs are alive.
 func (s *suite) wantLiving(want ...string) {
 	s.Helper()
 	got := map[string]bool{}

@@ -51,7 +51,7 @@ func TestDomainXML(t *testing.T) {
 	}
 }
 
-// TestDomainUUID checks that a UUID depends on owner, ID and digest, and is a valid UUIDv8.
+// TestDomainUUID checks that the UUID depends on owner, ID and digest, and is a valid UUIDv8.
 func TestDomainUUID(t *testing.T) {
 	tags := infra.Tags{Owner: infra.Owner{Cluster: "c", Shard: "s"}}
 	other := tags

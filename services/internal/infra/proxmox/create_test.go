@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestSettings checks what a new VM gets from its request and not from its template.
+// TestSettings checks the settings that a new VM gets from its request instead of its template.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -67,8 +67,8 @@ func TestVMIDIsUsed(t *testing.T) {
 	}
 }
 
-// TestCloneCollision lets another server clone the VM of the same request in the moment before the clone: on the same
-// node, where the call is refused, and on another node, where the task fails. There is one VM.
+// TestCloneCollision makes another server clone the VM of the same request just before the clone: on the same node,
+// where the call is refused, and on another node, where the task fails. Only one VM results.
 func TestCloneCollision(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{"debian", "shared"} {
@@ -93,7 +93,8 @@ func TestCloneCollision(t *testing.T) {
 	}
 }
 
-// TestTwoServersFinish lets another server start the VM in the moment before it is configured. It is started once.
+// TestTwoServersFinish makes another server start the VM just before this one configures it. The VM is started only
+// once.
 func TestTwoServersFinish(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -113,8 +114,8 @@ func TestTwoServersFinish(t *testing.T) {
 }
 
 // TestLostAnswers loses the request or the answer of each call that changes something. The create call is
-// indeterminate, and its repetition makes one VM that runs. If it is unknown whether the VM was started, it is not
-// started again: it is pending for half a minute, and then stopped.
+// indeterminate, and its repetition makes one VM that runs. A VM that may have been started is not started again: it is
+// pending for half a minute, and then stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
@@ -169,8 +170,8 @@ func TestTaskIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestLockedTemplate asks for a VM of a template that is locked. A timeout of the lock is throttling. While an
-// administrator or a backup holds a lock, the error names the lock.
+// TestLockedTemplate asks for a VM of a template that is locked. A timeout during the wait for the lock is Throttled.
+// While an administrator or a backup holds a lock, the error names the lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestLostDelete loses the request or the answer of each call of a deletion. Its repetition removes everything.
+// TestLostDelete loses the request or the answer of each call of a deletion. The repeated deletion removes everything.
 func TestLostDelete(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
@@ -28,7 +28,7 @@ func TestLostDelete(t *testing.T) {
 	}
 }
 
-// TestDeletedStaysADay deletes a VM. What is left has no disks, and is removed by a deletion a day later.
+// TestDeletedStaysADay deletes a VM. The rest of the VM has no disks. The first deletion after a day removes the rest.
 func TestDeletedStaysADay(t *testing.T) {
 	t.Parallel()
 	pve, ahead := fakepve.Start(t), new(atomic.Int64)
@@ -49,8 +49,8 @@ func TestDeletedStaysADay(t *testing.T) {
 	}
 }
 
-// TestDeletedDuringStart deletes a VM in the moment before its start, and in the moment after it. The create call fails,
-// and the VM does not stay running.
+// TestDeletedDuringStart deletes a VM just before its start and just after its start. The create call fails, and the VM
+// does not stay running.
 func TestDeletedDuringStart(t *testing.T) {
 	t.Parallel()
 	for _, before := range []bool{true, false} {

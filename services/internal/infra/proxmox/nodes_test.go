@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestMigration moves a VM to another node. It stays the same VM, and is deleted there.
+// TestMigration moves a VM to another node. It is still the same VM, and is deleted on that node.
 func TestMigration(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -52,7 +52,7 @@ func TestMigrationDuringList(t *testing.T) {
 }
 
 // TestNodeDown takes a node down. Its VMs are neither gone nor running, and cannot be deleted. The other node gets new
-// VMs. A server that starts in this time knows the VMs, too.
+// VMs. A server that starts in this time also knows the VMs.
 func TestNodeDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -124,7 +124,8 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
-// TestWatch reports a VM that is made and then killed. The provider reports its end even shortly after its start.
+// TestWatch checks that Watch reports a VM that is made and then killed. The provider reports its end even shortly
+// after its start.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestToken takes privileges from the token. A token that may not see VMs must not make them look gone.
+// TestToken removes privileges of the token. VMs that the token may not see must not count as gone.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	for privilege, ask := range map[string]func(*proxmox.Provider) error{

@@ -17,7 +17,8 @@ import (
 // testOptions returns options for a separate tmux server and state directory. Both end with the test.
 func testOptions(t testing.TB) contract.Options {
 	t.Helper()
-	// Socket paths must be short (unix(7): 107 bytes). TempDir would be removed before the processes in it have ended.
+	// Socket paths must be short (unix(7): 107 bytes). TempDir would be removed before the processes that use it have
+	// ended.
 	dir, err := os.MkdirTemp("", "nst") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)

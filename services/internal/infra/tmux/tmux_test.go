@@ -295,7 +295,7 @@ func TestFailingUserdata(t *testing.T) {
 	}
 }
 
-// TestRoom checks that no more VMs run than max_vms permits, and that the end of one makes room.
+// TestRoom checks that no more VMs run than max_vms permits, and that the end of a VM makes room for another one.
 func TestRoom(t *testing.T) {
 	options := testOptions(t)
 	options.MaxVMs = 1

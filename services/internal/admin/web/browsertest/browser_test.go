@@ -133,7 +133,7 @@ func (b *browser) awaitGone(selector string) {
 	b.do(chromedp.WaitNotPresent(chromedp.CSS(selector), chromedp.RetryInterval(10*time.Millisecond)))
 }
 
-// awaitLive waits until the page receives changes. It marks the page, so that checkSamePage can detect a reload.
+// awaitLive waits until the page receives changes. It also marks the page, so that checkSamePage can detect a reload.
 func (b *browser) awaitLive() {
 	b.t.Helper()
 	b.await("#live.good")

@@ -98,7 +98,7 @@ func shardURL(stack *local.Stack) string { return stack.PageURL() + "shards/" + 
 
 func groupURL(stack *local.Stack) string { return shardURL(stack) + "/groups/" + group }
 
-// awaitNewVM waits until a VM runs that is not one of before, and returns its instance.
+// awaitNewVM waits until a VM exists that is not in before, and returns its instance.
 func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		vms, err := stack.VMs()
@@ -116,7 +116,8 @@ func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	}
 }
 
-// loseAgent kills an agent. Its row changes, and a row for the next instance appears, whose page shows its events.
+// loseAgent kills an agent. It checks that the row of the agent's instance changes, that a row for the next instance
+// appears, and that the page of that instance shows events.
 func loseAgent(b *browser, stack *local.Stack) error {
 	vms, err := stack.VMs()
 	if err != nil {
@@ -196,7 +197,7 @@ func loseLeader(ctx context.Context, b *browser, stack *local.Stack, server *loc
 	return nil
 }
 
-// inOrder returns an error if a text does not have the parts, one after the other.
+// inOrder returns an error unless a text contains all parts in the given order.
 func inOrder(text string, parts ...string) error {
 	rest := text
 	for _, part := range parts {

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/web"
 )
 
-// instanceID returns the ID of a number.
+// instanceID returns an instance ID that contains the number n.
 func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n) }
 
 // newShard returns a shard with one group of n instances: one of them is silent, and the last replaced another.
@@ -153,8 +153,8 @@ func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, boo
 	return server.URL + web.Path
 }
 
-// The limits for a group of 5,000 instances. The times are five times the aims, which are 100 ms for the first byte and
-// for a changed row, and 1 s for the page: other programs may use the processors.
+// The limits for a group of 5,000 instances. The aims are 100 ms for the first byte and for a changed row, and 1 s for
+// the page. The limits are five times the aims, because other programs may use the processors.
 const (
 	manyInstances = 5000
 	maxFirstByte  = 500 * time.Millisecond
@@ -291,8 +291,8 @@ func (b *browser) checkAccessibility(axe, name string) {
 	}
 }
 
-// TestKeyboard shows that the keyboard reaches the content first and then all links, and that the focus stays on its
-// link when the page changes.
+// TestKeyboard shows that the keyboard reaches the content first and then all links, and that the focus stays on the
+// same link when the page changes.
 func TestKeyboard(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {

@@ -60,7 +60,8 @@ func volumes(t *testing.T, daemon *libvirtd.Daemon) []string {
 	return names
 }
 
-// TestDeletedLeavesTheClaim deletes a VM. Its disk, seed and console are removed, and its claim is, too, a day later.
+// TestDeletedLeavesTheClaim deletes a VM. The VM's disk, seed and console are removed immediately, and the claim a day
+// later.
 func TestDeletedLeavesTheClaim(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -91,7 +92,8 @@ func TestDeletedLeavesTheClaim(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestsLeaveNothing checks the class of each wrong request, and that none leaves a domain or a volume.
+// TestRefusedRequestsLeaveNothing checks the class of each wrong request, and that no wrong request leaves a domain or
+// a volume.
 func TestRefusedRequestsLeaveNothing(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -169,8 +171,7 @@ func TestPoolStaysBusy(t *testing.T) {
 	create(t, p, req)
 }
 
-// usePool lets libvirtd use the storage pool until the returned function is called: it makes a volume with a qemu-img
-// that waits.
+// usePool keeps the storage pool in use until release is called: libvirtd makes a volume with a qemu-img that waits.
 func usePool(t *testing.T, daemon *libvirtd.Daemon) (release func()) {
 	t.Helper()
 	check := func(err error) {
@@ -204,8 +205,8 @@ func usePool(t *testing.T, daemon *libvirtd.Daemon) (release func()) {
 	}
 }
 
-// TestDaemonIsKilled kills libvirtd. No VM is declared gone meanwhile, VMs keep running, and the provider connects
-// again.
+// TestDaemonIsKilled kills libvirtd. It checks that no VM is reported as gone, that VMs keep running, and that the
+// provider connects again.
 func TestDaemonIsKilled(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -304,7 +305,7 @@ func awaitEnd(t *testing.T, p *libvirt.Provider, vm infra.VM) {
 	}
 }
 
-// TestTwoHosts has a host that does not answer. VMs of the other host are listed, found and made.
+// TestTwoHosts checks that VMs of one host are listed, found and made while the other host does not answer.
 func TestTwoHosts(t *testing.T) {
 	daemon := startDaemon(t)
 	good, err := url.Parse(daemon.URI())

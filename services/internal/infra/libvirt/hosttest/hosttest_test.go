@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/libvirtd"
 )
 
-// image is an empty disk: firmware finds nothing to boot and waits.
+// image is an empty disk. The firmware finds nothing to boot, and waits.
 const image = "empty.qcow2"
 
 func startDaemon(t *testing.T) *libvirtd.Daemon {
