@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// nextFor returns what to do about an error of the bucket. If the error has no hint, nextFor returns otherwise.
+// nextFor returns what to do about an error of the bucket. If the error has no hint, nextFor returns `otherwise`.
 func (a *app) nextFor(err error, otherwise string) string {
 	if errors.Is(err, record.ErrNewer) {
 		return "use a nstance-admin of the servers' version"

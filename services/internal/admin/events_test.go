@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// until is an output. It ends the command when the given texts have been written to it.
+// until is an output that ends the command as soon as the command has written the given texts.
 type until struct {
 	mu    sync.Mutex
 	texts []string

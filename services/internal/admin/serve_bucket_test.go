@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/web"
 )
 
-// page returns the page's access to the bucket, with a clock that is ahead by the duration after.
+// page returns the page's access to the bucket, with a clock that is ahead by `after`.
 func (p *patient) page(t *testing.T, after time.Duration) web.Bucket {
 	t.Helper()
 	a := &app{Environment: Environment{Now: func() time.Time { return time.Now().Add(after) }}}

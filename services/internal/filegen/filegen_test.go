@@ -180,7 +180,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took returns the instance's next input, which has the files of result in addition to those of in.
+// took returns the next input of an instance that had the input `in` and then stored the files of result.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {

@@ -214,8 +214,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
-	// A template may use only CACert for a trust file: the cluster's CA signed all certificates before there was a
-	// workload CA. So CACert holds both CAs in the content of files.
+	// Templates that are older than workload CAs put only CACert into their trust files. So CACert holds both CAs in
+	// the content of files.
 	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {

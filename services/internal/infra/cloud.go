@@ -64,7 +64,7 @@ type Attestor interface {
 // Watcher is an optional capability: it reports changes of VMs when they happen.
 type Watcher interface {
 	// Watch calls changed with the instance of each VM whose state may have changed, even if the VM belongs to another
-	// owner. A call of changed proves nothing: the caller must ask for the state. Watch has no timeout: it returns when
-	// ctx ends.
+	// owner. Such a call proves nothing: the recipient must ask for the VM's state. Watch has no timeout: it returns
+	// when ctx ends.
 	Watch(ctx context.Context, changed func(ident.ID))
 }

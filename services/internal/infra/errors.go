@@ -12,7 +12,7 @@ import (
 type Class string
 
 const (
-	// NotFound means that the provider does not know the VM, or not yet.
+	// NotFound means that the provider does not know the VM, at least not yet.
 	NotFound Class = "not found"
 	// Conflict means that this instance ID was already used, either with other parameters or for a VM that has since
 	// been deleted. The caller should look the VM up by its tag.

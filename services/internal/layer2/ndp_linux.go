@@ -18,7 +18,7 @@ const (
 	neighborAdvertisement = 136
 	sourceLinkLayer       = 1
 	targetLinkLayer       = 2
-	// override is the flag of an advertisement that lets it replace a known MAC address.
+	// override is the flag that lets an advertisement replace a known MAC address.
 	override = 0x20
 	// neighborLength is the length of a solicitation or an advertisement without options.
 	neighborLength = 24

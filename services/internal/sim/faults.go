@@ -21,8 +21,8 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws at most one fault for a request. The function can reports which kinds are possible. Every kind consumes
-// one random number, even a kind that this World does not have.
+// befalls draws at most one fault for a request. The function `can` reports which kinds are possible. Every kind
+// consumes one random number, even a kind that this World does not have.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for _, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.of[o.kind] || !can(o.kind) {

@@ -122,7 +122,7 @@ func (f *fleet) becomes(m *machine, state infra.State) {
 	}
 }
 
-// lose ends a VM without a delete call, by means of how.
+// lose ends a VM with the function `how`, without a delete call.
 func (f *fleet) lose(m *machine, how func(providerID string) error) {
 	if m.state == infra.Deleted {
 		return

@@ -31,8 +31,8 @@ func (w *World) returnTime() time.Duration {
 	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
 }
 
-// share counts the running instances of a group or of the shard, and, as down, the instances that were silent or
-// failing for so long that they must get time to recover.
+// share counts the running instances of a group or of the shard. down lists those that were silent or failing for so
+// long that they must get time to recover.
 type share struct {
 	running int
 	down    []ident.ID

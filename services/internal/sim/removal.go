@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// why is the reason for a removal, as precisely as the rules need it.
+// why names the reason for a removal, as precisely as the rules need it.
 type why uint8
 
 const (

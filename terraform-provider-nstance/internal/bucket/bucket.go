@@ -183,7 +183,7 @@ func (c *Connection) HasSecret(ctx context.Context, cluster, name string) (bool,
 }
 
 // KeyID returns the ID of the key that seals a secret, or null if a service holds the secrets. It needs no key. If the
-// sealed secret cannot be read, KeyID returns known, the ID in the state, so that a plan works without permission to
+// sealed secret cannot be read, KeyID returns the ID in the state (`known`), so that a plan works without permission to
 // read secrets.
 func (c *Connection) KeyID(ctx context.Context, name string, known types.String) (types.String, error) {
 	if !c.Sealed() {

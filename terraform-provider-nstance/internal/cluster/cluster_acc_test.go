@@ -337,7 +337,7 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	return out
 }
 
-// sealedWith returns a check that the bucket has the given number of secrets, all sealed with the key want.
+// sealedWith returns a check that the bucket has the given number of secrets, all sealed with the key `want`.
 func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		parsed, err := keyring.Parse([]byte(want))

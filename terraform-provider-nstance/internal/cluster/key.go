@@ -97,8 +97,8 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	return errors.Join(errs...)
 }
 
-// checkKeyChange refuses a change of the encryption key if no key with which the apply can open the secrets will
-// remain: other resources may replace the stored key earlier in the apply. If the plan may not read a key,
+// checkKeyChange refuses a change of the encryption key if the apply might no longer have the key that opens the
+// secrets: other resources may replace the stored key earlier in the apply. If the plan may not read a key,
 // checkKeyChange only warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)

@@ -83,7 +83,7 @@ func merged(documents []string) (string, *function.FuncError) {
 	return text.String(), nil
 }
 
-// merge merges the tree over into the tree below, by the rules for `args` in package config. It changes neither
+// merge applies the patch `over` to the tree `below`, by the rules for `args` in package config. It changes neither
 // argument.
 func merge(below, over any) any {
 	patch, isPatch := over.(map[string]any)

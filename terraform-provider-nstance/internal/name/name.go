@@ -13,8 +13,8 @@ import (
 // List returns names as Markdown code, separated by commas.
 func List(names []string) string { return "`" + strings.Join(names, "`, `") + "`" }
 
-// Valid returns a validator that accepts a name if check returns no error. The parameter what is the kind of named
-// object for messages, such as "shard".
+// Valid returns a validator that accepts a name if check returns no error. `what` is the kind of object for messages,
+// such as "shard".
 func Valid(what string, check func(string) error) validator.String { return valid{what, check} }
 
 type valid struct {

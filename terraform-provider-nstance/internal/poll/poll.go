@@ -1,6 +1,6 @@
 // Package poll waits until a condition holds outside the provider.
 //
-// Invariant: only maxFailures failed checks in a row end the wait.
+// Invariant: failed checks end the wait only after maxFailures of them in a row.
 package poll
 
 import (

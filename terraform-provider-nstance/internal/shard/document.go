@@ -100,7 +100,7 @@ func read(raw tftypes.Value) document {
 }
 
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
-// addresses may not: even if they are unknown, a plan names the groups that roll.
+// addresses cannot change these: even while they are unknown, a plan names the groups that roll.
 func concernsGroups(at string) bool {
 	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
 }

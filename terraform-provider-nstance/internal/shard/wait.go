@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// wait makes the leader apply the configuration's version token, and waits until the leader has, for at most limit. If
-// no leader answers, it polls the election lock if `wait_for_leader` is set or the change releases something. Otherwise
-// it returns nil. changed means that this apply wrote the configuration.
+// wait makes the leader apply the version of the configuration that token names, and waits for that, at most for
+// `limit`. If no leader answers, it polls the election lock if `wait_for_leader` is set or the change releases
+// something. Otherwise it returns nil. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
@@ -146,7 +146,8 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 	}.Warning()
 }
 
-// checkApplied warns if the shard's leader has applied another version of the configuration than token.
+// checkApplied warns if the shard's leader has applied another version of the configuration than the one that token
+// names.
 func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
 	token objstore.Token) diag.Diagnostics {
 	leader := leaderWatch{state: state, shard: name}
@@ -182,9 +183,9 @@ func (e *refusedError) Error() string {
 
 var errNoLeader = errors.New("the shard has no leader")
 
-// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version token is in
-// force. It returns false if the leader must first restart. The error is a *refusedError, or says why no leader
-// answers.
+// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version that token
+// names is in force. It returns false if the leader must first restart. The error is a *refusedError, or says why no
+// leader answers.
 func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
 	if leader.leaderless() {
 		return false, errNoLeader // dialing a server that is not there can take long

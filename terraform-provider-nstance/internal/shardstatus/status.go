@@ -79,7 +79,7 @@ func (m *model) leadership(ctx context.Context, state *clusterstate.State, name 
 	return nil
 }
 
-// inForce returns the configuration that a leader applied last. If no leader has applied one, it returns written. It
+// inForce returns the configuration that a leader applied last. If no leader has applied one, it returns `written`. It
 // does not check the configuration's signature, because the data source has no key.
 func (m *model) inForce(ctx context.Context, state *clusterstate.State, written *config.Shard) (*config.Shard, error) {
 	m.Generation = types.Int64Value(0)

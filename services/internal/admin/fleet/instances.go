@@ -39,7 +39,7 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			// An ID is a prefix for the kind, and then begins with the time of its creation.
+			// An ID begins with three characters for its kind, and continues with the time of its creation.
 			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err

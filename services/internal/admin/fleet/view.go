@@ -50,7 +50,7 @@ type Group struct {
 // on the way.
 func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
 
-// reasonUntil adds to a reason the time at which it ends. The zero time is unknown and adds nothing.
+// reasonUntil adds to a reason the time at which it ends. A zero time means unknown, and adds nothing.
 func reasonUntil(reason string, until time.Time) string {
 	if reason == "" || until.IsZero() {
 		return reason

@@ -109,7 +109,7 @@ func (a *api) groupRoutes() []route {
 	}
 }
 
-// group checks the name of a group. where says which part of the request names the group: the query or the body.
+// group checks the name of a group. `where` is the part of the request with the name: the query or the body.
 func (c *call) group(name, where string) (string, error) {
 	if err := ident.ValidateName(name); err != nil {
 		return "", badRequest("%s: group: %v", where, err)

@@ -46,7 +46,7 @@ var (
 	repeats = regexp.MustCompile(`\[redacted\](?:[\s,;:/=.()"'-]*\[redacted\])+`)
 )
 
-// wordsOf returns a text in which every piece is hidden that is not known to be harmless.
+// wordsOf hides every piece of a text that is not known to be harmless.
 func (r *redactor) wordsOf(text string) string {
 	if text = r.hideValues(text); len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + " …"

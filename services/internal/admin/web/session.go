@@ -78,8 +78,8 @@ func (p *page) sign(text []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// client returns the client that sent a request. The client is identified by a bearer token, which a proxy before the
-// page may add, or by the cookie of a login.
+// client returns the client that sent a request. The client is identified by a bearer token, which a proxy in front of
+// the page may add, or by the cookie of a login.
 func (p *page) client(r *http.Request) (Client, bool) {
 	if p.Login == nil {
 		return p.Local, true
@@ -95,7 +95,8 @@ func (p *page) client(r *http.Request) (Client, bool) {
 	return s.Client, err == nil
 }
 
-// setCookie makes the browser keep the value of a session for the time age, or delete it if age is negative.
+// setCookie makes the browser keep the value of a session for the duration `age`, or delete the value if `age` is
+// negative.
 func setCookie(w http.ResponseWriter, r *http.Request, value string, age time.Duration) {
 	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: value, Path: Path, MaxAge: int(age.Seconds()),
 		HttpOnly: true, SameSite: http.SameSiteStrictMode,

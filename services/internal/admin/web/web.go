@@ -167,7 +167,7 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 
 type clientKey struct{}
 
-// clientOf returns the client of a request. Only handlers that read wraps may call clientOf.
+// clientOf returns the client of a request. Only handlers that the method read wraps may call clientOf.
 func clientOf(r *http.Request) Client {
 	client, _ := r.Context().Value(clientKey{}).(Client)
 	return client

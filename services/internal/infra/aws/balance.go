@@ -100,8 +100,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each calls do for every target group, even after an error. The joined error has the class, among those of the errors,
-// that is most likely to go away.
+// each calls do for every target group, even after an error. The class of the joined error is that of the error that is
+// most likely to go away.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {

@@ -196,8 +196,8 @@ func pathPart(path, collection string) string {
 	return ""
 }
 
-// httpClient returns a client that records whether it sent a request, so that the provider recognizes errors from
-// before any request.
+// httpClient returns a client that records whether it sent a request, so that the provider can recognize an error that
+// occurred before any request.
 func (cfg Config) httpClient() *http.Client {
 	if cfg.Access.Client != nil {
 		return cfg.Access.Client

@@ -20,7 +20,7 @@ import (
 
 const (
 	// young is the age up to which the requestId alone keeps a request from making a second VM. Google remembers a
-	// requestId for about an hour. The difference allows for clocks that differ.
+	// requestId for about an hour. The margin allows for differences between clocks.
 	young = 30 * time.Minute
 	// old is the age from which a request makes no VM, because the log of operations may have lost an earlier insert.
 	// Google keeps operations for longer than that, but not forever.

@@ -4,7 +4,7 @@
 // format of cloud-init's NoCloud. The domain's name is the instance ID. Its metadata hold the tags.
 //
 // Invariant: an instance ID starts at most one VM. Before anything else, a create request makes an empty volume, the
-// claim. libvirt makes only one volume with a name, so only one request succeeds. The claim stays for a day after the
+// claim. libvirt makes only one volume of each name, so only one request succeeds. The claim stays for a day after the
 // VM is deleted. A create request that was interrupted after its claim is not continued.
 package libvirt
 

@@ -113,7 +113,7 @@ func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) 
 	return vm, nil
 }
 
-// changed calls Config.Changed with each state that a VM enters at the time at or later. The caller holds p.mu.
+// changed calls Config.Changed with each state that the VM enters at or after the given time. The caller holds p.mu.
 func (p *Provider) changed(m *machine, at time.Time) {
 	if p.cfg.Changed == nil {
 		return

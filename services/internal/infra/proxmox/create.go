@@ -280,7 +280,7 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 	if o.args.VLAN != 0 {
 		network += ",tag=" + strconv.Itoa(o.args.VLAN)
 	}
-	// The agent reads from the firmware where it runs: sys_vendor and product_serial.
+	// The agent learns where it runs from two values of the firmware: sys_vendor and product_serial.
 	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
 	smbios := fmt.Sprintf("uuid=%s,manufacturer=%s,serial=%s,base64=1", uuidOf(o.digest), encode("Proxmox"),
 		encode(o.Tags.Instance.String()))

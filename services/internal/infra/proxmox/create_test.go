@@ -93,8 +93,8 @@ func TestCloneCollision(t *testing.T) {
 	}
 }
 
-// TestTwoServersFinish makes another server start the VM just before this one configures it. The VM is started only
-// once.
+// TestTwoServersFinish makes another server start the VM just before the server under test configures the VM. The VM is
+// started only once.
 func TestTwoServersFinish(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

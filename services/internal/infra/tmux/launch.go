@@ -122,7 +122,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	return []byte(b.String())
 }
 
-// prepare writes the files that the VM's window runs into the VM's directory. Repeating it is safe. It fails with a
+// prepare creates, in the VM's directory, the files that the VM's window runs. Repeated calls are safe. It fails with a
 // refusal if the request is invalid.
 func (p *Provider) prepare(d document, req infra.CreateRequest) error {
 	dir := p.state.vmDir(d.Instance)

@@ -14,7 +14,7 @@ import (
 // process identifies an operating system process by its PID and start time. This identity is never reused.
 type process struct {
 	PID int
-	// Start is opaque. All processes that ever have the same PID differ in it, even after a reboot of the machine.
+	// Start is opaque. Two processes with the same PID never have the same Start, even across reboots of the machine.
 	Start string
 }
 

@@ -98,7 +98,7 @@ func shardURL(stack *local.Stack) string { return stack.PageURL() + "shards/" + 
 
 func groupURL(stack *local.Stack) string { return shardURL(stack) + "/groups/" + group }
 
-// awaitNewVM waits until a VM exists that is not in before, and returns its instance.
+// awaitNewVM waits until there is a VM that is not among those in before, and returns its instance.
 func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		vms, err := stack.VMs()
