@@ -124,8 +124,8 @@ func (r registered) what() string {
 	return "still good"
 }
 
-// register writes the record first, then the certificate's file. If it fails in between, the next run of the command
-// finds the record by its key and issues another certificate.
+// register writes the operator's record first, then the file with the certificate. If it fails in between, the next run
+// of the command finds the record by its key and issues another certificate.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
 	ca, bundle, err := c.state.ReadCA(ctx)
 	if err != nil {

@@ -22,7 +22,8 @@ type compared struct {
 	stored, file []byte
 	// before is nil if the bucket has no valid configuration.
 	before, after *config.Shard
-	// applied means that the stored configuration is not valid, and before is the one that a leader applied last.
+	// applied means that the stored configuration is not valid, and before is the configuration that a leader applied
+	// last.
 	applied bool
 }
 

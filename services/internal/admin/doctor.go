@@ -233,7 +233,7 @@ func lockWritten(ctx context.Context, bucket objstore.Store, shard string) time.
 }
 
 // describeLock reports a lock that is missing, released or stale. A lock is stale only after more than twice its lease,
-// because leaders renew it several times in one lease.
+// because a leader renews the lock several times per lease.
 func (a *app) describeLock(lock record.Lock, err error, age time.Duration) finding {
 	const (
 		logs = "read the servers' logs (journalctl -u nstance-server -n 30) and the consoles of their machines"

@@ -4,7 +4,8 @@
 // Invariants:
 //   - A VM is requested only after its record is durable.
 //   - A running VM is terminated only after its deletion is durable.
-//   - Every mutation is made under the leader's authority. Destructive ones need a fresh confirmation of it.
+//   - Every mutation is made under the leader's authority. Destructive mutations need a fresh confirmation of the
+//     authority.
 package execute
 
 import (

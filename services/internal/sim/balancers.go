@@ -188,7 +188,7 @@ func (f *fleet) keepOneRefused() {
 	}
 }
 
-// checkNoneRefused checks that no instance is left that its load balancers call unhealthy.
+// checkNoneRefused checks that load balancers call no remaining instance unhealthy.
 func (w *World) checkNoneRefused(t *term) {
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.verdict.refused) && t.groups[m.key].LoadBalancerHealth && !m.onDemand {

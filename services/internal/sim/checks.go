@@ -59,7 +59,7 @@ func (f *fleet) keepOneFailing() {
 	}
 }
 
-// checkNoneFails checks that no instance is left whose health check fails.
+// checkNoneFails checks that the health check of no remaining instance fails.
 func (w *World) checkNoneFails() {
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.agent.failing) && !m.onDemand {

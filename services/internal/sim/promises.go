@@ -42,7 +42,7 @@ type reign struct {
 	from, until time.Duration
 }
 
-// vow is the latest promise of a process: it does not write the lock before until, on its own clock.
+// vow is the latest promise of a process: it does not write the lock before the time `until` on its own clock.
 type vow struct {
 	to    string
 	term  uint64

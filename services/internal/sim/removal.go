@@ -129,8 +129,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 }
 
-// checkOutage checks that an outage of all servers replaces no running VM with an agent that can reach the leader. An
-// agent without faults since the servers returned only waits for its next attempt.
+// checkOutage checks that an outage of all servers replaces no running VM with an agent that can reach the leader. If
+// an agent has had no faults since the servers returned, the agent only waits for its next attempt.
 func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	m := w.fleet.byInstance[id]
 	if m == nil || m.state != infra.Running || t == nil {
@@ -218,8 +218,8 @@ func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// silent counts the running VMs of the group, and those with silent agents. A VM that was removed for silence counts
-// too.
+// silent counts the running VMs of the group, and among them the VMs with silent agents. A VM that was removed for
+// silence counts too.
 func (w *World) silent(t *term, of func(*machine, *document) bool) (running, silent int) {
 	late := w.sched.now.Add(-w.silenceNoticedAfter())
 	for _, m := range w.fleet.order {

@@ -16,8 +16,8 @@ const rolloutLag = 4 * minute
 // countedBy is how long a leader may take to count a failed instance, after the record of its deletion is durable.
 const countedBy = 10 * time.Second
 
-// drawRollout draws how a group replaces its instances, and its scheduled sizes. limited means that it has windows and
-// max_per_hour.
+// drawRollout draws how a group replaces its instances, and its scheduled sizes. limited means that the group has
+// windows and max_per_hour.
 func (g *spec) drawRollout(d *dice, limited bool) {
 	g.rollout, g.disruption, g.schedules = config.Rollout{}, config.Disruption{}, nil
 	if d.IntN(2) == 0 {
@@ -71,8 +71,8 @@ func windowOpen(g config.Group, at time.Time) bool {
 	return len(g.Windows) == 0
 }
 
-// checkCanary checks that no outdated instance is replaced while enough canaries run, but not for long enough. A wave
-// begins only while all instances are healthy, so the leader knows of every registration by then.
+// checkCanary checks that no outdated instance is replaced while enough canaries run but have not run for long enough.
+// A wave begins only while all instances are healthy, so the leader knows of every registration by then.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {

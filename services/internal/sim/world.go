@@ -31,8 +31,8 @@ var ours = infra.Owner{Cluster: clusterName, Shard: shardName}
 // Options configure a World.
 type Options struct {
 	Seed uint64
-	// Faulty is the time in which faults occur. Quiet is the time after it in which the shard must converge. The shard
-	// must then stay converged for five minutes. Without Quiet, the run ends with the faults.
+	// Faulty is the time in which faults occur. Quiet is the time after Faulty in which the shard must converge. The
+	// shard must then stay converged for five minutes. Without Quiet, the run ends with the faults.
 	Faulty, Quiet time.Duration
 	// Limited gives all groups windows and max_per_hour, and makes rollouts frequent. Servers then exchange only few
 	// messages.

@@ -62,7 +62,7 @@ type Connection struct {
 // New returns a connection. It performs no I/O.
 func New(settings Settings, b *bucket.Connection) *Connection { return &Connection{settings, b} }
 
-// Of returns the connection in the data that the provider passes to its resources. It returns nil while Terraform only
+// Of returns the connection from the data that Terraform gives to a resource. It returns nil while Terraform only
 // validates.
 func Of(data any) *Connection {
 	c, _ := data.(*Connection)
@@ -90,8 +90,8 @@ func (c *Connection) Identity() (operatorclient.Identity, error) {
 type Client = nstancev1.OperatorServiceClient
 
 // Call runs do against the leader of a shard. If a server names another leader, Call tries that leader next, at most
-// once. do may run several times. Call returns the gRPC errors of the API and the errors of this package. It takes at
-// most 30 s.
+// once. Call may run do several times. It returns the gRPC errors of the API and the errors of this package. It takes
+// at most 30 s.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

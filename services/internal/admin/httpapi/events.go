@@ -13,7 +13,7 @@ import (
 const (
 	// maxFollowers is the limit of concurrent requests that stream events.
 	maxFollowers = 32
-	// pulse is the time between two empty lines of a response, which show whether the client still reads.
+	// pulse is the time between two empty lines, which the API sends to find out whether the client still reads.
 	pulse = 15 * time.Second
 	// lineTime limits the time to send one line.
 	lineTime = 10 * time.Second

@@ -13,7 +13,7 @@ import (
 // route is one method of one path.
 type route struct {
 	method, path, name, summary string
-	// open routes need no token. admin routes need one with the role admin.
+	// open routes need no token. admin routes need a token with the role admin.
 	open, admin bool
 	// shards means that the query selects shards.
 	shards bool

@@ -24,8 +24,8 @@ var vocabulary = sync.OnceValue(func() map[string]bool {
 	return words
 })
 
-// maxDigits is the largest number of digits that one piece of a text may show, unless it is a time, an address or an
-// ID.
+// maxDigits is the largest number of digits that one piece of a text may show, unless the piece is a time, an address
+// or an ID.
 const maxDigits = 12
 
 // maxText is the greatest length of a text in bytes. The rest is cut off.

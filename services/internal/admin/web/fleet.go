@@ -22,8 +22,8 @@ type shardView struct {
 	Desired, Actual, Healthy uint32
 	Alerts                   []fleet.Event
 	Replacements             statistics
-	// LostSince is when the shard stopped answering. Lock is its election lock while it does not answer, or nil without
-	// access to the bucket.
+	// LostSince is when the shard stopped answering. Lock is the shard's election lock while the shard does not answer,
+	// or nil if the page has no access to the bucket.
 	LostSince time.Time
 	Lock      *Lock
 }

@@ -68,7 +68,7 @@ type row struct {
 	fleet.Instance
 }
 
-// classes are the classes of instances, those that need attention first.
+// classes are the classes of instances. Classes that need attention come first.
 var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
 
 // classOf returns the class of an instance: "deleted", "drifted" for a healthy one that is outdated, or otherwise its
@@ -120,7 +120,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 
-// list counts the classes and selects the instances of one page, those that need attention first.
+// list counts the classes and selects the instances of one page. Instances that need attention come first.
 func (v *groupView) list(shard string, instances []fleet.Instance, page string) {
 	v.Total = len(instances)
 	counts := map[string]int{}

@@ -141,6 +141,6 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 	return out, nil
 }
 
-// ourResources lists the resources that a create makes and tags. The last one exists for spot instances only.
+// ourResources lists the resources that a create makes and tags. The last resource exists for spot instances only.
 var ourResources = []types.ResourceType{types.ResourceTypeInstance, types.ResourceTypeVolume,
 	types.ResourceTypeNetworkInterface, types.ResourceTypeSpotInstancesRequest}

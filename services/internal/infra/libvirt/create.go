@@ -25,8 +25,8 @@ const (
 	consoleSuffix = "-console.log"
 )
 
-// keepClaim is the time for which a claim, the empty volume that marks an instance ID as used, stays after its VM was
-// deleted. No request is repeated for that long.
+// keepClaim is how long a claim stays after the VM was deleted. The claim is the empty volume that marks an instance ID
+// as used. No request is repeated after that time.
 const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.

@@ -50,7 +50,7 @@ func element(content string) string {
 	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
 }
 
-// decodeMetadata reads what element wrote. ok is false if a domain has no metadata of this namespace.
+// decodeMetadata reads what the function element wrote. ok is false if a domain has no metadata of this namespace.
 func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	var all struct {
 		Text *string `xml:"https://nstance.dev/libvirt/1 vm"`
@@ -263,7 +263,7 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if d.undecoded != nil {
 		vm.Warning = d.undecoded.Error()
 	}
-	// A domain is off without a reason before its start, and if it ended while libvirtd did not run. It is Pending
+	// A domain is off without a reason before its start, and if it ended while libvirtd did not run. The VM is Pending
 	// while its request may still start it.
 	until := d.metadata.Created.Add(prepareGrace)
 	if !d.metadata.Starting.IsZero() {

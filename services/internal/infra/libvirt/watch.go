@@ -45,7 +45,7 @@ func (p *Provider) watchHost(ctx context.Context, h *host, changed func(ident.ID
 	}
 }
 
-// followHost reports every VM of a host and then each VM that has an event, until the connection ends.
+// followHost reports every VM of a host, and afterwards each VM that has an event, until the connection ends.
 func followHost(ctx context.Context, h *host, changed func(ident.ID)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

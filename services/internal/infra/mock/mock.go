@@ -53,7 +53,7 @@ type Call struct {
 	Name       string               // load balancer or machine ID
 }
 
-// Outcome is the script's decision about a call. The zero value lets the call succeed.
+// Outcome is the script's decision about a call. With the zero value, the call succeeds.
 type Outcome struct {
 	// Latency is the time to sleep before the effect.
 	Latency time.Duration
@@ -124,7 +124,7 @@ var (
 	_ infra.Images          = (*Provider)(nil)
 )
 
-// OnCreate returns a script that passes every create call to fn and lets all calls succeed.
+// OnCreate returns a script that passes every create call to fn. All calls succeed.
 func OnCreate(fn func(Call)) func(context.Context, Call) Outcome {
 	return func(_ context.Context, call Call) Outcome {
 		if call.Kind == Create {

@@ -125,8 +125,8 @@ func parsePanes(out, session string) (panes []pane, err error) {
 	return panes, nil
 }
 
-// open opens a window that runs argv and appends its output to the file log. It returns the PID of the window's
-// process. It starts the session and the tmux server if necessary.
+// open opens a window that runs argv, and whose output is appended to the file `log`. It returns the PID of the
+// window's process. It starts the session and the tmux server if necessary.
 func (s *session) open(ctx context.Context, window, log string, argv []string) (pid int, err error) {
 	// tmux expands formats (#) and strftime sequences (%) in the command.
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
