@@ -41,7 +41,7 @@ func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record
 	}
 }
 
-// pruneClusterJournal deletes the journal entries that are older than before.
+// pruneClusterJournal deletes the journal entries that are older than the time before.
 func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time.Time) error {
 	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
 	if err != nil {

@@ -58,7 +58,7 @@ zpty -n -w shell "$1"$'\t'
 while zpty -r shell text; do :; done
 `
 
-// completions are the words that complete a command line.
+// completions maps command lines to the words that complete them.
 var completions = map[string][]string{
 	"nstance-admin instance des":                     {"describe"},
 	"nstance-admin group describe --shard ":          {"us-a", "us-b"},

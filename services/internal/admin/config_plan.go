@@ -87,7 +87,7 @@ type configPlan struct {
 	Effects       []string `json:"effects"`        // on running instances, in words
 	// RestartingSettings are the changed settings that make the leader restart.
 	RestartingSettings []string `json:"restarting_settings"`
-	// destructive means that instances are replaced or deleted.
+	// destructive means that the change replaces or deletes instances.
 	destructive bool
 }
 

@@ -43,7 +43,7 @@ func (a *app) contextPath() string {
 	return filepath.Join(dir, "nstance", "config.yaml")
 }
 
-// readContexts reads the file with the contexts. A missing file has none.
+// readContexts reads the file with the contexts. A missing file is like one without contexts.
 func (a *app) readContexts() (contextFile, error) {
 	path := a.contextPath()
 	if path == "" {

@@ -303,7 +303,7 @@ func (a *app) writeDiagnosis(w io.Writer, d diagnosis) error {
 	return nil
 }
 
-// lastLines returns the last n lines of a text, with line feeds only.
+// lastLines returns the last n lines of a text, without carriage returns.
 func lastLines(text string, n int) string {
 	text = strings.TrimRight(strings.ReplaceAll(text, "\r", ""), "\n")
 	lines := strings.Split(text, "\n")

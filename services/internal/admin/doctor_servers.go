@@ -103,7 +103,7 @@ func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error
 		"certificate when it starts, and renews it while its clock and the CA are right"), nil
 }
 
-// runbooks is where the pages for alerts are.
+// runbooks is the address of the pages about alerts.
 const runbooks = "https://github.com/nstance-kit/nstance/blob/main/docs/runbooks/"
 
 // checkAlerts asks the leader which alerts are active. A leader that does not answer is no problem here: other checks

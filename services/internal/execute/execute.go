@@ -240,7 +240,7 @@ func (x *Executor) drain(ctx context.Context, _ config.GroupKey, action plan.Act
 	return err
 }
 
-// terminate asks the provider to delete a VM that has a durable deletion.
+// terminate asks the provider to delete a VM. The intent to delete the VM is durable already.
 func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan.Action) error {
 	rec, _, ok := x.State.Record(action.Instance)
 	if !ok {

@@ -46,8 +46,8 @@ func (s *schedule) about(format string, args ...any) {
 	}
 }
 
-// occasion numbers a server's requests to one edge about one object. The same request has the same number in another
-// run.
+// occasion returns a number for the server's next request to one edge about one object. The same request has the same
+// number in another run.
 func (s *server) occasion(edge, about string) uint64 {
 	key := mix(hashText(edge) ^ mix(hashText(about)))
 	s.asked[key]++

@@ -61,7 +61,7 @@ func (s *scheduler) after(d time.Duration, do func()) {
 	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
 }
 
-// wakeAfter resumes a waiting task after d, unless another event resumes it before.
+// wakeAfter resumes a waiting task after d, unless another event resumes the task before.
 func (s *scheduler) wakeAfter(d time.Duration, t *task) {
 	s.seq++
 	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})

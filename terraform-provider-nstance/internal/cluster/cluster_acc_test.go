@@ -444,8 +444,8 @@ func TestAccEncryptionKeySource(t *testing.T) {
 	})
 }
 
-// TestAccCAEarlyRenewal checks that applies replace a CA near its end: the first announces the new CA and says what it
-// waits for, and a later one finishes when nothing uses the old CA any more.
+// TestAccCAEarlyRenewal checks that two runs of `apply` replace a CA near its end: the first announces the new CA and
+// says what it waits for, and a later run finishes when nothing uses the old CA any more.
 func TestAccCAEarlyRenewal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
-// TestAccLeaderAppliesAtOnce checks applies to a real server that polls the bucket every three minutes. With an
+// TestAccLeaderAppliesAtOnce runs `apply` against a real server that polls the bucket every three minutes. With an
 // operator block, an apply ends when the leader has applied the configuration, also after a restart. If the leader
 // refuses the configuration, the apply fails with the leader's reasons. A destroy does not wait for the poll either.
 func TestAccLeaderAppliesAtOnce(t *testing.T) {

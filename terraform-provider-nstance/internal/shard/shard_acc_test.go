@@ -451,7 +451,8 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 	}
 }
 
-// rolling returns `rolling_groups` from the JSON form of a plan. Automation reads it because it does not see warnings.
+// rolling returns `rolling_groups` from the JSON form of a plan. Automation reads this value, because automation does
+// not see warnings.
 func rolling(t *testing.T, cli *acctest.CLI) []string {
 	t.Helper()
 	cli.Run(t, "plan", "-out=json.plan")

@@ -73,7 +73,7 @@ type Tokens []Token
 // minToken is the length of the shortest token, in characters.
 const minToken = 16
 
-// ParseTokens parses a token file. Each line holds a token, a name and a token, or a name, a token and a role. It
+// ParseTokens parses a token file. Each line has one, two or three words: TOKEN, NAME TOKEN, or NAME TOKEN ROLE. It
 // ignores empty lines and lines that begin with #. Errors do not quote the file.
 func ParseTokens(text string) (Tokens, error) {
 	var tokens Tokens

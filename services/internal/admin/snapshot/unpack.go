@@ -150,7 +150,7 @@ func decodeManifest(body []byte) (Manifest, error) {
 	return m, nil
 }
 
-// writeObject unpacks one object. It refuses a key that the bucket's layout does not have, so no path leads out of the
+// writeObject unpacks one object. It refuses a key that does not fit the bucket's layout, so no path leads out of the
 // directory.
 func (u *unpacker) writeObject(key string, size int64, r io.Reader) error {
 	parsed, err := keys.Parse(key)

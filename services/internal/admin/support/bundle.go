@@ -15,7 +15,7 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// Bundle collects documents. Nothing is redacted before [Bundle.Files].
+// Bundle collects documents. [Bundle.Files] redacts them.
 type Bundle struct {
 	// About says which program made the bundle, when, and for which cluster. The bundle does not redact these values.
 	About []Fact

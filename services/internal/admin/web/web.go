@@ -173,7 +173,7 @@ func clientOf(r *http.Request) Client {
 	return client
 }
 
-// read is like answer, but only for clients that are logged in. It redirects others to the login.
+// read is like the method answer, but only for clients that are logged in. It redirects others to the login.
 func (p *page) read(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return p.answer(func(w http.ResponseWriter, r *http.Request) error {
 		client, ok := p.client(r)

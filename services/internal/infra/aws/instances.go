@@ -171,7 +171,7 @@ func (p *Provider) list(ctx context.Context, what string, filters ...types.Filte
 	return vms, nil
 }
 
-// filter matches values literally, because EC2's filters interpret wildcards.
+// filter returns a filter that matches values literally. EC2's filters would interpret wildcards.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
 func filter(name string, values ...string) types.Filter {
 	f := types.Filter{Name: sdk.String(name)}

@@ -69,8 +69,8 @@ func TestCallsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestTheRoleHasThePermissionsOfTheCalls compares Calls with the roles of the module account. It skips permissions to
-// act as a service account, because they come from a role that Google defines.
+// TestTheRoleHasThePermissionsOfTheCalls compares Calls with the roles of the Terraform module "account". It skips
+// permissions to act as a service account, because they come from a role that Google defines.
 func TestTheRoleHasThePermissionsOfTheCalls(t *testing.T) {
 	policy, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "modules", "gcp", "account", "policy.tf"))
 	if err != nil {

@@ -112,8 +112,8 @@ func TestOffWithoutReason(t *testing.T) {
 	}
 }
 
-// FuzzDecodeMetadata decodes metadata of domains, which every administrator of a host can change. What encode wrote is
-// read back unchanged.
+// FuzzDecodeMetadata decodes metadata of domains, which every administrator of a host can change. Metadata from encode
+// must be read back unchanged.
 func FuzzDecodeMetadata(f *testing.F) {
 	f.Add("")
 	f.Add(`<vm xmlns="https://nstance.dev/libvirt/1">{}</vm>`)

@@ -88,7 +88,7 @@ type Config struct {
 	Remember time.Duration
 	// Types are the instance types that DescribeType knows.
 	Types map[string]infra.InstanceType
-	// Images answers Resolve. If it is nil, there are no images.
+	// Images answers Resolve. If Images is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
 	// Health answers MemberHealth: it returns what a load balancer says about VMs, by their provider ID. It leaves out
 	// VMs that are no members. The lock is held, so Health must not call the provider. If Health is nil, there are no

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// FuzzDecodeMetadata decodes descriptions of VMs, which every administrator of the cluster can change. What encode wrote
-// is read back unchanged.
+// FuzzDecodeMetadata decodes descriptions of VMs, which every administrator of the cluster can change. Metadata from
+// encode must be read back unchanged.
 func FuzzDecodeMetadata(f *testing.F) {
 	f.Add("")
 	f.Add(marker + `{"tags": {}}`)

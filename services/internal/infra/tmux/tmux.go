@@ -449,7 +449,7 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	return nil
 }
 
-// note writes to the journal. A failed write is not an error of the VM.
+// note writes to the journal. A failed write is only logged.
 func (p *Provider) note(e Event) {
 	e.Time = e.Time.UTC()
 	if err := p.state.note(e); err != nil {
