@@ -62,8 +62,8 @@ func (t *turns) remove(n int) {
 	}
 }
 
-// If it is the turn of the call with the given ticket, start starts that call and returns 0. Otherwise it returns how
-// long the call must wait before it tries again.
+// start checks whether it is the turn of the call with the given ticket. If so, it starts the call and returns 0.
+// Otherwise it returns how long the call must wait before it tries again.
 func (t *turns) start(ticket uint64, now time.Time) (wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -94,7 +94,8 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 }
 
 // grantRecovery gives the silent or failing instances time to recover if they are more than the limit. They must also
-// be at least four fifths of the running instances: with fewer, only a scale-down may have lowered the limit.
+// be at least four fifths of the running instances: with fewer, a scale-down alone could be the reason why they exceed
+// the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return
