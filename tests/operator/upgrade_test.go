@@ -78,7 +78,7 @@ func (l *lab) startOperator(t *testing.T, of version) {
 	l.operator(t, elect, "--disable-webhooks") // the earlier version has a flag for its webhooks
 }
 
-// works checks that the operator leads, and scales the pool up and down without replacing an instance.
+// works checks that the operator leads. Then it scales the pool up and down, and checks that no instance is replaced.
 func (l *lab) works(t *testing.T, what string) {
 	t.Helper()
 	began := time.Now()

@@ -35,8 +35,8 @@ const (
 	zone   = "us-west-2a"
 	region = "us-west-2"
 	kind   = "t3.small"
-	// address is the address of the leader's network interface. This machine does not have it: the servers see the
-	// interface attached and keep waiting for the address to answer.
+	// address is the address of the leader's network interface. This machine does not have the address, so the servers
+	// see the interface attached, but wait in vain for the address to answer.
 	address = "10.0.127.250"
 )
 

@@ -64,7 +64,8 @@ func Reference(text string, insecure bool) (name.Reference, error) {
 	return reference, nil
 }
 
-// Credentials returns the options of calls to a registry: the credentials of the container tools.
+// Credentials returns options for calls to a registry. With them, the calls use the credentials that the container
+// tools have stored.
 func Credentials(ctx context.Context) []remote.Option {
 	return []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
 }

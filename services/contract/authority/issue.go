@@ -134,8 +134,9 @@ const (
 	KindServer = "server"
 )
 
-// InstanceSpec asks for a certificate that an instance uses for its own purposes, from a rendered certificate template.
-// Empty strings in lists are left out: an instance may have no IPv6 address. Fields follow RFC 5280's limits of length.
+// InstanceSpec asks for a certificate that an instance uses for its own purposes. It comes from a rendered certificate
+// template. Empty strings in lists are left out, because a template renders the IPv6 address of an instance without one
+// as "". Fields must not be longer than RFC 5280 allows.
 type InstanceSpec struct {
 	Kind         string // KindClient or KindServer: the one extended key usage
 	CommonName   string

@@ -326,8 +326,8 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree renders the texts inside a tree with the function text. The function at maps a path in the tree to a path in the
-// document.
+// tree renders every text inside the value tree with the parameter text. The parameter at turns a path in the value
+// into a path in the document.
 func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {
 	case string:

@@ -155,7 +155,8 @@ func clone(v reflect.Value) reflect.Value {
 	return out
 }
 
-// cloned is clone for typed values. The values must be of config types and JSON: no unexported fields, no cycles.
+// cloned is clone for typed values. A value may hold only the types of this package and decoded JSON, which have no
+// unexported fields and no cycles.
 func cloned[T any](v T) T {
 	var out T
 	reflect.ValueOf(&out).Elem().Set(clone(reflect.ValueOf(&v).Elem()))

@@ -146,7 +146,8 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader adds the answers of the shard's leader. It reports whether the leader returned its events.
+// readLeader asks the shard's leader, and adds its answers to the bundle. It reports whether the leader returned its
+// events.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false

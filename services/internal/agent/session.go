@@ -227,8 +227,8 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends, and passes on its key requests and health checks. An
-// unfinished batch is dropped with its stream.
+// receiveFiles stores the batches of files that the server sends, and hands its requests for keys and its health checks
+// to the agent. If the stream ends in the middle of a batch, the batch is dropped.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true}

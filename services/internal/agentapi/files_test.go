@@ -276,7 +276,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Error(diff)
 	}
 	awaited()
-	// A changed or removed file is also sent again.
+	// The server also sends a file again that was changed or removed on the VM.
 	altered := states(all)
 	altered[2].Sha256 = strings.Repeat("0", 64)
 	w.Clock.Advance(time.Hour)

@@ -282,7 +282,8 @@ func TestCreateInstanceRefusedByTheProvider(t *testing.T) {
 	wants(t, "denied", err, codes.FailedPrecondition, "not yours")
 }
 
-// While a placement is known to be full, the provider is not called. The same ID can be used later.
+// TestCreateInstanceOnceThereIsRoom checks that CreateInstance does not call the provider while a placement is known to
+// be full, and that a later call with the same instance ID creates the instance.
 func TestCreateInstanceOnceThereIsRoom(t *testing.T) {
 	w := newTestShard(t)
 	w.provider.SetCapacity(mock.Place{}, 0)

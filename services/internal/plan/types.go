@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Observed is a value that may be partial. Nothing is deleted because something is missing from an incomplete value.
+// Observed is a value that may be incomplete. That something is missing from an incomplete value is no reason to delete
+// anything.
 type Observed[T any] struct {
 	Value    T
 	Complete bool

@@ -25,7 +25,8 @@ func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal 
 }
 
 // recordStored returns a function that logs the events of a journal, and counts, measures and traces the replacements
-// that they describe. The journal calls it only with stored events, so it delays no replacement.
+// that the events describe. The journal calls this function only after it has stored the events, so it cannot delay a
+// replacement.
 func (s *server) recordStored(cluster string) func([]record.Event) {
 	var replacements journal.Replacements
 	return func(events []record.Event) {

@@ -69,8 +69,8 @@ func S3(t *testing.T) Bucket {
 	return b
 }
 
-// Guard decides which requests a server answers. An error of its function refuses the request and becomes the message
-// of AccessDenied.
+// Guard decides which requests a server answers. If the guard's function returns an error, the server refuses the
+// request with AccessDenied, and the error is the message.
 type Guard struct {
 	check atomic.Pointer[func(*http.Request) error]
 }

@@ -73,7 +73,7 @@ type Options struct {
 }
 
 const (
-	// rounds is how many times Copy reads the objects that changed while it was reading.
+	// rounds is how many times Copy reads again, at most: each time, the objects that changed during the last reading.
 	rounds = 5
 	// parallel is how many objects are read at a time.
 	parallel = 32

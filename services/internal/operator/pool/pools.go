@@ -235,7 +235,8 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 	return nil
 }
 
-// writeGroups writes all shard groups in parallel. Each share is pushed as soon as it is written.
+// writeGroups writes all shard groups of a pool in parallel. As soon as one is written, it is pushed to the leader of
+// its shard.
 func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poolPlan) error {
 	had := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
