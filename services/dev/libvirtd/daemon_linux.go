@@ -188,9 +188,16 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 	})
 }
 
-// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running.
+// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL it waits until libvirtd has ended,
+// because a new libvirtd cannot start while the former one holds the lock of the PID file. The main thread of a killed
+// process may be a zombie while other threads still keep its files open.
 func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
-	return d.run(ctx, "send SIG"+signal+" to libvirtd", `kill -"$2" "$(cat "$1/libvirtd.pid")"`, d.dir, signal)
+	return d.run(ctx, "send SIG"+signal+" to libvirtd", `set -e
+		pid=$(cat "$1/libvirtd.pid")
+		kill -"$2" "$pid"
+		[ "$2" = KILL ] || exit 0
+		while grep -q "^State:.[^ZX]" "/proc/$pid/status" 2>/dev/null ||
+			[ "$(ls "/proc/$pid/task" 2>/dev/null | wc -l)" -gt 1 ]; do sleep 0.01; done`, d.dir, signal)
 }
 
 // KillVM kills the QEMU process of a domain, and returns when it has ended.
