@@ -188,9 +188,9 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 	})
 }
 
-// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL it waits until libvirtd has ended,
-// because a new libvirtd cannot start while the former one holds the lock of the PID file. The main thread of a killed
-// process may be a zombie while other threads still keep its files open.
+// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL it waits until libvirtd has
+// ended, because a new libvirtd cannot start while the former one holds the lock of the PID file. The main thread of a
+// killed process may be a zombie while other threads still keep its files open.
 func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
 	return d.run(ctx, "send SIG"+signal+" to libvirtd", `set -e
 		pid=$(cat "$1/libvirtd.pid")
