@@ -140,6 +140,10 @@ func TestDisruptionJSON(t *testing.T) {
 	if v, _ := w.leader.State.GroupView(key); v.Size != 2 {
 		t.Errorf("the group's size is %d, its schedule says 2", v.Size)
 	}
+	if err := upsert(&nstancev1.UpsertGroupRequest{RolloutJson: `{"canary": 1}`,
+		ExpectedEtag: w.group(t, "fleet").GetEtag()}); err != nil {
+		t.Error("a conditional change of a group that has the size of a schedule:", err)
+	}
 	if err := upsert(&nstancev1.UpsertGroupRequest{ClearFields: []string{"disruption_json",
 		"schedules_json"}}); err != nil {
 		t.Fatal(err)

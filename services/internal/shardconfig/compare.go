@@ -15,6 +15,9 @@ func InPlace(a, b *config.Shard) bool { return len(config.Restarting(a, b)) == 0
 // GroupETag returns an identifier of a group's definition, for conditional changes. It covers every field that a call
 // of the operator API can change.
 func GroupETag(g config.Group) string {
+	if len(g.Schedules) > 0 {
+		g.Size = 0 // the status of the group has the size of a schedule here, and no call can change it
+	}
 	digest := sha256.New()
 	fmt.Fprintf(digest, "%s\x00%t\x00%t\x00%s\x00%d\x00%s\x00%q\x00%s\x00%q\x00%v\x00%d\x00%s\x00%s\x00%s", g.GroupKey,
 		g.Static, g.Deleted, g.Template,

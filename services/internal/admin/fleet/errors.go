@@ -155,7 +155,8 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 		return fmt.Sprintf("%s: the server's certificate is not valid at %s", addr, now.UTC().Format(time.RFC3339)),
 			"check this machine's clock"
 	}
-	return fmt.Sprintf("%s: %v", addr, cause), "is this a server's operator port (8993 unless configured otherwise)?"
+	return fmt.Sprintf("%s: %v", addr, cause), "is a server running there, and is it the operator port (8993 unless " +
+		"configured otherwise)?"
 }
 
 // roleRefusal matches the message of a server that refuses a call for lack of a role.
