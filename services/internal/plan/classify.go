@@ -20,17 +20,14 @@ const (
 	// classOnDemandExpired and classOnDemand are on-demand instances. They do not count towards the size.
 	classOnDemandExpired
 	classOnDemand
-	// Instances of classExpired and classSilent count towards the size and run. Each is deleted when its replacement is
-	// healthy.
+	// classExpired and classSilent count towards the size and run. Each is deleted when its replacement is healthy.
 	classExpired
 	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
 	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
-	// Instances of classUnreadyDrifted and classUnready count towards the size, but no other instance is deleted in
-	// their favour.
+	// Instances of these two classes count towards the size, but no other instance is deleted in their favour.
 	classUnreadyDrifted
 	classUnready
-	// Instances of classDrifted, classAged and classReturning count towards the size and are healthy. Waves replace
-	// them, and each is deleted when its replacement is healthy.
+	// Instances of these three classes count towards the size and are healthy. Waves replace them (rule 20).
 	classDrifted
 	classAged
 	classReturning
@@ -148,8 +145,7 @@ type group struct {
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
-	// earliestReport is the last report of the instance that must report next. It is zero if no instance reports in
-	// time.
+	// earliestReport is the last report of the instance that must report next; zero if none reports in time.
 	earliestReport time.Time
 }
 
@@ -169,9 +165,8 @@ type tally struct {
 	// running are registered instances that run, including those that leave because of their silence. late are the
 	// running ones that count for the unhealthy guard, and unhealthy those that are silent or were never healthy.
 	running, late, unhealthy int
-	// failing counts failed creations and instances that still run, while their deletion is planned but not durable
-	// yet. They count towards the size until then. Otherwise a store that does not answer, or a leader that dies, would
-	// lead to more VMs than size and surge allow.
+	// failing counts failed creations and instances that still run, until their planned deletion is durable. Otherwise
+	// a store that does not answer, or a leader that dies, would lead to more VMs than size and surge allow.
 	failing int
 	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
 	draining int
@@ -200,8 +195,7 @@ func (t *tally) unavailable() int {
 // total counts towards the size.
 func (t *tally) total() int { return t.available() + t.unavailable() }
 
-// classifyGroup classifies every instance of a group. It first evaluates the unhealthy guard, which depends on all
-// instances.
+// classifyGroup classifies every instance. It evaluates the unhealthy guard first, which depends on all of them.
 func classifyGroup(s Snapshot) *group {
 	size, until := s.Group.SizeAt(s.Now) // rule 51
 	g := &group{Snapshot: s, desired: max(0, size), surge: max(1, s.Group.MaxSurge),
@@ -312,8 +306,7 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports notes when the next report of an instance that reports in time will be missed. For most other instances,
-// it notes that any report may change the plan.
+// addReports notes when the next report of an instance will be missed, or that any report may change the plan.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
@@ -355,8 +348,7 @@ func (i *Instance) isLeaving() bool {
 	return i.State == record.Deleting || i.State == record.Deleted
 }
 
-// isRemoved is rule 44: the group's entry in groups/ lists the instance as removed, so the intent to delete it is
-// durable.
+// isRemoved is rule 44: the group's stored entry lists the instance as removed, so its deletion is durable.
 func (g *group) isRemoved(i *Instance) bool {
 	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
@@ -415,8 +407,7 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	return overdue && (i.OnDemand || !g.guarded), until
 }
 
-// isUnhealthy reports whether an instance is silent (rule 12), fails a health check (rule 52) or is unhealthy in a load
-// balancer (rule 59).
+// isUnhealthy reports whether rule 12 (silent), 52 (failing) or 59 (unhealthy in a load balancer) applies.
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 	silent, until := g.isSilent(i)
 	if silent || i.FailedCheck == "" {
@@ -429,8 +420,7 @@ func (g *group) isUnhealthy(i subject) (bool, time.Time) {
 	return failing, sooner(until, due)
 }
 
-// isSilent is rule 12: the instance missed three reports, or its agent reports but the instance did not become healthy
-// in time.
+// isSilent is rule 12: the instance missed three reports, or it reports but did not become healthy in time.
 func (g *group) isSilent(i subject) (bool, time.Time) {
 	if i.has(factUnregistered) || !i.has(factUnwell) {
 		return false, time.Time{}
@@ -471,8 +461,7 @@ func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
 
-// isOlder reports whether an instance was launched longer ago than the given age. An age of zero means that no instance
-// is older.
+// isOlder reports whether an instance was launched longer ago than the given age. With age zero, none was.
 func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	if age <= 0 {
 		return false, time.Time{}
@@ -496,9 +485,8 @@ func (g *group) isDrifted(i subject) (bool, time.Time) {
 	return !g.isProtected(i.Instance) && Drifted(&g.Group, g.Image, i.Instance), time.Time{}
 }
 
-// Drifted reports whether an instance differs from its group's configuration. image is the Image of the group's
-// [Snapshot]. The infra hash does not cover the subnets of the pool: a subnet that is added, or moved in the list,
-// replaces nothing.
+// Drifted reports whether an instance differs from its group's configuration. image is the Image of [Snapshot]. The
+// infra hash does not cover the pool's subnets: a subnet that is added, or moved in the list, replaces nothing.
 func Drifted(group *config.Group, image string, i *Instance) bool {
 	return i.InfraHash != "" && group.InfraHash != "" && i.InfraHash != group.InfraHash ||
 		i.SubnetID != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, i.SubnetID) ||

@@ -164,8 +164,7 @@ func (m *Manager) Successor() *config.Shard { return m.view().successor }
 // Otherwise it returns nil.
 func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
-// noteSuccessor reports whether a configuration is for the servers that will replace this one. If so,
-// [Manager.Successor] returns it from then on.
+// noteSuccessor stores and returns whether a configuration is for the servers that will replace this one.
 func (m *Manager) noteSuccessor(c *candidate) bool {
 	is := errors.Is(c.err, ErrForSuccessor)
 	var successor *config.Shard
@@ -249,8 +248,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if err != nil {
 		return objstore.Object{}, err
 	}
-	// The signature of the applied configuration is verified after the trial, because the trial opens the cluster's
-	// keys.
+	// The applied configuration is verified after the trial, which opens the cluster's keys.
 	applied, err := m.bucket.UnverifiedApplied(ctx)
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		return objstore.Object{}, err
