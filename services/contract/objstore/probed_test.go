@@ -3,6 +3,7 @@ package objstore_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -12,13 +13,13 @@ import (
 // countingStore counts puts, and fails them while fail is set.
 type countingStore struct {
 	objstore.Store
-	puts int
+	puts atomic.Int64
 	fail error
 }
 
 func (s *countingStore) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
 	error) {
-	s.puts++
+	s.puts.Add(1)
 	if s.fail != nil {
 		return "", s.fail
 	}
@@ -49,16 +50,16 @@ func TestWithProbeRunsUntilItHasAResult(t *testing.T) {
 		_, err := store.Put(t.Context(), key, []byte("x"), objstore.IfAbsent())
 		return err
 	}
-	if err := put("a"); !errors.Is(err, inner.fail) || inner.puts != 1 {
-		t.Fatalf("put without connection: %v after %d puts, want the probe's error after one", err, inner.puts)
+	if err := put("a"); !errors.Is(err, inner.fail) || inner.puts.Load() != 1 {
+		t.Fatalf("put without connection: %v after %d puts, want the probe's error after one", err, inner.puts.Load())
 	}
 	inner.fail = nil
 	if err := put("a"); err != nil {
 		t.Fatal(err)
 	}
-	probed := inner.puts
-	if err := put("b"); err != nil || inner.puts != probed+1 {
-		t.Errorf("the second put: %v, %d puts, want one", err, inner.puts-probed)
+	probed := inner.puts.Load()
+	if err := put("b"); err != nil || inner.puts.Load() != probed+1 {
+		t.Errorf("the second put: %v, %d puts, want one", err, inner.puts.Load()-probed)
 	}
 	if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 2 {
 		t.Errorf("the store holds %v (%v), want a and b", entries, err)

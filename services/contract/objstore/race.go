@@ -50,7 +50,7 @@ func race(ctx context.Context, store Store, key, round string, cond Condition, p
 		return "", unconditional(fmt.Sprintf("%d of %d concurrent puts succeeded under %s, which promises one", winners,
 			contenders, promise), nil)
 	case winners == 0 && trouble == nil:
-		return "", fmt.Errorf("probe: race: none of %d concurrent puts succeeded under %s", contenders, promise)
+		return "", explainConflicts(ctx, store, key, cond, promise)
 	case winners == 0:
 		return "", fmt.Errorf("probe: race: %w", trouble)
 	}
@@ -65,4 +65,18 @@ func race(ctx context.Context, store Store, key, round string, cond Condition, p
 	}
 	return "", unconditional("after concurrent puts under "+promise+
 		", the object does not hold what the acknowledged one wrote", nil)
+}
+
+// explainConflicts returns the error for a race in which every put failed with a conflict. The error wraps
+// ErrUnconditional if the condition holds and the store also refuses a single put.
+func explainConflicts(ctx context.Context, store Store, key string, cond Condition, promise string) error {
+	_, puterr := store.Put(ctx, key, []byte(key+" alone\n"), cond)
+	obj, err := store.Get(ctx, key)
+	if err != nil && !errors.Is(err, ErrNotFound) {
+		return fmt.Errorf("probe: race: read: %w", err)
+	}
+	if errors.Is(puterr, ErrConflict) && cond.Holds(obj.Token, err == nil) {
+		return unconditional(promise+" refused a put although its condition holds", puterr)
+	}
+	return fmt.Errorf("probe: race: none of %d concurrent puts succeeded under %s", contenders, promise)
 }
