@@ -21,8 +21,8 @@ import (
 // smaller.
 const maxObject = 256 << 20
 
-// backend implements gofakes3.Backend for one bucket in a directory. It translates calls and errors; the directory
-// store checks conditions and writes under one lock. gofakes3 calls its methods without a context.
+// backend implements gofakes3.Backend for one bucket in a directory. The directory store checks the conditions of
+// conditional requests, and writes under one lock. gofakes3 calls its methods without a context.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -208,7 +208,8 @@ func (b *backend) CopyObject(srcBucket, srcKey, dstBucket, dstKey string,
 	return gofakes3.CopyObject(b, srcBucket, srcKey, dstBucket, dstKey, nil)
 }
 
-// translateError translates an error of the store. gofakes3 answers other errors with status 500.
+// translateError translates the store's errors that have an S3 error code. It returns any other error unchanged, and
+// gofakes3 then answers with status 500.
 func translateError(key string, err error) error {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):

@@ -1,6 +1,7 @@
-// Package s3 is dev-s3: an S3 server for one machine with one bucket. The objects of the bucket are files of a
-// directory. Package objstore/file keeps the objects, gofakes3 implements HTTP. An access key ID is the only
-// authentication, and it is optional: dev-s3 does not check signatures, and listens on the loopback address by default.
+// Package s3 is dev-s3, an S3 server with one bucket for development on one machine. The objects of the bucket are
+// files in a directory. Package objstore/file keeps the objects, and gofakes3 implements HTTP. An access key ID is the
+// only authentication, and it is optional: dev-s3 does not check signatures, and listens on the loopback address by
+// default.
 //
 // Invariants:
 //
@@ -165,7 +166,8 @@ func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) ht
 		gofakes3.WithHostBucketBase(hosts...), gofakes3.WithLogger(logger{log})).Server()
 }
 
-// logger adapts slog. The messages of gofakes3 are not constant, so they are an attribute.
+// logger implements gofakes3.Logger with slog. slog messages should be constant, so the text from gofakes3 is an
+// attribute.
 type logger struct{ log *slog.Logger }
 
 func (l logger) Print(level gofakes3.LogLevel, words ...any) {

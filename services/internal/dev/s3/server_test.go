@@ -91,8 +91,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestConformanceOfTwo runs the conformance suite alternately on two servers of one directory. A condition must also
-// hold for what the other server wrote.
+// TestConformanceOfTwo runs the conformance suite on two servers of one directory. Requests go to the two servers in
+// turn, so the condition of a put must also hold for objects that the other server wrote.
 func TestConformanceOfTwo(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := start(t, dir)
@@ -441,7 +441,7 @@ func TestUnknownFraming(t *testing.T) {
 	}
 }
 
-// TestAccessKey checks that only requests that name the access key ID in the file are served.
+// TestAccessKey checks that the server refuses a request unless the request names the access key ID from AccessKeyFile.
 func TestAccessKey(t *testing.T) {
 	keyFile := filepath.Join(t.TempDir(), "access-key")
 	if err := os.WriteFile(keyFile, []byte("AKRANDOM\n"), 0o600); err != nil {
