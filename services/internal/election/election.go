@@ -4,7 +4,8 @@
 //
 // Invariant: two processes never hold authority at the same time, as long as the rates of their clocks differ by less
 // than a tenth and the clocks count while the machine sleeps. A process replaces the lock (record.Lock) only if the
-// store still has the token that the process read. The invariant rests on these rules:
+// store still has the token that the process read. The invariant rests on these rules, in which a lease and a promise
+// stand for their lengths:
 //
 //   - A leader acts until 0.95 leases after it began to send its last confirmed renewal. Another process writes the
 //     lock only after it has seen the same token for 1.06 leases, unless the lock is released or the holder's machine
@@ -48,8 +49,8 @@ type Identity struct {
 	ID string
 	// Incarnation is random for each start of the process.
 	Incarnation string
-	// Machine is the provider's ID of the machine. The provider never gives it to another machine. It is empty if there
-	// is none.
+	// Machine is the provider's ID of the machine. The provider never gives the ID to another machine. Machine is empty
+	// if the ID is not known.
 	Machine   string
 	Addresses record.LockAddresses
 }
@@ -59,8 +60,8 @@ func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation
 
 // Options are the settings of `leader_election`.
 type Options struct {
-	// Lease is the time for which other servers wait after the leader's last renewal, plus a margin of 6 %. It is a
-	// whole number of milliseconds.
+	// Lease is how long a lock is valid after the leader's last renewal. Other servers wait 6 % longer before they take
+	// over. Lease is a whole number of milliseconds.
 	Lease time.Duration
 	// Renew is the time between renewals. It is at most half a lease, so that a failed renewal can be repeated.
 	Renew time.Duration
@@ -130,10 +131,11 @@ func (o Options) RequestTimeout() time.Duration { return o.Lease / 8 }
 // authorityPeriod is how long a leader may act after it began to send a renewal or an answered heartbeat.
 func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/20 }
 
-// takeoverWait is how long a standby must see an unchanged token before it may write. 1.06/1.05 is more than 0.95/0.95:
-// the margin covers one clock that is 5 % fast and another that is 5 % slow.
+// takeoverWait is how long a standby must see an unchanged token before it may write. On a clock that is 5 % fast, the
+// wait lasts 1.06/1.05 leases in true time. On a clock that is 5 % slow, a leader acts for at most 0.95/0.95 leases in
+// true time, which is less.
 func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
-// promiseHold is how long a standby keeps a promise. Its margin covers the rates of the clocks and a few milliseconds
-// of transmission. A promise is short, so its margin is a larger share than that of takeoverWait.
+// promiseHold is how long a standby keeps a promise. The margin covers clocks that differ in speed, and a few
+// milliseconds of transmission. A promise is short, so the margin is a larger share of it than in takeoverWait.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

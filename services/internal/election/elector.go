@@ -15,7 +15,8 @@ const (
 	Standby Role = iota
 	// Leader holds the lock and may act until ActUntil.
 	Leader
-	// Stopping means that the process has lost its authority, but its leader's code has not returned yet.
+	// Stopping means that the process has lost its authority, but the code that it runs as the leader has not returned
+	// yet.
 	Stopping
 	// Releasing means that the process gives the lock back if it holds the lock.
 	Releasing
@@ -35,8 +36,8 @@ type Elector struct {
 	justRead  bool         // the lock was read in this very step
 	readBegan Instant      // when the last read began
 	readAt    Instant      // when the next read is due
-	// phaseKnown means that a read that began at the instant phase found a changed token. The leader's next renewal is
-	// due one interval after phase.
+	// phaseKnown means that phase is set. phase is the time at which the process began a read that found a changed
+	// token. The leader's next renewal is due one renewal interval after phase.
 	phaseKnown bool
 	phase      Instant
 
@@ -104,8 +105,8 @@ func (e Elector) ActUntil() (Instant, uint64) {
 // Holder returns the lock as last read. ok is false if there was no lock.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
-// WithMarks returns a copy of e that has other marks for the locks that it writes (see record.Lock). They must include
-// the marks of every lock that e has read.
+// WithMarks returns a copy of e. The copy writes the given marks into its locks (see record.Lock). The marks must
+// include those of every lock that e has read.
 func (e Elector) WithMarks(marks string) Elector {
 	e.marks = marks
 	return e
@@ -180,7 +181,8 @@ func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 	return e, d
 }
 
-// answerConfirms answers the waiting Confirm inputs after a request proved that this process holds the lock.
+// answerConfirms answers the waiting Confirm inputs. A request to the store has just proved that this process holds the
+// lock.
 func (e *Elector) answerConfirms(d *Decision) {
 	if e.role == Leader && e.confirmPending > e.confirmDone {
 		e.confirmDone = e.confirmPending
@@ -188,7 +190,7 @@ func (e *Elector) answerConfirms(d *Decision) {
 	}
 }
 
-// endLeadership ends authority. The process does nothing more until its leader's code has returned.
+// endLeadership ends authority. The process does nothing more until the code that it runs as the leader has returned.
 func (e *Elector) endLeadership(reason Reason, d *Decision) {
 	e.role = Stopping
 	e.abandonWrite()
@@ -256,8 +258,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// A due renewal also answers a waiting Confirm. An heir's answer to a heartbeat does so without a request to
-		// the store.
+		// If a renewal is due, the renewal also answers a waiting Confirm. If there is an heir, its answer to a
+		// heartbeat answers the Confirm. In both cases no separate read is needed.
 		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}

@@ -16,7 +16,8 @@ import (
 
 var defaults = Options{Lease: 10 * time.Second, Renew: 5 * time.Second}
 
-// driver passes inputs to an elector at given seconds of its clock and compares the actions.
+// driver passes inputs to an elector at given seconds of the elector's clock, and compares the elector's actions with
+// the wanted ones.
 type driver struct {
 	t    *testing.T
 	e    Elector
@@ -385,8 +386,8 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		// The lost link no longer matters. The next question about the machine follows when the next renewal is
-		// overdue.
+		// The holder has renewed the lock twice, so the elector has forgotten the lost link. It asks about the machine
+		// again when the next renewal is overdue.
 		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
@@ -411,16 +412,16 @@ func TestTakeoverSettledTooLateGivesNoAuthority(t *testing.T) {
 	d.at(3, LockRead{released, "x"}, take)
 	d.at(4, WriteUnknown{})
 	d.at(6, Tick{}, ReadLock{})
-	// The write landed, but its lease counts from 1 s, so another process may be about to take over. The elector holds
-	// the lock without authority and writes it again.
+	// The write succeeded. But the lease of that write counts from 1 s, when the write was sent, so another process may
+	// be about to take over. The elector holds the lock without authority and writes the lock again.
 	d.at(10.5, LockRead{own(5, 10), "y"}, WriteLock{own(6, 11), objstore.IfToken("y")})
 	d.actsUntil(0, 0)
 	d.at(10.6, LockWritten{"z"}, BecameLeader{6})
 	d.actsUntil(20, 6)
 }
 
-// The write that the elector sent at 0 s landed after another process had led and its lock had been removed. The other
-// process may not know that its lock is gone.
+// The elector sent a write at 0 s. Before the write took effect, another process had led, and that process's lock had
+// been deleted. That process may not know yet that its lock is gone.
 func TestTakeoverAfterTheLockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})

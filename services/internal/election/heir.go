@@ -29,8 +29,8 @@ type heartbeatLog struct {
 	nextAt Instant
 }
 
-// earliestNext returns the earliest instant at which the next heartbeat may be sent, even if it is not due then. The
-// limit keeps heartbeats in the log as long as standbys may still answer them.
+// earliestNext returns the earliest time at which the next heartbeat may be sent. The next heartbeat may be due later.
+// The limit keeps each heartbeat in the log as long as standbys may still answer it.
 func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }
@@ -39,14 +39,15 @@ func (h *heartbeatLog) earliestNext(o Options) Instant {
 // lost.
 func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
-// heirTimeout is the age of the newest promise at which the leader writes the lock without that heir. It leaves 0.3
-// promises of authority for the write. With a shorter time-out, mere pauses of a busy machine would remove its heir.
-// With a longer time-out, the end of a standby could end the leadership.
+// heirTimeout is the maximum age of the heir's newest promise. When the promise is older, the leader writes a lock that
+// does not name this heir. At that time, 0.3 PeerLease of the authority is left for the write. With a shorter timeout,
+// the leader would remove its heir after a mere pause of a busy machine. With a longer timeout, the end of a standby
+// could end the leadership.
 func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
-// authorityEnd returns until when a leader may act, and what ends its authority: the storage lease or the heir's
-// promise. While a write is unsettled the old or the new version may be in the store, so both leases and both heirs
-// count.
+// authorityEnd returns the time until which a leader may act, and what ends its authority: the storage lease or the
+// heir's promise. While the result of a write is unknown, the store may hold the old or the new version. So both leases
+// and both heirs count.
 func (e *Elector) authorityEnd() (Instant, Reason) {
 	until, reason := e.leaseFrom.Add(authorityPeriod(e.lease)), ReasonExpired
 	heirs := [2]Peer{e.heir}
@@ -197,7 +198,8 @@ func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 		}
 		l.promised, l.promisedFrom = true, sent
 	}
-	// Only the heir can take the lock within the lease, and the heir had not begun to take the lock when it answered.
+	// The heir's answer proves that the leader held the lock: only the heir can take the lock within the lease, and the
+	// heir had not begun to take it when it answered.
 	covers := h.covers[p.Beat%maxHeartbeats]
 	if p.Standby == e.heir && covers > e.confirmDone && (e.write.attempts == 0 || e.write.lock.Heir == e.heir) {
 		e.confirmDone = covers
@@ -228,7 +230,7 @@ func (e *Elector) resetPromises() {
 }
 
 // offerHandover ends the heir's promise instead of releasing the lock, so that the takeover is the only write. If the
-// heir does not answer within PeerLease, the lock is read, and released if this process still holds it.
+// heir does not answer within PeerLease, this process reads the lock, and releases the lock if it still holds it.
 func (e *Elector) offerHandover(now Instant, d *Decision) {
 	if l := e.findLink(e.heir); e.heir != (Peer{}) && l != nil && l.up && e.chooseHeir(now) == e.heir {
 		d.add(Send{To: e.heir, Message: Handover{Leader: e.self.Peer(), Standby: e.heir, Term: e.term}})

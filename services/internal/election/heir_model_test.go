@@ -293,7 +293,7 @@ func (x *explorer) steps(m *model) []step {
 }
 
 // crash ends a process. The messages and requests that it has sent stay in flight. The process restarts with another
-// incarnation, and both processes connect again.
+// incarnation, and the two processes of the model connect again.
 func (x *explorer) crash(m *model, i int) error {
 	m.budget.crashes--
 	if write, ok := m.procs[i].request.(WriteLock); ok && m.late[1] == (WriteLock{}) {
@@ -413,7 +413,7 @@ func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model
 	return errors.New("the beginning does not come")
 }
 
-// easiest executes the step that happens without faults. Everything in flight arrives before time advances, and time
+// easiest executes the next step of a run without faults. Everything in flight arrives before time advances, and time
 // advances as little as possible.
 func (x *explorer) easiest(m *model) error {
 	all := x.steps(m)

@@ -77,7 +77,8 @@ func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 		sim.after(0, sim.ofLife(n, func() { sim.give(n, LeaderLinkDown{Leader: wire.peer}) }))
 	}
 	sim.after(after, sim.ofLife(wire.leader, func() {
-		// A newer connection of the same process replaces this one, so the leader does not see its end.
+		// If a newer connection of the same process has replaced this one, the leader does not notice that this one
+		// ended.
 		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer ||
 			wire.follower.life != wire.followerLife {
 			sim.give(wire.leader, LinkDown{Peer: self})

@@ -49,7 +49,7 @@ func v(revision uint64) (record.Lock, objstore.Token) {
 	return lockOf(peerA, 1, revision, heir), objstore.Token("t" + string(rune('0'+revision)))
 }
 
-// beatAt returns a heartbeat of process a while it knows the lock up to the given revision.
+// beatAt returns a heartbeat that process a sends when the given revision is the newest that process a knows.
 func beatAt(beat, revision uint64) Heartbeat {
 	lock, token := v(revision)
 	return beatOf(peerA, peerB, beat, lock, token)

@@ -47,7 +47,7 @@ type (
 	// LeaderStopped means that the leader's code has returned after LostLeadership. Until then the process does not
 	// stand for election.
 	LeaderStopped struct{}
-	// Release ends the candidacy. It must be given only while no leader's code runs.
+	// Release ends the candidacy. This input is allowed only while the process does not run the leader's code.
 	Release struct{}
 )
 

@@ -59,7 +59,8 @@ func (e *Elector) isHolder(p Peer) bool {
 		p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
 }
 
-// linkToHolderBroken reports whether the link to the lock's holder has ended and the holder has not shown up since.
+// linkToHolderBroken reports whether the link to the lock's holder has ended. A heartbeat of the holder, or its second
+// renewal after the end, ends this state.
 func (e *Elector) linkToHolderBroken() bool { return e.isHolder(e.broken.leader) }
 
 // observe records what is under the lock's key.
@@ -100,9 +101,9 @@ func (e *Elector) takeoverTime() Instant {
 		if lock.Released || e.machine.gone {
 			return e.seen.since
 		}
-		// If the lock is this standby's own, it is from an ended leadership, or from a takeover of which the standby
-		// learned too late. If that takeover required that there was no lock, another process may have led before it.
-		// The lock of that process was deleted, which the process may not know yet.
+		// The lock names this standby itself as the holder after an ended leadership, or after a takeover whose success
+		// the standby learned too late. If the takeover's write required the absence of a lock, another process may
+		// have led before that write landed. That process's lock was deleted, and the process may not know it yet.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.createdRevision {
 				return e.seen.since.Add(takeoverWait(e.longestLease))
@@ -123,9 +124,9 @@ func (e *Elector) takeoverTime() Instant {
 	return Never
 }
 
-// nextReadTime returns when a standby reads the lock again. It reads just before each renewal is due, and then often
-// enough to see the renewal soon after it was written: the takeover wait counts from the last renewal that the standby
-// saw. While a renewal is overdue, the reads become rarer.
+// nextReadTime returns when a standby reads the lock again. The first read comes just before the next renewal is due.
+// Frequent reads follow, so that the standby sees the renewal soon after it was written, because the takeover wait
+// counts from the time at which the standby saw the last renewal. While a renewal is overdue, the reads become rarer.
 func (e *Elector) nextReadTime(now Instant) Instant {
 	if e.seen.presence != present {
 		return now.Add(e.opt.Renew)

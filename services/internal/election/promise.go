@@ -1,7 +1,7 @@
 package election
 
-// givenPromise is a standby's promise not to write the lock before a given time (until). It holds for the leader of one
-// term. A promise to an earlier leader can only make it longer.
+// givenPromise is a standby's promise not to write the lock before a given time (until). The promise is for the leader
+// of one term. A promise that was made to an earlier leader can only make until later.
 type givenPromise struct {
 	to    Peer
 	term  uint64

@@ -67,7 +67,7 @@ type stored struct {
 	until time.Duration // negative: still stored
 }
 
-// node is one machine with one process. The process is restarted, or the machine replaced, after its end.
+// node is one machine with one process. When the process has ended, it is restarted, or the machine is replaced.
 type node struct {
 	name    string
 	machine string
@@ -312,8 +312,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A process must release the lock only if it has led with it. A takeover that the process gave up may still
-		// land afterwards.
+		// A process that has led must not leave its lock unreleased. This does not apply to a takeover that the process
+		// gave up, which may still take effect later.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -422,7 +422,7 @@ func (sim *electionSimulation) machineState(id string) MachineState {
 	return MachineTerminated // the machine was replaced
 }
 
-// disturb causes faults on a random node and schedules the next call.
+// disturb causes faults on a random node, and schedules its own next run.
 func (sim *electionSimulation) disturb(until time.Duration) {
 	if sim.now >= until {
 		return
@@ -520,8 +520,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
 	if !mixed { // a process that never read the deleted lock cannot know its lease
-		// Remove the lock only once, and not while a write with the condition of absence may be in flight, because
-		// absence has no token.
+		// Delete the lock only once, and not while a write may be in flight that requires the absence of a lock. Such a
+		// write would succeed after the deletion, because its condition names no token.
 		sim.removeAt = time.Duration(40+rng.IntN(100)) * time.Second
 	}
 	longest := max(common.Lease, common.HeirLease)
