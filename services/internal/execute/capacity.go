@@ -17,7 +17,7 @@ type placement struct {
 }
 
 // placements returns the combinations of type and subnet that are worth a try in the market (spot or on-demand), in
-// order of preference. refused says why the others are not.
+// order of preference. For each of the other combinations, refused says why it is not worth a try.
 func (x *Executor) placements(group config.Group, first string, spot bool) (places []placement, refused []string) {
 	now := x.Env.Now()
 	for _, t := range append([]string{first}, group.InstanceTypes...) {

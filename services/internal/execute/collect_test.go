@@ -47,7 +47,7 @@ func TestConfirmOrphan(t *testing.T) {
 			t.Errorf("an answer that did not come counts: %+v", s.Strays)
 		}
 
-		// The bucket has a record of the VM that no list has returned yet.
+		// The bucket has a record of the VM, but no list of the bucket has returned the record yet.
 		id := vm.Tags.Instance
 		b.write(record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Created, Revision: 2, Term: 3,
 			ReservedTerm: 3, Writer: "w",
@@ -131,7 +131,7 @@ func TestTerminateStray(t *testing.T) {
 	})
 }
 
-// TestTerminateStrayWithARecord checks that a record that appears at the last moment saves its VM.
+// TestTerminateStrayWithARecord checks that a VM is not terminated as a stray if its record appears at the last moment.
 func TestTerminateStrayWithARecord(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()

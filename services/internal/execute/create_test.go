@@ -657,7 +657,7 @@ func TestRegisteredWhileCreated(t *testing.T) {
 	})
 }
 
-// TestCreatedIsRecorded checks that the result of a create is recorded, even if the bucket does not answer for long.
+// TestCreatedIsRecorded checks that the result of a create is recorded even if the bucket fails for minutes.
 func TestCreatedIsRecorded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -698,7 +698,7 @@ func TestOnDemand(t *testing.T) {
 			t.Errorf("a second time: %v, %d calls", err, len(b.made(mock.Create)))
 		}
 
-		// The caller fixed the ID, so there is no other placement to try.
+		// The caller chose the ID, and an ID is for one placement only, so no other placement is tried.
 		b.provider.SetCapacity(mock.Place{}, 0)
 		b.calls = nil
 		refused := b.newID()

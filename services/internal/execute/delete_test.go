@@ -218,7 +218,7 @@ func TestForget(t *testing.T) {
 		}
 		b.wantEvents(shardstate.EventDeleted)
 
-		// The tombstone is written although a load balancer is gone or definitely refuses.
+		// The tombstone is written even if a load balancer is gone or refuses to remove the instance.
 		for _, class := range []infra.Class{infra.NotFound, infra.Denied} {
 			id := b.serving()
 			b.leave(id)
@@ -247,7 +247,8 @@ func TestLoadBalancersThatAreNotThere(t *testing.T) {
 	})
 }
 
-// TestNoLoadBalancersForADeletedGroup checks that instances of a deleted group are not registered.
+// TestNoLoadBalancersForADeletedGroup checks that an instance of a deleted group is not registered with the group's
+// load balancers.
 func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.serving()
@@ -259,8 +260,8 @@ func TestNoLoadBalancersForADeletedGroup(t *testing.T) {
 	})
 }
 
-// TestRegisterWhileLoadBalancersChange checks that an instance does not count as registered if the load balancers of
-// its group change during the calls to the former load balancers.
+// TestRegisterWhileLoadBalancersChange changes a group's load balancers while an instance is being registered with the
+// old ones. The instance must not count as registered.
 func TestRegisterWhileLoadBalancersChange(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"old"} })
@@ -404,7 +405,8 @@ func TestUpdateRefused(t *testing.T) {
 		if _, err := b.Update(t.Context(), id, change); !errors.As(err, &superseded) || superseded.Token != "" {
 			t.Errorf("%v: its record is gone", err)
 		}
-		// A bucket that was restored has an older version than the leader knows. Update must not continue from it.
+		// In a restored bucket, the record has an older version than the one that the leader knows. Update must not
+		// change the older version.
 		rec, _, _ = b.State.Record(id)
 		rec.Revision = 1
 		b.write(rec, "")

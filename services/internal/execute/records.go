@@ -55,8 +55,8 @@ func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.
 			return record.Instance{}, err
 		}
 		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
-			// The record is absent or older than the known one, or the store refused a matching version. In each case,
-			// another program has changed the bucket.
+			// The record is absent or older than the known one, or the store refused the write although the version
+			// matched. In each case, another program has changed the bucket.
 			return record.Instance{}, err
 		}
 		x.State.PutRecord(superseded.Record, superseded.Token)
