@@ -180,7 +180,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took returns the next input of an instance that had the input `in` and then stored the files of result.
+// took returns the input in as it is after the instance has stored the files of result.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {
@@ -474,8 +474,8 @@ func TestWorkloadCAStarts(t *testing.T) {
 	signedBy(w.generate(t, in), next)
 }
 
-// TestWorkloadCARotation replaces the workload CA. At any time, an external client can verify the instance's
-// certificate with the instance's CA file, and also with the CA file of the previous step.
+// TestWorkloadCARotation replaces the workload CA. Every day, an external client can verify the instance's certificate
+// with the instance's CA file, and also with the CA file of the day before.
 func TestWorkloadCARotation(t *testing.T) {
 	w := newTestGenerator(t)
 	const day = 24 * time.Hour

@@ -81,7 +81,7 @@ type Result struct {
 	Missing []KeyRequest
 	// Issued describes the certificates among Files, for the certificate log.
 	Issued []record.Issued
-	// RenewAt is the time at which the first certificate must be renewed. Zero means never.
+	// RenewAt is the earliest time at which a certificate must be renewed. Zero means never.
 	RenewAt time.Time
 }
 
@@ -105,7 +105,8 @@ type certificate struct {
 	kind string
 	ttl  time.Duration
 	cn   *render.Template
-	// lists holds the templates of the name lists, in the order in which compileCertificate compiles them.
+	// lists holds the templates of the certificate's fields that have several values, in the order in which
+	// compileCertificate compiles them.
 	lists [9][]*render.Template
 }
 
@@ -214,8 +215,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
-	// Templates that are older than workload CAs put only CACert into their trust files. So CACert holds both CAs in
-	// the content of files.
+	// Templates that were written before there were workload CAs put only CACert into their trust files. So CACert
+	// holds the cluster's CA and the workload CAs when files are rendered.
 	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {
@@ -310,8 +311,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// Limit the lifetime only after the basis is made. Otherwise the limit would replace longer certificates that a
-	// former version issued.
+	// Compute the basis before the lifetime is limited. Otherwise the basis of a longer certificate that a former
+	// version issued would differ, and the certificate would be replaced.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)
@@ -354,7 +355,7 @@ func (r *generation) key(want KeyRequest) []byte {
 	return pkix
 }
 
-// keyIsThere reports whether the agent has the named key pair. It returns true if that is not known.
+// keyIsThere reports whether the agent has the named key pair. It also returns true if the agent's keys are not known.
 func (r *generation) keyIsThere(name string) bool {
 	if r.in.KeySums == nil {
 		return true

@@ -81,7 +81,7 @@ func New(options Options) *Generator {
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
 // Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
-// within the last hour. The creation of instances of these groups then waits for neither.
+// within the last hour. Creates in these groups then wait neither for the compilation nor for the scripts.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true})
 }

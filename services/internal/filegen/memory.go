@@ -16,7 +16,7 @@ const (
 
 // age limits the age of a remembered answer.
 type age struct {
-	// If after is set, only answers that were read after it are allowed.
+	// after, if set, excludes answers that were read at or before that time.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool
@@ -53,8 +53,8 @@ type entry struct {
 	at      time.Time // start of the read
 }
 
-// get returns the content of a key. It reads the content if it remembers none, or none of an allowed age. Callers share
-// the result and must not change it.
+// get returns the content of a key. It reads the content if it remembers none, or if the remembered content is too old
+// for the caller. Callers share the result and must not change it.
 func (m *memory) get(ctx context.Context, key string, allowed age,
 	read func(context.Context) ([]byte, error)) ([]byte, error) {
 	for {
