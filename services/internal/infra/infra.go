@@ -68,8 +68,8 @@ type VM struct {
 	Tags       Tags // all tags that could be parsed
 	IPv4, IPv6 string
 	Hostname   string
-	// Addresses are all addresses from which the VM may call, private and public, in canonical form. They are empty if
-	// the provider does not know them.
+	// Addresses are all addresses from which the VM may open connections, private and public, in canonical form. They
+	// are empty if the provider does not know them.
 	Addresses []string
 	// Account is the cloud's account that owns the VM; "": unknown.
 	Account    string
@@ -96,8 +96,8 @@ type Provider interface {
 	Get(ctx context.Context, providerID string) (VM, error)
 	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. If parts
 	// of the provider do not answer, such as one of several hosts, it returns the VMs of all others together with a
-	// [PartialError]. After any other error, nothing is known. A VM is proven gone only if it is absent from a list
-	// that covers it, after a grace period since its creation.
+	// [PartialError]. After any other error, nothing is known. A VM is proven gone only if two conditions hold: a grace
+	// period has passed since its creation, and a list of the part of the provider that would contain the VM lacks it.
 	List(ctx context.Context, owner Owner) ([]VM, error)
 	// FindByInstance looks up one VM by its instance tag. [NotFound] has the same meaning as for Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)
@@ -137,8 +137,8 @@ type InstanceType struct {
 }
 
 // LoadBalancers is an optional capability. Both methods are idempotent. Both refuse a VM that is gone or being deleted
-// as Invalid, as Elastic Load Balancing does ("targets are not in a running state"; RegisterTargets, InvalidTarget). A
-// late call of a former leader therefore adds no member that would never be removed.
+// as Invalid, as Elastic Load Balancing does ("targets are not in a running state"; RegisterTargets, InvalidTarget).
+// Otherwise a late call of a former leader could add a member that nothing would ever remove.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error

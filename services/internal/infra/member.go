@@ -16,8 +16,8 @@ type Member interface {
 	// Abandon tells the group to stop waiting for this machine, to terminate it, and to start another one.
 	// [ErrNotAwaited] means that the group does not wait for this machine.
 	Abandon(ctx context.Context) error
-	// Replace tells the group that the server is unhealthy, so that it replaces the machine. The group ignores this in
-	// the grace period of a new machine.
+	// Replace tells the group that the server is unhealthy, so that the group replaces the machine. The group ignores
+	// this in the grace period of a new machine.
 	Replace(ctx context.Context) error
 }
 
