@@ -31,7 +31,7 @@ func (c *canned) Do(r *http.Request) (*http.Response, error) {
 }
 
 // FuzzAnswer checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. An
-// error must be one line, with a class that permits no wrong conclusion.
+// error must be one line. Its class must not claim more than the answer proves.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200,
 		[]byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceId>i-0123456789abcdef0</instanceId><instanceState><code>16</code><name>running</name>`+

@@ -68,7 +68,7 @@ func TestArgsBecomeARequest(t *testing.T) {
 	}
 }
 
-// TestWrongArgsAreRefused checks that decodeArgs refuses the args that the checks of the configuration refuse.
+// TestWrongArgsAreRefused checks that decodeArgs refuses args that the validation of the configuration would refuse.
 func TestWrongArgsAreRefused(t *testing.T) {
 	_, err := decodeArgs(tree(t, `{"Placement": {"Tenacy": "x"}, "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ 1 }}"}}]}`))
 	want := `args.BlockDeviceMappings[0].Ebs.VolumeSize: want a whole number, have "{{ 1 }}"

@@ -32,8 +32,8 @@ func attemptsOf(ctx context.Context) *attempts {
 	return a
 }
 
-// result returns how many attempts were sent, how many of them were throttled (turned), and whether a failed attempt
-// may have had an effect.
+// result returns how many attempts were sent, how many of those were throttled, and whether a failed attempt may have
+// had an effect.
 func (a *attempts) result() (sent, turned int, ambiguous bool) {
 	if a == nil {
 		return 0, 0, false

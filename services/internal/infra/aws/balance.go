@@ -100,8 +100,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each calls do for every target group, even after an error. The class of the joined error is that of the error that is
-// most likely to go away.
+// each calls do for every target group, even after an error. It joins the errors. The error that is most likely to go
+// away comes first and determines the class.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {
@@ -113,7 +113,7 @@ func each(arns []string, do func(arn string) error) error {
 	return errors.Join(errs...)
 }
 
-// urgency orders classes. Classes of errors that may go away without a change come first.
+// urgency orders classes. Classes of errors that may disappear without a change of the configuration come first.
 func urgency(c infra.Class) int {
 	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied,
 		infra.Conflict, infra.Invalid, infra.NotFound}, c)

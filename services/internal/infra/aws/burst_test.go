@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// BenchmarkBurst makes many creates at the same time with the real client. The number of concurrent calls is the
-// server's limit (all: no limit), and each call has the server's default request timeout. The cloud handles one call at
-// a time, as fast as it can. The CPU seconds include client and cloud, because they share this process.
+// BenchmarkBurst makes many creates at the same time with the real client. Case 128 limits the concurrent calls as the
+// server does; case all does not limit them. Each call has the server's default request timeout. The cloud handles one
+// call at a time, as fast as it can. The CPU seconds include client and cloud, because both run in this process.
 func BenchmarkBurst(b *testing.B) {
 	for name, atOnce := range map[string]int{"all": 1000, "128": 128} {
 		b.Run("under-way="+name, func(b *testing.B) { benchmarkBurst(b, atOnce) })

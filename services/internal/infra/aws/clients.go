@@ -175,8 +175,9 @@ func hopeless(err error) sdk.Ternary {
 	}
 }
 
-// byRate spreads calls over several clients in the same way as EC2 spreads them over its throttling buckets. Throttled
-// creates therefore do not slow down look-ups. https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
+// byRate spreads calls over several clients in the same way as EC2 spreads them over its throttling buckets. Each
+// client slows down only its own calls, so throttled creates do not slow down look-ups.
+// https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 type byRate struct {
 	*ec2.Client // for describe calls
 	creating    *ec2.Client

@@ -19,7 +19,8 @@ import (
 //
 //   - Codes that end in NotFound or NotFoundException are NotFound.
 //   - Codes with a family name, such as InvalidAMIID.Unavailable, have the family's class.
-//   - Names with a known prefix, such as Insufficient or Invalid, and then the HTTP status decide about the rest.
+//   - For all other codes, the first match decides: a known prefix, such as Insufficient or Invalid, and then the HTTP
+//     status.
 //
 // Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (common client errors, client
 // errors for specific actions, server errors),

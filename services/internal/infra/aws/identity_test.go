@@ -21,7 +21,7 @@ func (r *testCloud) proof(id string) []byte {
 	return []byte(text)
 }
 
-// requireProof configures a provider to require a proof that one of the certificates has signed.
+// requireProof configures a provider to require a proof with a signature that one of the given certificates verifies.
 func requireProof(p *aws.Provider, certificates string) {
 	p.Configure(&config.Shard{Server: config.Server{Provider: config.Provider{Region: region},
 		Attestation: &config.Attestation{Method: "aws-iid", Certificates: certificates}}})

@@ -34,7 +34,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
-			// The new instance itself cannot be NotFound. So the error means a resource that the request names.
+			// NotFound cannot mean the new instance itself. So a resource that the request names does not exist.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err

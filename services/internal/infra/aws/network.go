@@ -21,8 +21,8 @@ import (
 const (
 	// acquireTimeout bounds one attempt to acquire the address. The caller must retry.
 	acquireTimeout = 90 * time.Second
-	// firmAfter is how long a holder that may be alive has to release the interface, from the start of the attempt.
-	// After that, the interface is detached by force.
+	// firmAfter is the time within which a live holder may release the interface itself. The time counts from the start
+	// of the attempt to acquire. After that time, the interface is detached by force.
 	firmAfter = 5 * time.Second
 	// lookSoon and lookLater are the intervals between two checks of the interface.
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
@@ -278,7 +278,7 @@ func passing(err error) bool {
 
 // answers checks with the kernel that an address belongs to this machine, that it can be used, and that replies from it
 // leave by its interface. An interface can have an IPv6 address that is not usable until it is known to be unique (RFC
-// 4862, section 5.4). Nothing leaves the machine.
+// 4862, section 5.4). The check sends no packets to other machines.
 func answers(ctx context.Context, addr netip.Addr) error {
 	on, err := interfaceOf(addr)
 	if err != nil {

@@ -30,7 +30,7 @@ func quotaOf(call, code, instanceType string) string {
 	return ""
 }
 
-// familyOf returns the group of instance types whose common vCPU quota also counts the given type.
+// familyOf returns the name of the family of instance types that share one vCPU quota with the given type.
 func familyOf(instanceType string) string {
 	for _, family := range []struct{ prefix, name string }{
 		{"hpc", "HPC"}, {"inf", "Inf"}, {"trn", "Trn"}, {"dl", "DL"}, {"vt", "G and VT"}, {"u-", "High Memory"},

@@ -16,8 +16,8 @@ var (
 	elsewhere6 = net.ParseIP("2001:db8::1")
 )
 
-// replyInterface returns the name of the interface by which packets from an address of this machine leave to other
-// subnets.
+// replyInterface returns the name of the interface through which this machine sends packets from one of its addresses
+// to other subnets.
 func replyInterface(from netip.Addr) (string, error) {
 	to := elsewhere4
 	if from.Is6() {

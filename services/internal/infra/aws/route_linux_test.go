@@ -65,8 +65,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// addInterface adds a network interface and waits until it has a carrier, because the interface's routes change until
-// then. The other end of the link is on the same machine, which does not matter here.
+// addInterface adds a network interface and waits until it has a carrier. Until then, the kernel still changes the
+// interface's routes. The interface is one end of a link whose other end is on the same machine, but the routes do not
+// depend on that.
 func addInterface(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// replyInterface returns the name of the interface by which packets from an address of this machine leave to other
-// subnets. Only Linux, which all server images run, has an implementation.
+// replyInterface returns the name of the interface through which this machine sends packets from one of its addresses
+// to other subnets. Only Linux has an implementation, and all server images run Linux.
 func replyInterface(netip.Addr) (string, error) {
 	return "", errors.New("routes are checked on Linux only")
 }

@@ -92,8 +92,8 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 }
 
 // tagSpecifications returns the tags to set together with the instance. Every resource that is created with the
-// instance gets the provider's tags. The tags in args are added to them. The provider's tags take precedence, except
-// for the name. The order is deterministic.
+// instance gets the provider's tags and the tags in args. If both set a tag, the provider's value takes precedence,
+// except for the name. The order is deterministic.
 func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification,
 	error) {
 	resources := slices.Clone(ourResources)
