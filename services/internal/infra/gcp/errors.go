@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes lists the error codes of operations, and the reasons of refusals, whose class does not follow from the HTTP
-// status.
+// classes maps the error codes of operations and the reasons of refused calls to classes. It holds those whose class
+// does not follow from the HTTP status.
 //
 // Sources: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
 // https://cloud.google.com/compute/docs/api/error-messages-api and https://cloud.google.com/compute/api-quota.

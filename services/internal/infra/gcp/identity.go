@@ -32,8 +32,8 @@ const (
 	maxKeys = 64 << 10
 	// keysTimeout bounds one request for the keys.
 	keysTimeout = 5 * time.Second
-	// keysPause is the least time between two requests for the keys. For this time after a failed request,
-	// registrations fail immediately, so that no client can make the leader send many requests.
+	// keysPause is the minimum time between two requests for the keys. After a failed request, registrations fail
+	// immediately until this time has passed, so that no client can make the leader send many requests.
 	keysPause = 10 * time.Second
 )
 

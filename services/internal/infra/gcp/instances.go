@@ -22,16 +22,16 @@ const (
 	// young is the age up to which the requestId alone keeps a request from making a second VM. Google remembers a
 	// requestId for about an hour. The margin allows for differences between clocks.
 	young = 30 * time.Minute
-	// old is the age from which a request makes no VM, because the log of operations may have lost an earlier insert.
-	// Google keeps operations for longer than that, but not forever.
+	// old is the age from which Create refuses a request, because the log of operations may no longer hold an earlier
+	// insert of the request. Google keeps operations for longer than this, but not forever.
 	old = 3 * 24 * time.Hour
 )
 
 // Create implements infra.Provider with instances.insert. It returns when the insert has ended.
 //
 // The instance's ID is the VM's name, and the UUID in the ID is the requestId. When the VM is gone, the name can be
-// used again immediately, and the requestId after an hour. So for a request that is older than young, Create first
-// looks for the VM and for an earlier insert in the log of operations.
+// used again immediately, and the requestId after an hour. So if a request is older than the constant young, Create
+// first looks for the VM, and then for an earlier insert in the log of operations.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if req.Tags.Instance.IsZero() {
 		return infra.VM{}, refused("create", "no instance ID")
@@ -72,8 +72,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 // requestID returns the UUID of an instance ID.
 func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"+id.Prefix()) }
 
-// findMade looks for the VM of an earlier insert for the same request. made reports that an earlier insert made, or may
-// have made, a VM. Create must then not insert again.
+// findMade looks for the VM of an earlier insert for the same request. If made is true, an earlier insert made a VM, or
+// may have made one, and Create must not insert again.
 func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
 	made bool, err error) {
 	_, err = p.api.get(ctx, in.Name)

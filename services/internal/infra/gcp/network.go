@@ -175,8 +175,8 @@ func (p *Provider) checkNetwork(machineID string) error {
 }
 
 // answers checks with the kernel that an address belongs to this machine. Google's guest agent gives an alias address a
-// local route, not an interface. So answers checks whether this machine can listen on the address. Nothing leaves the
-// machine.
+// local route, not an interface. So answers checks whether this machine can listen on the address. The check sends no
+// packets to other machines.
 func answers(ctx context.Context, addr netip.Addr) error {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())

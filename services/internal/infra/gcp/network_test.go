@@ -205,8 +205,8 @@ func TestInstanceGroups(t *testing.T) {
 	wantClass(t, "an unknown load balancer", p.Register(t.Context(), "none", vm), infra.Invalid)
 }
 
-// TestBackendServices checks MemberHealth with backend services that give no verdict: one without health checks, one
-// that is gone, and one of another instance group.
+// TestBackendServices checks MemberHealth with backend services that give no verdict: one has no health checks, one is
+// gone, and one does not contain the instance group.
 func TestBackendServices(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
