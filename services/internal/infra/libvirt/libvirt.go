@@ -1,7 +1,8 @@
 // Package libvirt is the provider for hosts with libvirt and QEMU.
 //
-// A VM is a domain with two volumes. Its disk is an overlay of an image. Its seed is a CD-ROM with the userdata in the
-// format of cloud-init's NoCloud. The domain's name is the instance ID. Its metadata hold the tags.
+// A VM is a domain with two volumes, the disk and the seed. The disk is an overlay of an image. The seed is a CD-ROM
+// with the userdata in the format of cloud-init's NoCloud. The domain's name is the instance ID. The domain's metadata
+// hold the tags.
 //
 // Invariant: an instance ID starts at most one VM. Before anything else, a create request makes an empty volume, the
 // claim. libvirt makes only one volume of each name, so only one request succeeds. The claim stays for a day after the
@@ -33,7 +34,7 @@ type Config struct {
 	Now     func() time.Time // nil: time.Now
 }
 
-// Provider implements infra.Provider and the capabilities below.
+// Provider implements infra.Provider and several of its optional capabilities.
 type Provider struct {
 	options contract.Options
 	log     *slog.Logger

@@ -21,7 +21,7 @@ type volumes struct {
 	dir  string
 }
 
-// openVolumes opens a storage pool. It must be a directory.
+// openVolumes opens a storage pool. The pool must be a directory.
 func openVolumes(c *libvirt.Libvirt, name string) (*volumes, error) {
 	pool, err := c.StoragePoolLookupByName(name)
 	if err != nil {
