@@ -151,7 +151,7 @@ func TestStartFails(t *testing.T) {
 }
 
 // TestPoolStaysBusy asks for a VM while another call uses the storage pool for longer than the provider waits. The
-// request is throttled and leaves nothing, so it can be repeated.
+// request is throttled. It leaves no domain and no volume, so it can be repeated.
 func TestPoolStaysBusy(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
