@@ -62,7 +62,7 @@ func (p *Provider) SetState(providerID string, s infra.State) error {
 }
 
 // Plant adds a VM that was not created through this provider, for example an orphan or a foreign VM. vm needs a unique
-// ProviderID. Its state is running if it is not set. Its instance ID counts as used.
+// ProviderID. If vm has no State, it is running. Its instance ID counts as used.
 func (p *Provider) Plant(vm infra.VM) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,8 +83,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 	return nil
 }
 
-// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. It is not
-// counted as a call, and its result is never stale.
+// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. Count does not
+// count it, and its result is never stale.
 func (p *Provider) VMs() []infra.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +99,7 @@ func (p *Provider) VMs() []infra.VM {
 	return vms
 }
 
-// Instance returns the current state of the VM, if any, that was made for an instance ID. It is not counted as a call.
+// Instance returns the current state of the VM, if any, that was made for an instance ID. Count does not count it.
 func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -155,7 +155,8 @@ func (p *Provider) end(m *machine, at time.Time) {
 	p.changed(m, at)
 }
 
-// occupy counts the VM among those that take up room, or no longer counts it if holds is false. The caller holds p.mu.
+// occupy sets whether the VM counts towards the limits of its places. holds is true if it counts. The caller holds
+// p.mu.
 func (p *Provider) occupy(m *machine, holds bool) {
 	if m.holds == holds {
 		return
