@@ -291,8 +291,8 @@ func (c *client) sendTo(ctx context.Context, endpoint *url.URL, method, path, co
 	return nil
 }
 
-// readError reads an answer that is not 200. The reason phrase of the status line says what went wrong. For wrong
-// parameters, the body says it too.
+// readError reads an answer with another status than 200. The reason phrase of the status line says what went wrong.
+// For wrong parameters, the body lists the problem of each parameter.
 func readError(answer *http.Response, raw []byte) error {
 	_, text, _ := strings.Cut(answer.Status, " ")
 	var body struct {
@@ -309,8 +309,8 @@ func readError(answer *http.Response, raw []byte) error {
 }
 
 // classes maps texts of errors to classes, because the API has no error codes. The first text that matches decides. The
-// texts are from PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and PVE/Cluster.pm; those
-// about space are from the programs that the storages call.
+// texts about a lack of space are from the programs that Proxmox VE calls for storage. The other texts are from
+// PVE/API2/Qemu.pm, PVE/QemuServer.pm, PVE/AbstractConfig.pm, PVE/Storage.pm and PVE/Cluster.pm.
 var classes = []struct {
 	text  string
 	class infra.Class

@@ -59,7 +59,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
-// continues where the earlier one stopped, until one request has written into the description that it starts the VM.
+// continues where the earlier one stopped. This ends when a request has written its intent to start the VM into the
+// description.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if err := ctx.Err(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)

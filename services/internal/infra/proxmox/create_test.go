@@ -67,8 +67,8 @@ func TestVMIDIsUsed(t *testing.T) {
 	}
 }
 
-// TestCloneCollision makes another server clone the VM of the same request just before the clone: on the same node,
-// where the call is refused, and on another node, where the task fails. Only one VM results.
+// TestCloneCollision sends one request through two servers. The other server clones the VM just before the server under
+// test does. On the same node, the second clone call is refused. On another node, its task fails. Only one VM results.
 func TestCloneCollision(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{"debian", "shared"} {
@@ -255,7 +255,8 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// TestRefused checks requests that name something that is not there. Nothing is left.
+// TestRefused checks requests that name something that does not exist. It also checks that a refused request leaves no
+// volume.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

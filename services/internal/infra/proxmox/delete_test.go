@@ -28,7 +28,8 @@ func TestLostDelete(t *testing.T) {
 	}
 }
 
-// TestDeletedStaysADay deletes a VM. The rest of the VM has no disks. The first deletion after a day removes the rest.
+// TestDeletedStaysADay deletes a VM. The VM stays for a day, without disks. The first deletion of any VM after that day
+// removes it.
 func TestDeletedStaysADay(t *testing.T) {
 	t.Parallel()
 	pve, ahead := fakepve.Start(t), new(atomic.Int64)

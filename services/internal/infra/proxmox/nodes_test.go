@@ -86,7 +86,7 @@ func TestNodeDown(t *testing.T) {
 	}
 }
 
-// TestNodeGoesDown takes a node down while its VMs are listed and the cluster does not know it yet.
+// TestNodeGoesDown takes a node down while its VMs are listed, before the cluster has noticed that the node is down.
 func TestNodeGoesDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -98,7 +98,8 @@ func TestNodeGoesDown(t *testing.T) {
 	}
 }
 
-// TestNoQuorum asks a node that is cut off from the majority of the cluster. Nothing is known, and nothing is made.
+// TestNoQuorum uses a node that is cut off from the majority of the cluster. List and Create must fail as
+// Indeterminate.
 func TestNoQuorum(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

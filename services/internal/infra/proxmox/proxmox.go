@@ -1,12 +1,12 @@
 // Package proxmox is the provider for clusters of Proxmox VE.
 //
-// A VM is a clone of a VM template, with its userdata on a CD-ROM in the format of cloud-init's NoCloud. Its
+// A VM is a clone of a VM template, with its userdata on a CD-ROM in the format of cloud-init's NoCloud. The VM's
 // description holds the tags.
 //
 // Invariant: an instance ID starts at most one VM. The VMID follows from the instance ID, and the file system of the
 // cluster keeps VMIDs unique, so only one request to clone the VM of an instance succeeds. Before a request starts the
-// VM, it writes that into the description, on the condition that the configuration has not changed since it was read. A
-// deleted VM stays for a day without disks.
+// VM, it writes the time of the start into the description. That write fails if the configuration has changed since the
+// request read it. A deleted VM stays for a day without disks.
 package proxmox
 
 import (
@@ -36,7 +36,7 @@ type Config struct {
 	Now       func() time.Time  // nil: time.Now
 }
 
-// Provider implements infra.Provider and the capabilities below.
+// Provider implements infra.Provider and several of its optional capabilities.
 type Provider struct {
 	options contract.Options
 	log     *slog.Logger
@@ -221,7 +221,7 @@ func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
 	return vm
 }
 
-// errBeingCloned means that a VM exists that has no description yet.
+// errBeingCloned means that the VM exists but has no description yet.
 var errBeingCloned = errors.New("the VM is being cloned; if it stays locked, unlock and delete it by hand (qm unlock)")
 
 // lookUp describes a VM of an inventory.

@@ -70,7 +70,8 @@ func TestTokenFile(t *testing.T) {
 	wantClass(t, openError(t, raw), infra.Invalid, "no such file")
 }
 
-// TestCertificate connects to a node with another certificate than configured, and to one that no authority signed.
+// TestCertificate connects to nodes with the wrong certificate: one does not have the configured fingerprint, and one
+// is not signed by a known CA.
 func TestCertificate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -19,7 +19,7 @@ func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 	}
 }
 
-// watchOnce reports the VMs with another status than the last one that was seen on their node.
+// watchOnce reports each VM whose status differs from the status that was last seen on its node.
 func (p *Provider) watchOnce(ctx context.Context, seen map[string]map[int]liveVM, changed func(ident.ID)) {
 	var nodes []struct {
 		Type   string `json:"type"`
