@@ -32,15 +32,15 @@ const (
 	// bootGrace is the time for which a requested VM may have no window, because the create call is still running.
 	// After that time, no call will finish the VM.
 	bootGrace = 30 * time.Second
-	// hangupGrace is how long a VM's processes may take to end after their window is closed, and killGrace how long
-	// after they are killed.
+	// hangupGrace is how long a VM's processes may take to end after their window is closed. killGrace is how long they
+	// may take after they are killed.
 	hangupGrace = 250 * time.Millisecond
 	killGrace   = 5 * time.Second
 	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
 	// During this time List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
-	// maxDeleted is the number of deleted VMs that remain for keepDeleted. VMs deleted before these remain only for
-	// keepDeletedLeast, after which no create request with their IDs can still be running.
+	// The maxDeleted newest deleted VMs remain for keepDeleted. Older ones remain only for keepDeletedLeast. After that
+	// time, no create request with their IDs can still be running.
 	maxDeleted       = 20
 	keepDeletedLeast = 5 * time.Minute
 )
@@ -161,8 +161,9 @@ func (p *Provider) create(ctx context.Context, req infra.CreateRequest, digest s
 			return infra.VM{}, 0, err
 		}
 		d = newDocument(req, digest, entered, p.now())
-		// Write the files that the VM runs first, then the document, then open the window. A crash in between leaves
-		// nothing, or a VM that a repeated call finishes. Without a repeated call, the VM's state becomes Failed.
+		// First write the files that the VM runs, then the document, and then open the window. A crash in between
+		// leaves either nothing or a VM that a repeated call finishes. Without a repeated call, the VM's state becomes
+		// Failed.
 		if err := p.prepare(d, req); err != nil {
 			return infra.VM{}, 0, err
 		}
