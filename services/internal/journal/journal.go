@@ -1,7 +1,7 @@
 // Package journal keeps the history of a shard: every decision and every change is one event.
 //
-// Events go to the server's SQLite file, which has the newest ones, and in parts to the bucket, which has all of them
-// until their retention is over. A new leader reads the last day back from the bucket.
+// Each event goes to two places. The server's SQLite file has the newest events. The bucket has all events until their
+// retention is over, in parts of many events each. A new leader reads the last day back from the bucket.
 //
 // Invariants:
 //   - Recording an event never waits: neither for the disk nor for the bucket.
@@ -34,8 +34,8 @@ const (
 	partInterval = 30 * time.Second
 	// putTimeout limits one request to the bucket, even at a clean stop.
 	putTimeout = 5 * time.Second
-	// maxQueue is the largest number of events that wait for the disk, and maxUnsent of events that wait for the
-	// bucket. Further events are only counted.
+	// maxQueue is the largest number of events that wait for the disk. maxUnsent is the largest number of events that
+	// wait for the bucket. Further events are only counted.
 	maxQueue, maxUnsent = 16384, 32768
 	// keepEvents is the number of events in the SQLite file. The file is trimmed after every trimEvery new events.
 	keepEvents, trimEvery = 10_000, 1_000
@@ -76,7 +76,8 @@ type Journal struct {
 // New returns a journal without events. Record works before Run is called.
 func New(o Options) *Journal { return &Journal{options: o, wake: make(chan struct{}, 1)} }
 
-// Record adds an event. It sets the event's term, sequence number and, if that is zero, time. It does not wait.
+// Record adds an event. It sets the event's term and sequence number. It also sets the time if the time is zero. It
+// does not wait.
 func (j *Journal) Record(e record.Event) {
 	if e.At.IsZero() {
 		e.At = j.options.Now()
@@ -169,7 +170,7 @@ func (j *Journal) Run(ctx context.Context) error {
 type writer struct {
 	*Journal
 	// unsent are stored events that are in no part. part is the part whose last write failed or has an unknown result.
-	// It never changes, so that repeating the write is safe.
+	// part never changes, so that repeating the write is safe.
 	unsent, part []record.Event
 	repeated     bool // part was written before
 	dropped      int
@@ -270,7 +271,7 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	return true
 }
 
-// clean deletes, once a day, the parts of days whose retention is over.
+// clean runs at most once a day. It deletes the parts of all days that are older than the retention.
 func (w *writer) clean(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, putTimeout)
 	defer cancel()

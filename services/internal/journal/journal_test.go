@@ -210,7 +210,8 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 	})
 }
 
-// TestRetention checks that parts are deleted after their retention, even long after, and that younger parts stay.
+// TestRetention checks that parts are deleted after their retention, even if that was long ago, and that younger parts
+// stay.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New()

@@ -32,7 +32,7 @@ type Step struct {
 func (s Step) Took() time.Duration { return s.Ended.Sub(s.Began) }
 
 // Steps returns the stages whose times are known, in their order. If an agent registers before the answer of the create
-// call is recorded, there is no stage between these two times.
+// call is recorded, the stage between these two events has no duration.
 func (r *Replacement) Steps() (steps []Step) {
 	for _, s := range []Step{
 		{metrics.StageDecide, r.Lost, r.Creating},
@@ -55,8 +55,8 @@ const (
 	// replacementTime is how long an instance may take to become healthy. After that, its replacement is no longer
 	// measured.
 	replacementTime = time.Hour
-	// maxReplacements is the largest number of replacements that are measured at the same time, and also of failed
-	// instances.
+	// maxReplacements is the largest number of replacements that are measured at the same time. It also limits the
+	// failed instances that are remembered.
 	maxReplacements = 10_000
 )
 
@@ -68,7 +68,8 @@ type Replacements struct {
 	pruned  time.Time
 }
 
-// failure holds the first signs that an instance failed, after it was last healthy.
+// failure holds the times of the first signs of an instance's failure. Signs from before the instance was last healthy
+// do not count.
 type failure struct{ lost, other time.Time }
 
 // Add adds the next event of the journal. It returns the replacement that ends with the event.
@@ -123,8 +124,9 @@ func (r *Replacements) fail(e *record.Event) {
 	r.failed[e.Instance] = f
 }
 
-// before returns when an instance was known to be lost or, if it was not lost, when it announced its end or became
-// unhealthy. It ignores times after the request for the replacement, and returns the zero time if none is left.
+// before returns when an instance failed: when it was lost or, otherwise, when it announced its end or became
+// unhealthy. creating is the time of the request for the replacement. before ignores later times. Without an earlier
+// time, it returns the zero time.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {
