@@ -105,7 +105,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// configure gives an interface addresses and sets it up.
+// configure gives addresses to an interface and brings the interface up.
 func configure(name string, addrs ...string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -201,7 +201,7 @@ func (m *machine) await(t *testing.T, begin string) string {
 	}
 }
 
-// awaitNoAddress waits until the kernel has removed the leader's addresses of a process that is stopped.
+// awaitNoAddress waits until the kernel has removed the leader's addresses from a machine whose process is stopped.
 func (m *machine) awaitNoAddress(t *testing.T) {
 	t.Helper()
 	for began := time.Now(); ; {

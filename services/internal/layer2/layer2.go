@@ -30,8 +30,8 @@ const (
 // can be lost, and because a former leader can answer for the address until its lifetime ends.
 var announcements = []time.Duration{0, Interval, 500 * time.Millisecond, time.Second, Lifetime}
 
-// schedule decides when an address is announced and when other machines are asked for it. Its times count from the
-// moment at which the address was acquired.
+// schedule decides when an address is announced, and when other machines are asked whether they have the address. Its
+// times count from the moment at which the address was acquired.
 type schedule struct {
 	announced int           // number of announcements
 	probed    int           // number of probes
