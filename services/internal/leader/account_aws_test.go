@@ -160,7 +160,7 @@ func newSubnet(t testing.TB, client *ec2.Client, zone string) (subnet string) {
 	return *made.Subnet.SubnetId
 }
 
-// newRole makes a role of machines with the statements of a policy.
+// newRole makes an IAM role for EC2 instances, with a policy that has the given statements.
 func newRole(t *testing.T, client *iam.Client, name, statements string) {
 	t.Helper()
 	if _, err := client.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: &name,

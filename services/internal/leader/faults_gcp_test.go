@@ -84,7 +84,7 @@ func (r gcpRenderer) Render(ctx context.Context, group config.Group, rec record.
 	return m, err
 }
 
-// ofType lets the inserts of instances of a machine type fail late.
+// ofType returns a fault that makes the cloud accept inserts of a machine type and then fail them.
 func ofType(machineType string, failure *compute.Failure) compute.Fault {
 	matches := func(r *compute.Resource) bool {
 		return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/"+machineType)
@@ -92,8 +92,8 @@ func ofType(machineType string, failure *compute.Failure) compute.Fault {
 	return compute.Fault{Type: "insert", Collection: "instances", Failure: failure, Matches: matches}
 }
 
-// TestFaultsOfGoogleCloud lets a leader create two VMs through Google's SDK while the cloud has one fault after the
-// other. The group's first instance type is e2-small, and the second is e2-medium.
+// TestFaultsOfGoogleCloud runs a leader that creates two VMs through Google's SDK. Each case gives the cloud another
+// fault. The group's first instance type is e2-small, and the second is e2-medium.
 func TestFaultsOfGoogleCloud(t *testing.T) {
 	const small, medium = "e2-small", "e2-medium"
 	for name, test := range map[string]struct {

@@ -528,8 +528,8 @@ func TestCreateInstance(t *testing.T) {
 	})
 }
 
-// TestCreateInstanceLeftByAnEarlierLeader checks that the leader first settles an earlier leader's create, and that the
-// same ID then gives the same answer.
+// TestCreateInstanceLeftByAnEarlierLeader repeats creates that an earlier leader began. They fail until the leader has
+// settled them. Then a create returns its instance if the VM exists. If there is no VM, the ID cannot be used again.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())

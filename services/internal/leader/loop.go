@@ -58,8 +58,8 @@ const (
 )
 
 // Pass plans every dirty group and every group with a due schedule, and starts the planned actions. It returns the time
-// of the next pass that is needed even without an event, or zero if none is. The actions run under ctx, which ends with
-// the leader's authority.
+// at which the next pass is needed even if no event happens. The time is zero if no such pass is needed. The actions
+// run under ctx, which ends with the leader's authority.
 func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,8 +82,8 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	}
 	dirty := l.State.TakeDirty()
 	if len(dirty) > 0 {
-		// Health visits every instance of the shard, which is too slow for every event. A plan that is due by time
-		// always gets a fresh value.
+		// Health visits every instance of the shard, which is too slow for every event. A group that is planned because
+		// its time has come always gets a fresh value.
 		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
 			l.health, l.healthAt = l.State.Health(now), now
 		}
@@ -147,8 +147,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 }
 
-// snapshot returns what planning a group may use, without the limit of concurrent creates. It reuses the array of
-// instances. Call with mu held.
+// snapshot returns what planning a group may use. It does not set the limit of concurrent creates. It reuses the array
+// of instances. Call with mu held.
 func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
 	snapshot, ok := l.State.Snapshot(key, instances)
 	if !ok {
@@ -173,8 +173,9 @@ func (l *Loop) createEvery() time.Duration {
 	return l.CreateEvery()
 }
 
-// Explain plans a group as the next pass would and starts nothing. With a size, it plans as if the group had it. It
-// returns false for a group that is gone. It may be called at any time and waits for a pass that is running.
+// Explain plans a group as the next pass would and starts nothing. If size is not nil, Explain plans the group with
+// that size instead of its own. It returns false for a group that is gone. It may be called at any time and waits for a
+// pass that is running.
 func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.Explanation, bool) {
 	l.mu.Lock()
 	snapshot, ok := l.snapshot(key, l.State.Health(l.Env.Now()), nil)
@@ -256,8 +257,8 @@ func (s *slots) inUse() int {
 	return s.used
 }
 
-// use takes n slots, or returns them if n is negative, and lets groups wait for slots. Once at most resume slots are in
-// use, it marks all waiting groups as dirty.
+// use takes n slots, or returns them if n is negative. It adds groups to those that wait for slots. When the number of
+// slots in use is at most resume, it marks all waiting groups as dirty.
 func (l *Loop) use(s *slots, n, resume int, waiting ...config.GroupKey) {
 	s.mu.Lock()
 	s.used += n

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// TestCreateRateLimit checks that create_rate_limit spaces creates over all groups, and that a changed limit counts
-// from the last create.
+// TestCreateRateLimit checks that create_rate_limit applies to the creates of all groups together, and that a changed
+// limit counts from the last create.
 func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
@@ -129,8 +129,8 @@ func TestCreatesAreBounded(t *testing.T) {
 }
 
 // TestReportsInTimeArePlannedOnce checks that nothing is planned while all instances of a group report in time, even
-// though the report due next changes all the time. It also checks that a missed report leads to a question to the
-// provider when it is due.
+// though each report changes which instance must report next. It also checks that the leader asks the provider about an
+// instance when its report is overdue.
 func TestReportsInTimeArePlannedOnce(t *testing.T) {
 	const instances, interval = 20, time.Minute
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)

@@ -61,8 +61,9 @@ func (l *Leader) CreateInstance(ctx context.Context, key config.GroupKey, id ide
 	return id, err
 }
 
-// DeleteInstance records the intent to delete an instance. The intent is durable when it returns. For an instance that
-// is already being deleted it can only shorten the drain (plan's rule 40). For a deleted instance it changes nothing.
+// DeleteInstance records the intent to delete an instance. The intent is durable when DeleteInstance returns. If the
+// instance is already being deleted, DeleteInstance can only shorten its drain (plan's rule 40). If the instance is
+// already deleted, DeleteInstance changes nothing.
 func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string) error {
 	rec, _, ok := l.State.Record(id)
 	if !ok {

@@ -19,9 +19,8 @@ const (
 )
 
 // Recheck looks for records that an earlier leader wrote after TakeOver had read them. Such a write happens if the
-// earlier leader's process was suspended between its last check of the lease and its request. Only the record's version
-// fences that write, so a leader that does not write the same record would not notice it. Recheck returns when ctx
-// ends.
+// earlier leader's process was suspended between its last check of the lease and its request. The leader would notice
+// the write only when it writes the same record, because then the versions conflict. Recheck returns when ctx ends.
 func (l *Leader) Recheck(ctx context.Context) {
 	for wait := recheckFirst; l.Executor.Env.Sleep(ctx, wait) == nil; wait = recheckEvery {
 		err := l.records.LoadUnseen(ctx, l.State.Seen, func(rec record.Instance, token objstore.Token) {

@@ -102,9 +102,9 @@ func (l *Leader) readStrays(ctx context.Context) error {
 	})
 }
 
-// Collect lists the provider's VMs and checks its subnets for capacity at every collection interval, or sooner after a
-// failure. It also keeps the reservations filled. It returns when ctx ends. The list from TakeOver counts as the first,
-// because a second list of thousands of VMs would delay the work that the first one caused.
+// Collect lists the provider's VMs and checks the provider's subnets for capacity at every collection interval, or
+// sooner after a failure. It also fills the pools of reservations. It returns when ctx ends. The list from TakeOver
+// counts as the first, because a second list of thousands of VMs would delay the work that the first one caused.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {
