@@ -37,14 +37,16 @@ type Config struct {
 	// HighestTerm returns the highest term in any record of the shard, or 0 if there is none. It is called only when
 	// there is no lock.
 	HighestTerm func(ctx context.Context) (uint64, error)
-	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. It must return soon after ctx
-	// is cancelled; the cause of ctx says why. Until it returns, Authority says what it may still do. Run ends when
-	// Lead returns an error that is not about ctx, and when Lead returns nil while this process still leads.
+	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. Lead must return soon after ctx
+	// is cancelled; the cause of ctx says why it was cancelled. Until Lead returns, a says for how long Lead may still
+	// act. Run ends when Lead returns an error other than that of ctx, and when Lead returns nil while this process
+	// still leads.
 	Lead func(ctx context.Context, a *Authority) error
 	// StopTimeout bounds the wait for Lead when Run is to end. If Lead takes longer, the lock is not released, because
 	// the leader's code may still act.
 	StopTimeout time.Duration
-	// Watch, if not nil, is called with each new Status. It must not block or call back.
+	// Watch, if not nil, is called with each new Status. It must not block, and must not call an Authority, because Run
+	// waits for Watch.
 	Watch func(Status)
 	Log   *slog.Logger
 }
@@ -58,9 +60,9 @@ type Status struct {
 	Holder record.Lock
 }
 
-// Run takes part in the election until ctx ends or Lead ends it, and runs Lead while this process leads. Run releases
-// the lock after Lead has returned. The returned error is Lead's, or says why the lock was not released; then the other
-// servers wait for the end of the lease.
+// Run takes part in the election until ctx ends or the result of Lead ends it, and runs Lead while this process leads.
+// Run releases the lock after Lead has returned. The returned error is Lead's, or says why the lock was not released.
+// If the lock was not released, the other servers wait for the end of the lease.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Disabled {
 		return runDisabled(ctx, cfg)
@@ -375,9 +377,9 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 	return election.WriteUnknown{}
 }
 
-// refuseReplay replaces the answer of a read that shows an earlier version of the lock than this process has read
-// before. Such a lock is an old version that was written back: its holder, heir and release are no longer true. This
-// process does not take it over.
+// refuseReplay replaces the answer of a read if the lock in it is older than a lock that this process has read before.
+// Such a lock is an old version that was written back: its holder, heir and release are no longer true. This process
+// does not take it over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)
 	if !ok {

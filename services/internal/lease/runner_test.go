@@ -180,7 +180,7 @@ func (v *server) lead(ctx context.Context, a *Authority) error {
 	return ctx.Err()
 }
 
-// stop ends a server like SIGTERM.
+// stop ends a server as SIGTERM would.
 func (v *server) stop() error {
 	v.cancel()
 	return <-v.result
@@ -225,8 +225,8 @@ func TestCleanHandover(t *testing.T) {
 		}
 		released := time.Now()
 		authority := <-b.leads
-		// The successor takes the lock at its next read. It reads once in a renewal interval, so it does not wait for a
-		// lease and a margin.
+		// The released lock can be taken immediately, so the successor takes it at its next read. It reads the lock
+		// once in a renewal interval.
 		within(t, "hand-over", time.Since(released), 0, defaults.Renew+200*time.Millisecond)
 		if authority.Term() != 2 {
 			t.Errorf("second term is %d", authority.Term())
@@ -710,7 +710,8 @@ func TestHostileReplayedLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		// Server b knows that its own leadership has ended. So b, and no other server, may take the lock over.
+		// The leadership after the replayed lock was that of server b, and b knows that it has ended. So b may take
+		// over the replayed lock, and no other server may.
 		if got := strings.Join(s.ledBy, " "); got != "a b b" || s.lock().Term != 3 {
 			t.Errorf("leaders: %s, the last in term %d", got, s.lock().Term)
 		}
