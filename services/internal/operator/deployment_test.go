@@ -323,7 +323,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// await repeats done until it returns nil.
+// await calls the function done repeatedly until done returns nil.
 func (deployment *testDeployment) await(what string, done func() error) {
 	deployment.t.Helper()
 	var last error
