@@ -181,9 +181,9 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 		return err
 	}
 	if cluster.UID != r.cleared && r.External == nil {
-		// Cluster API connects when the infrastructure is provisioned, and waits 30 s after a failure. So create the
-		// kubeconfig first. If that fails, the status shows the error, and kubeconfigKeeper.run retries in the
-		// background.
+		// When the infrastructure is provisioned, Cluster API connects to the workload cluster. After a failure it
+		// waits 30 s. So create the kubeconfig first. If that fails, the status shows the error, and
+		// kubeconfigKeeper.run retries in the background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false

@@ -96,8 +96,8 @@ func (r *reconciler) releaseInfraCluster(ctx context.Context, infra *v1beta1.Nst
 	return nil
 }
 
-// listWaits returns the shards that still have groups or machines of the Cluster. A shard that does not answer maps to
-// false.
+// listWaits returns a map whose keys are the shards that still have groups or machines of the Cluster. The value is
+// false for a shard that does not answer.
 func (r *reconciler) listWaits(ctx context.Context) (map[string]bool, error) {
 	ours := []client.ListOption{client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy,
 		client.MatchingLabels{clusterv1.ClusterNameLabel: r.ClusterName()}}

@@ -120,8 +120,8 @@ func checkSelfContained(c *clientcmdapi.Config) error {
 	return nil
 }
 
-// waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks at each tick,
-// or at the interval recheck if ticks is nil.
+// waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks the kubeconfig
+// at each tick. If ticks is nil, it checks once in the time recheck.
 func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
 	ticks <-chan time.Time, log *slog.Logger) error {
 	if ticks == nil {
