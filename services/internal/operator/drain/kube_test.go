@@ -506,8 +506,8 @@ func testNodeRemoval(kube *testKubernetes) {
 			return kube.node(name).Annotations[v1beta1.InstanceAnnotation] == kube.shard.ID()+"/"+id
 		})
 	}
-	// While no operator runs, the instance is deleted and leaves the mirror. The mirror is not synced yet when the
-	// operator starts.
+	// While no operator runs, the instance is deleted. The shard's mirror, which is the operator's copy of the
+	// instances, loses it too. When the operator starts, the mirror is not synced yet.
 	kube.stop()
 	kube.shard.Kill(dies)
 	kube.shard.Forget(dies)
