@@ -9,7 +9,7 @@ import (
 // renewHeader is the response header with which a server asks for an early renewal.
 const renewHeader = "nstance-renew-certificate"
 
-// renewalRequests detects, in the response headers of servers, requests to renew the certificate early. It implements
+// renewalRequests looks in the response headers of servers for a request to renew the certificate early. It implements
 // stats.Handler.
 type renewalRequests struct{ *Keeper }
 

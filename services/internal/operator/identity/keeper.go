@@ -131,7 +131,8 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	return roots.with(k.sent), nil
 }
 
-// loadKey returns the stored key, or a new one that it stores, and the Secret of the certificate, which may be nil.
+// loadKey returns the stored key and the Secret of the certificate, which may be nil. If no key is stored, loadKey
+// stores a key and returns it.
 func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
 	certificate, err := k.readSecret(ctx, k.CertSecret)
 	if err != nil {

@@ -82,8 +82,8 @@ func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 	return string(text), nil
 }
 
-// registerWithShard registers with one shard at the given address. If that server names the leader, it tries the leader
-// once.
+// registerWithShard registers with one shard at the given address. If the server at that address names the leader,
+// registerWithShard tries the leader once.
 func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
 	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
 	var answer *nstancev1.RegisterOperatorResponse
