@@ -143,8 +143,8 @@ func (b *backend) PutObject(bucket, key string, meta map[string]string, input io
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
-	// gofakes3 decodes one kind of chunked upload. With the other kinds, it would store the chunk headers as part of
-	// the object.
+	// gofakes3 decodes one kind of chunked upload. For an upload of another kind, it would store the chunk headers as
+	// part of the object.
 	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
 		form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
 		return done, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "uploads of the form "+form+

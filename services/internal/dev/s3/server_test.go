@@ -203,7 +203,8 @@ func TestStopDropsUnusedConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// The server accepts connections in order. After this answer it has also accepted the unused connection.
+	// The server accepts connections in the order in which they were opened. So when it answers this request, it has
+	// also accepted the unused connection.
 	if _, err := open(t, url).List(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
