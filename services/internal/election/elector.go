@@ -18,7 +18,7 @@ const (
 	// Stopping means that the process has lost its authority, but the code that it runs as the leader has not returned
 	// yet.
 	Stopping
-	// Releasing means that the process gives the lock back if it holds the lock.
+	// Releasing means that the process releases the lock if it holds the lock.
 	Releasing
 	// Done means that the process takes no further part in the election.
 	Done

@@ -352,8 +352,8 @@ func (x *explorer) explore(m *model, depth int) error {
 	return nil
 }
 
-// settle continues a sequence without further faults. A process must lead in bounded time, and a process that was asked
-// to stop must have stopped.
+// settle continues a sequence of events without further faults. A process must lead in bounded time, and a process that
+// was asked to stop must have stopped.
 func (x *explorer) settle(m model) error {
 	x.ended++
 	m.budget = budget{}
@@ -400,7 +400,7 @@ func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	return m, x.until(&m, ready, func(*model) {})
 }
 
-// until runs without faults until ready returns true. It calls hurt before each step.
+// until runs the model without faults until ready returns true. It calls hurt before each step.
 func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model)) error {
 	for range 10_000 {
 		if hurt(m); ready(m) {

@@ -10,7 +10,7 @@ import (
 // way is a direction between two machines.
 type way struct{ from, to *node }
 
-// wire is a follower's connection to the process that holds the lock. It belongs to one process at each end. Messages
+// wire is a follower's connection to the process that holds the lock. It ends with the process at either end. Messages
 // on it may be reordered.
 type wire struct {
 	follower, leader         *node

@@ -22,9 +22,9 @@ var (
 	stateCount = flag.Int("election.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// An electionSimulation runs several electors with one lock in true time. All faults come from its seed. Answers are
-// lost, writes land late, processes pause, crash, and restart, and machines end. Clocks are offset and run up to 5 %
-// fast or slow, and people delete the lock.
+// An electionSimulation runs several electors with one lock. Its time is true time, from which each node's clock
+// differs by an offset and by up to 5 % in speed. The seed determines all faults: answers are lost, writes land late,
+// processes pause, crash and restart, machines end, and people delete the lock.
 type electionSimulation struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)

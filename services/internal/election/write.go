@@ -94,7 +94,7 @@ func (e *Elector) recordWriteUnknown(now Instant) {
 	e.delayRetry(now)
 }
 
-// abandonWrite gives up an unsettled write. The write may still succeed: the next read will tell.
+// abandonWrite gives up a write with an unknown result. The write may still succeed: the next read will tell.
 func (e *Elector) abandonWrite() {
 	if e.write.attempts == 0 {
 		return
@@ -107,7 +107,8 @@ func (e *Elector) abandonWrite() {
 	}
 }
 
-// nextWrite returns the unsettled write again, or else a new version of the lock: a takeover, a renewal or a release.
+// nextWrite returns the write with an unknown result again. If there is none, it returns a new version of the lock: a
+// takeover, a renewal or a release.
 func (e *Elector) nextWrite(now Instant) WriteLock {
 	if e.write.resend {
 		e.write.resend = false
