@@ -449,8 +449,8 @@ func TestCreateElsewhere(t *testing.T) {
 	})
 }
 
-// TestCreateSkipsFullSubnets checks that the executor asks the provider for full subnets in the background, and not
-// during a create.
+// TestCreateSkipsFullSubnets checks that the executor asks the provider in the background which subnets are full, and
+// not during a create.
 func TestCreateSkipsFullSubnets(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.reserve()
