@@ -421,8 +421,8 @@ func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	}
 }
 
-// TestWorkloadCAStarts checks a cluster that was in use when its workload CA was made: the CA is announced before it
-// signs certificates, and certificates of the cluster's CA stay until they are due.
+// TestWorkloadCAStarts checks a cluster that was in use when its workload CA was made. The CA is announced before it
+// signs certificates. Certificates that the cluster's CA signed stay until they are due for renewal.
 func TestWorkloadCAStarts(t *testing.T) {
 	w := newTestGenerator(t)
 	notice := 240 * time.Hour
@@ -627,7 +627,7 @@ func secretOf(result Result) string {
 	return ""
 }
 
-// A reader with an ended context does not fail the callers that wait for its result.
+// Several callers wait for one read, and the context of the caller that reads ends. The other callers do not fail.
 func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 	m := memory{ttl: time.Minute, now: time.Now, entries: map[string]*entry{}}
 	ctx, cancel := context.WithCancel(context.Background())
