@@ -138,8 +138,8 @@ func networkOf(shard *config.Shard) (Network, error) {
 	return out, nil
 }
 
-// Configure implements infra.Configurer. It stores the target groups of each load balancer, and what an agent's proof
-// of its VM must show.
+// Configure implements infra.Configurer. It stores the target groups of each load balancer, and how an agent must prove
+// on which VM it runs.
 func (p *Provider) Configure(shard *config.Shard) {
 	balancers := map[string][]string{}
 	for name, lb := range shard.LoadBalancers {

@@ -27,7 +27,8 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of RegisterTargets
 // and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
 var classes = map[string]infra.Class{
-	// No room in this place now. Another type or subnet may succeed. An account limit may be raised, or usage may drop.
+	// There is no room for the instance in this place now. Another type or subnet may succeed. This type may succeed
+	// later, when an account limit is raised or usage drops.
 	"InsufficientAddressCapacity":           infra.Capacity,
 	"InsufficientCapacity":                  infra.Capacity,
 	"InsufficientCapacityOnHost":            infra.Capacity,
