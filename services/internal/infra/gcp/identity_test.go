@@ -117,8 +117,8 @@ func TestAttest(t *testing.T) {
 	}
 }
 
-// TestAttestKeysExpire checks that Google's keys are read when they expire, and only seldom while reads fail. A proof
-// that cannot be checked is not denied, so that the agent tries again.
+// TestAttestKeysExpire checks that Google's keys are read again when they expire. While reads fail, at most one read
+// starts per keysPause. A proof that cannot be checked is not denied, so that the agent tries again.
 func TestAttestKeysExpire(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

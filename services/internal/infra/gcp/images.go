@@ -22,8 +22,8 @@ var imageFields = map[string]func(*compute.Image) string{
 	"status":       func(i *compute.Image) string { return i.Status },
 }
 
-// Resolve implements infra.Images with images.list. Owners are projects. Resolve considers images that are ready and
-// not deprecated. The result is a path that args can name.
+// Resolve implements infra.Images with images.list. The owners in a query are projects. Resolve considers images that
+// are ready and not deprecated. The result is a path that args can name.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
 	what := "look up image " + queryText(q)
 	if len(q.Owners) == 0 {

@@ -104,7 +104,8 @@ func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instan
 	return infra.VM{}, false, nil
 }
 
-// verify describes the VM of a request, and fails as Conflict if it is gone, ending, or of another request.
+// verify describes the VM of a request. It fails as Conflict if the VM is gone or ending, or if another request made
+// it.
 func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance, nameOrID string) (infra.VM, error) {
 	found, err := p.api.get(ctx, nameOrID)
 	switch {
