@@ -21,7 +21,8 @@ type Harness struct {
 	// Owner owns the VMs of the test; zero: cluster c1, shard s1. Tests that share a provider's state need different
 	// owners.
 	Owner infra.Owner
-	// Types and Subnets are two values each of InstanceType and Subnet; empty: small and large, subnet-a and subnet-b.
+	// Types and Subnets are two values each of InstanceType and Subnet. If empty, Types are small and large, and
+	// Subnets are subnet-a and subnet-b.
 	Types, Subnets [2]string
 	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
