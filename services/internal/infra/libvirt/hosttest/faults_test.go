@@ -227,7 +227,7 @@ func TestDaemonIsKilled(t *testing.T) {
 	}
 }
 
-// TestDaemonHangs stops libvirtd in the middle of a call. The call ends with its context, and the next call works.
+// TestDaemonHangs stops libvirtd in the middle of a call. The call ends when its context ends, and the next call works.
 func TestDaemonHangs(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
