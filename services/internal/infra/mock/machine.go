@@ -143,8 +143,8 @@ func (p *Provider) add(vm infra.VM, place Place) *machine {
 	return m
 }
 
-// end makes a VM deleting, and deleted after Config.Shutdown. It does nothing if the VM has ended. The caller holds
-// p.mu.
+// end sets the VM's state to deleting from the given time on, and to deleted after Config.Shutdown. It does nothing if
+// the VM has ended. The caller holds p.mu.
 func (p *Provider) end(m *machine, at time.Time) {
 	if s := m.final().state; s == infra.Deleted || s == infra.Deleting {
 		return
