@@ -115,7 +115,7 @@ func TestTwoServersFinish(t *testing.T) {
 
 // TestLostAnswers loses the request or the answer of each call that changes something. The create call is
 // indeterminate, and its repetition makes one VM that runs. A VM that may have been started is not started again: it is
-// pending for half a minute, and then stopped.
+// reported as pending for half a minute, and then as stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
