@@ -44,7 +44,7 @@ func testOptions(t testing.TB) contract.Options {
 				t.Errorf("process %d stays", m.PID)
 			}
 		}
-		// RemoveAll can fail because the shell that copies a window's output opens its log only now.
+		// RemoveAll can fail if the shell that copies a window's output opens the log file at the same time.
 		for err = os.RemoveAll(dir); err != nil && ctx.Err() == nil; err = os.RemoveAll(dir) {
 			t.Log(err)
 		}
