@@ -183,7 +183,7 @@ func (m *machine) order(t *testing.T, order string) {
 	must(t, err)
 }
 
-// await waits for a line of the machine that begins with a text.
+// await waits until the machine prints a line that begins with the given text.
 func (m *machine) await(t *testing.T, begin string) string {
 	t.Helper()
 	timeout := time.After(patience)
