@@ -195,8 +195,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	return r.markInitialized(ctx, cluster)
 }
 
-// ensureInfraCluster creates the NstanceCluster if it is nil, and completes it otherwise. A new NstanceCluster has the
-// finalizer from the start, so that no deletion escapes the operator.
+// ensureInfraCluster creates the NstanceCluster if c is nil, and otherwise adds to c what is missing. A new
+// NstanceCluster has the finalizer from the start, so that no deletion escapes the operator.
 func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceCluster) (*v1beta1.NstanceCluster,
 	error) {
 	if c == nil {
