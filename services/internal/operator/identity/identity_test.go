@@ -277,7 +277,8 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 	})
 }
 
-// TestKilledAnywhere kills the first start at every request. The next start must end with exactly one operator.
+// TestKilledAnywhere kills the first start at every request. After the next start, exactly one operator must be
+// registered.
 func TestKilledAnywhere(t *testing.T) {
 	total := 0
 	w := newTestShard(t)
