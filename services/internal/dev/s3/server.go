@@ -137,8 +137,8 @@ func (o Options) accessKey() (string, error) {
 	return key, nil
 }
 
-// requireAccessKey refuses a request unless it names the access key ID as its signer. The name is in the Authorization
-// header or in the query of a presigned URL. The signature itself is not checked: the access key ID is the secret.
+// requireAccessKey refuses a request if its signer is not the access key ID. The Authorization header, or the query of
+// a presigned URL, names the signer. The signature itself is not checked: the access key ID is the secret.
 func requireAccessKey(key string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, credential, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")
