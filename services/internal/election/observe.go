@@ -59,8 +59,8 @@ func (e *Elector) isHolder(p Peer) bool {
 		p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
 }
 
-// linkToHolderBroken reports whether the link to the lock's holder has ended. A heartbeat of the holder, or its second
-// renewal after the end, ends this state.
+// linkToHolderBroken reports whether the link to the lock's holder has ended. It returns false again after a heartbeat
+// of the holder, or after the holder's second renewal since then.
 func (e *Elector) linkToHolderBroken() bool { return e.isHolder(e.broken.leader) }
 
 // observe records what is under the lock's key.
@@ -125,8 +125,9 @@ func (e *Elector) takeoverTime() Instant {
 }
 
 // nextReadTime returns when a standby reads the lock again. The first read comes just before the next renewal is due.
-// Frequent reads follow, so that the standby sees the renewal soon after it was written, because the takeover wait
-// counts from the time at which the standby saw the last renewal. While a renewal is overdue, the reads become rarer.
+// Frequent reads follow, so that the standby sees the renewal soon after it was written. This matters because the
+// takeover wait counts from the time at which the standby saw the last renewal. While a renewal is overdue, the reads
+// become rarer.
 func (e *Elector) nextReadTime(now Instant) Instant {
 	if e.seen.presence != present {
 		return now.Add(e.opt.Renew)
