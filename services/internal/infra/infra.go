@@ -96,8 +96,9 @@ type Provider interface {
 	Get(ctx context.Context, providerID string) (VM, error)
 	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. If parts
 	// of the provider do not answer, such as one of several hosts, it returns the VMs of all others together with a
-	// [PartialError]. After any other error, nothing is known. A VM is proven gone only if two conditions hold: a grace
-	// period has passed since its creation, and a list of the part of the provider that would contain the VM lacks it.
+	// [PartialError]. After any other error, nothing is known. The absence of a VM from a list proves that the VM is
+	// gone only if two conditions hold: the list covers the VM's part of the provider, and a grace period has passed
+	// since the VM was created.
 	List(ctx context.Context, owner Owner) ([]VM, error)
 	// FindByInstance looks up one VM by its instance tag. [NotFound] has the same meaning as for Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)
