@@ -83,8 +83,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 	return nil
 }
 
-// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. Count does not
-// count it, and its result is never stale.
+// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. Count ignores
+// calls of VMs. The result is never stale.
 func (p *Provider) VMs() []infra.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +99,8 @@ func (p *Provider) VMs() []infra.VM {
 	return vms
 }
 
-// Instance returns the current state of the VM, if any, that was made for an instance ID. Count does not count it.
+// Instance returns the current state of the VM, if any, that was made for an instance ID. Count ignores calls of
+// Instance.
 func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
