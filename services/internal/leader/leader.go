@@ -23,7 +23,7 @@ type Records interface {
 		take func(record.Instance, objstore.Token)) error
 }
 
-// Leader holds the leader's state of the shard in one term, and the components that plan and execute actions.
+// Leader holds one term's state of the shard, and the components that plan and execute actions.
 type Leader struct {
 	State    *shardstate.State
 	Executor *execute.Executor
