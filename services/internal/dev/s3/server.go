@@ -121,7 +121,7 @@ func Serve(ctx context.Context, o Options, log *slog.Logger, out io.Writer) (err
 	return httpserver.Serve(ctx, listener, s3, log, shutdownTime, false)
 }
 
-// accessKey reads the access key ID. It is empty without a file.
+// accessKey reads the access key ID. Without AccessKeyFile, the result is empty.
 func (o Options) accessKey() (string, error) {
 	if o.AccessKeyFile == "" {
 		return "", nil
