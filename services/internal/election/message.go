@@ -70,7 +70,7 @@ func (Release) input()        {}
 type MachineState uint8
 
 const (
-	// MachineUnknown is every answer but those below, including errors.
+	// MachineUnknown stands for errors and for every answer that is not listed below.
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping

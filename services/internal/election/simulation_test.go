@@ -49,7 +49,8 @@ type electionSimulation struct {
 	lostAt                  time.Duration
 
 	cuts map[way]time.Duration // until when messages in a direction are lost
-	// Counters: locks with an heir, leaderships of heirs, releases that became handovers.
+	// These are counters: heirs of lock versions that name an heir, inherited of takeovers by heirs, and yields of
+	// handover messages.
 	heirs, inherited, yields int
 }
 
@@ -138,7 +139,7 @@ func (sim *electionSimulation) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(f*f*float64(high-low))
 }
 
-// runUntil runs the simulation up to a true time.
+// runUntil runs the simulation until the true time end.
 func (sim *electionSimulation) runUntil(end time.Duration) {
 	for sim.err == nil && len(sim.events) > 0 && sim.events[0].at <= end {
 		ev := heap.Pop(&sim.events).(event)
