@@ -64,7 +64,8 @@ func TestConfirmOrphan(t *testing.T) {
 	})
 }
 
-// TestConfirmOrphanOfAReservation checks that the VM of an unlisted reservation is adopted.
+// TestConfirmOrphanOfAReservation checks that a VM is adopted if it belongs to a reservation that no list has returned
+// yet.
 func TestConfirmOrphanOfAReservation(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()
