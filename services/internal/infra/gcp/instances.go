@@ -176,7 +176,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// FindByInstance implements infra.Provider with the VM's name.
+// FindByInstance implements infra.Provider. It looks the VM up by the VM's name.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
 	found, err := p.api.get(ctx, id.String())
