@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// clock is a time that changes only when it is moved.
+// clock is a time that changes only when a test moves it.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
