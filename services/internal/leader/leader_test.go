@@ -149,7 +149,7 @@ func (s *shard) newID() ident.ID {
 	return id
 }
 
-// write puts an instance record by an earlier leader into the bucket.
+// write puts an instance record into the bucket, as an earlier leader would.
 func (s *shard) write(id ident.ID, state record.State, change func(*record.Instance)) {
 	s.t.Helper()
 	now := time.Now().UTC()
@@ -320,7 +320,7 @@ func TestCollect(t *testing.T) {
 				s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
-		// The provider was listed at 0, 1, 3, 7 and 15 s.
+		// The leader listed the provider's VMs at 0, 1, 3, 7 and 15 s.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
 			!s.State.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
