@@ -111,7 +111,7 @@ func (a *Authority) Refuse(term uint64) {
 	a.end(fmt.Errorf("%w: %w", ErrLost, &higherTermError{term}))
 }
 
-// higherTermError carries the higher term out of an unlimited leadership.
+// higherTermError ends an unlimited leadership because a record of a higher term was found. It tells Run that term.
 type higherTermError struct{ term uint64 }
 
 func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }
