@@ -220,7 +220,7 @@ func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceC
 	return c, nil
 }
 
-// ensureCluster creates the Cluster if it is nil.
+// ensureCluster creates the Cluster if c is nil.
 func (r *reconciler) ensureCluster(ctx context.Context, c *clusterv1.Cluster) (*clusterv1.Cluster, error) {
 	if c != nil {
 		return c, nil

@@ -35,8 +35,8 @@ const (
 // KubeconfigSecret returns the name of the Secret with a Cluster's kubeconfig (Cluster API contract).
 func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 
-// kubeconfigKeeper maintains the Secret with which Cluster API's core reaches the workload cluster. Its tokens last an
-// hour.
+// kubeconfigKeeper maintains the Secret with which Cluster API's core reaches the workload cluster. Tokens in this
+// Secret last an hour.
 type kubeconfigKeeper struct {
 	Options
 
