@@ -24,13 +24,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Keys of the ConfigMap and the Secrets.
+// Names of the entries in the ConfigMap and in the Secrets.
 const (
 	CAKey      = "ca.crt"
 	NonceKey   = "nonce.jwt"
 	PrivateKey = "private.key"
 	PublicKey  = "public.key"
-	// NextPrivateKey is the key of an unfinished renewal.
+	// NextPrivateKey is the entry that holds the private key of an unfinished renewal.
 	NextPrivateKey = "next.key"
 )
 
