@@ -181,8 +181,8 @@ func (e *Elector) sendHeartbeats(now Instant, d *Decision) {
 	}
 }
 
-// recordPromise records a standby's answer. The promise counts from when the heartbeat that it names was sent, however
-// late the answer arrives.
+// recordPromise records a standby's answer. The answer names a heartbeat. The promise counts from the time at which
+// that heartbeat was sent, however late the answer arrives.
 func (e *Elector) recordPromise(now Instant, p Promise, d *Decision) {
 	l := e.findLink(p.Standby)
 	h := &e.heartbeats
