@@ -86,11 +86,11 @@ func (x *Executor) countFailure(err error) {
 	x.CreateFailed(class)
 }
 
-// CreateOnDemand creates one on-demand instance under the given ID. If the ID already has a record, CreateOnDemand
-// fails with *clusterstate.SupersededError. It returns when the VM is requested and recorded, or when the provider
-// definitely refused it. After a refusal the ID cannot be used again. Without a placement that is worth a try,
-// CreateOnDemand writes nothing and returns ErrNoCapacity, and the caller may use the ID later. ctx must be the
-// leader's context, because the client may disconnect during the call.
+// CreateOnDemand creates one on-demand instance with the given ID. It returns after the VM was requested and recorded,
+// or after the provider definitely refused the request. After a refusal the ID cannot be used again. CreateOnDemand
+// fails with *clusterstate.SupersededError if the ID already has a record. If no placement can be tried now, it writes
+// nothing and returns ErrNoCapacity, and the caller may use the ID later. ctx must be the leader's context and not the
+// client's, because the client may disconnect during the call.
 func (x *Executor) CreateOnDemand(ctx context.Context, group config.Group, id ident.ID, instanceType string,
 	vars map[string]string) error {
 	instanceType = cmp.Or(instanceType, group.InstanceType)
@@ -249,8 +249,8 @@ func address(s string) string {
 // answer and after throttling. While the provider throttles, all create calls of the shard wait in one queue for their
 // turns.
 //
-// A conflict means that an earlier call used this ID. A refusal after an indeterminate answer says nothing about the
-// calls before it. In both cases requestVM looks the VM up by its tag. If the VM is not found but its agent has
+// A conflict means that an earlier call used this ID. A refusal after an indeterminate answer does not prove that the
+// earlier calls failed. In both cases requestVM looks the VM up by its tag. If the VM is not found but its agent has
 // registered, an earlier call has succeeded late, so requestVM continues until the VM is found or known to be gone.
 func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, turn plan.Turn) (infra.VM, error) {
 	ambiguous := false

@@ -3,7 +3,7 @@
 //
 // Invariants:
 //   - A VM is requested only after its record is durable.
-//   - A running VM is terminated only after its deletion is durable.
+//   - A running VM is terminated only after the intent to delete it is durable.
 //   - Every mutation is made under the leader's authority. Destructive mutations need a fresh confirmation of the
 //     authority.
 package execute

@@ -20,8 +20,9 @@ var ErrGone = errors.New("instance is gone")
 // not count as a failure.
 var errNotYet = errors.New("not yet")
 
-// Update changes an instance's record by compare and swap. It applies the function change to the newest known version,
-// and again if another write came first, so change must be idempotent. If change alters nothing, Update writes nothing.
+// Update changes an instance's record by compare and swap. It applies the function change to the newest known version.
+// If another write came first, it applies change again, to the version of that write, so change must be idempotent. If
+// change alters nothing, Update writes nothing.
 //
 // Update fails with *clusterstate.SupersededError if a leader of a higher term wrote the record. That also ends this
 // leader's authority. It fails with ErrGone for an instance that the State does not hold.

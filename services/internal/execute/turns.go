@@ -99,7 +99,7 @@ func (t *turns) answered(err error, now time.Time) {
 	}
 }
 
-// WaitingCreates counts the create calls that wait for their turn, for the plan of a group.
+// WaitingCreates counts the create calls that wait for their turn. The plan of a group uses the numbers.
 func (x *Executor) WaitingCreates(group config.GroupKey) plan.WaitingCreates {
 	t := &x.turns
 	t.mu.Lock()
