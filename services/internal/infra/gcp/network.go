@@ -119,7 +119,7 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 
 // setAliases replaces the alias ranges of a machine's interface and waits for the change. It sends an empty list
 // explicitly. The call names the machine, because IAM conditions compare names. If another machine has the name by now,
-// the call fails because of the fingerprint.
+// the call fails because the fingerprint is not that of the other machine.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
