@@ -129,8 +129,8 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 	return vm, true, nil
 }
 
-// createNew makes a VM in this order: checks that change nothing, the claim, the domain, its volumes, and the start.
-// After an error that says that no VM was made, it removes what it made, except the claim.
+// createNew makes a VM. First it performs checks that change nothing. Then it makes the claim, the domain and the
+// volumes, and starts the domain. After an error that says that no VM was made, it removes everything except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
 	defer o.host.reserve(o)()
 	free, err := p.freeMemory(c, o.host)
