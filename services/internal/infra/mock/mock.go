@@ -1,9 +1,10 @@
 // Package mock is an in-memory cloud: an infra.Provider with all optional capabilities, for tests, benchmarks and the
 // simulator. No release binary links it.
 //
-// The package starts no goroutines and reads no clock. Time comes from Config.Now, waiting from Config.Sleep, faults
-// from Config.Script, and states are a function of time. The same calls at the same times give the same answers, so a
-// deterministic simulator can drive the mock from one thread. The mock is also safe for concurrent use.
+// The package starts no goroutines and reads no clock. Config.Now supplies the time, Config.Sleep waits, and
+// Config.Script decides about faults. The states of VMs depend only on the time. The same calls at the same times give
+// the same answers, so a deterministic simulator can drive the mock from one thread. The mock is also safe for
+// concurrent use.
 //
 // Invariant: an instance ID never has more than one VM. To test without an optional capability, hide it: struct{
 // infra.Provider }{mock}.
