@@ -71,8 +71,8 @@ func comparePositions(a, b keys.Key) int {
 	return cmp.Or(cmp.Compare(a.Term, b.Term), cmp.Compare(a.First, b.First))
 }
 
-// ListParts lists the parts of a shard's journal whose first event is of one day, in UTC, from the oldest to the
-// newest. It skips other objects.
+// ListParts lists the parts of a shard's journal whose first event happened on the given day (UTC), from the oldest to
+// the newest. It skips other objects.
 func ListParts(ctx context.Context, store objstore.Store, shard string, day time.Time) ([]keys.Key, error) {
 	entries, err := store.List(ctx, keys.JournalDayPrefix(shard, day))
 	if err != nil {
