@@ -308,8 +308,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses until only the machine with this name has answered for [Lifetime], without a failed
-// connection. It returns the time until the first of these answers.
+// reach connects to both addresses until, for the time [Lifetime], only the machine with this name has answered and no
+// connection has failed. It returns the time until the first of these answers.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()
