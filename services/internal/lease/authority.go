@@ -18,8 +18,8 @@ var ErrLost = errors.New("leadership lost")
 // Authority is the right to act in one term. All methods may be called concurrently, also after it has ended.
 //
 // The context that the leader's code gets with its Authority is cancelled when the authority ends. A cancelled context
-// stops only code that checks it. Code that must not run without authority checks Remaining right before, and calls
-// Confirm before steps that cannot be undone.
+// stops only code that checks it. Code that must not run without authority checks Remaining immediately before each
+// step. Before a step that cannot be undone, it also calls Confirm.
 type Authority struct {
 	term   uint64
 	clock  Clock
