@@ -70,8 +70,8 @@ func (e Edit) apply(src []byte) ([]byte, error) {
 	return changed, nil
 }
 
-// WriteOverlay makes the edit in a package below root and writes a file for the -overlay flag of the go command into
-// dir. It returns the path of that file.
+// WriteOverlay makes the edit in a package below root. It writes a file for the go command's flag -overlay into dir,
+// and returns the path of that file.
 func (e Edit) WriteOverlay(root, dir string) (string, error) {
 	folder, err := filepath.Abs(filepath.Join(root, filepath.FromSlash(e.Package)))
 	if err != nil {
