@@ -74,9 +74,9 @@ func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv
 	return out
 }
 
-// markInitialized marks the control plane of the Cluster as initialized. Until then, Cluster API's core ignores Nodes.
-// The core itself sets the condition only from a control plane object or its machines, which Nstance does not have. It
-// does not change a condition that is already true.
+// markInitialized sets the condition that the Cluster's control plane is initialized. Until then, Cluster API's core
+// ignores Nodes. The core itself derives this condition only from a control plane object or its machines, which Nstance
+// does not have. The core does not change the condition once it is true.
 func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {

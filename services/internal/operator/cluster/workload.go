@@ -35,9 +35,9 @@ type WorkloadOptions struct {
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the workload cluster, which has the Nodes and Pods. That is the manager's own cluster, or an
-// external one with a kubeconfig in a Secret. The Secret must exist. When its kubeconfig changes, the manager ends with
-// an error, and the next start uses the new one.
+// OpenWorkload returns the workload cluster, which has the Nodes and Pods. The workload cluster is the manager's own
+// cluster, or an external one. For an external one, a Secret with its kubeconfig must exist. When the kubeconfig
+// changes, the manager ends with an error, and the next start uses the new one.
 func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
 		return mgr, nil
