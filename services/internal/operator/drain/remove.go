@@ -70,8 +70,8 @@ type nodePlan struct {
 	ask  map[string]map[key][]*corev1.Node
 }
 
-// planNodes compares Nodes and instances. live are the instances of the mirrors by provider ID, dead are those reported
-// as deleted, and synced are the shards that are reachable and synced.
+// planNodes compares Nodes and instances. live and dead map provider IDs to instances: live has the instances in the
+// mirrors, and dead has those that were reported as deleted. synced has the shards that are reachable and synced.
 func planNodes(nodes []*corev1.Node, live, dead map[string]key, synced map[string]bool) nodePlan {
 	p := nodePlan{mark: map[string]key{}, ask: map[string]map[key][]*corev1.Node{}}
 	for _, node := range nodes {
