@@ -14,13 +14,14 @@ type Report struct {
 	Message     string
 	Version     string
 	RuntimeHash string
-	// Files and Keys are nil if they, and Checks, did not change since the previous report.
+	// Files and Keys are nil if none of Files, Keys and Checks changed since the previous report.
 	Files []FileState
 	Keys  []KeyState
 	// Checks are the health checks, sorted by name; nil if the agent runs none. ChecksVersion identifies them.
 	Checks        []CheckState
 	ChecksVersion string
-	// Notice is true if the cloud announced that it will take the VM away. NoticeDeadline may be zero.
+	// Notice is true if the cloud announced that it will take the VM away. NoticeDeadline is zero if the time is
+	// unknown.
 	Notice         bool
 	NoticeDeadline time.Time
 	Stopping       plan.Stopping
@@ -68,8 +69,8 @@ func (r *Report) failedCheck() string {
 	return ""
 }
 
-// checksPending reports whether an agent that can run health checks does not run those of the given version yet, or one
-// of them has neither passed nor failed.
+// checksPending reports whether the health checks have no result yet: one of them has neither passed nor failed, or the
+// agent runs another version than the given one. It returns false for an agent that cannot run health checks.
 func (r *Report) checksPending(version string) bool {
 	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
 		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))
@@ -127,7 +128,7 @@ func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
 }
 
 // Reported records one report. It returns false for a stream that was replaced and for an instance that is gone. A
-// report that changes nothing marks no group as dirty and costs no write.
+// report that changes nothing does not mark the group as dirty.
 func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	now := w.opts.Now()
 	w.mu.Lock()

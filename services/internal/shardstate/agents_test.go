@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestReportsTouchOnlyWhatChanges checks that a report marks its group as dirty only if it changes a decision before
-// the next scheduled plan. Reports are most of what a leader receives.
+// TestReportsTouchOnlyWhatChanges checks which reports mark the group as dirty. A report that cannot change the next
+// plan must not, because reports are most of the messages that a leader receives.
 func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -19,7 +19,7 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	if !ok {
 		t.Fatal("not ours to hear")
 	}
-	// The first agent that connects starts the counting of silence in every group.
+	// When the first agent connects, the leader starts to measure silence, which affects all groups.
 	p.wantDirty(t, "first stream", others, workers)
 	steps := []struct {
 		name   string
@@ -79,8 +79,8 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// TestRepeatedReports checks that a report that repeats the previous one stores its measurements, keeps files and keys,
-// and leads to no planning. A repeated report without an announcement ends the announcement.
+// TestRepeatedReports checks a report that repeats the previous one. Its measurements are stored, the files and keys
+// stay known, and nothing is planned. If the agent no longer announces a reboot, the announcement ends.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -178,8 +178,8 @@ func TestStreamEndOfADeletedInstanceIsNoLoss(t *testing.T) {
 	p.wantEvents(t, "its stream closed")
 }
 
-// TestNewStreamReceivesAllFiles checks that files count as not sent on a new stream. The agent may not have received
-// what was sent on the previous one.
+// TestNewStreamReceivesAllFiles checks that the leader sends all files again on a new stream. The agent may not have
+// received the files that were sent on the previous stream.
 func TestNewStreamReceivesAllFiles(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -194,7 +194,7 @@ func TestNewStreamReceivesAllFiles(t *testing.T) {
 	}
 }
 
-// TestRecovery checks that one instance that becomes healthy ends the group's backoff.
+// TestRecovery checks that a group's backoff ends when one of its instances becomes healthy.
 func TestRecovery(t *testing.T) {
 	p := newPicture(t)
 	p.CreateFailed(workers, "no room")

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// askWindow is how long the Asker collects questions before it asks the provider. Streams that break together do
-	// not all close in the same instant.
+	// askWindow is how long the Asker collects questions before it asks the provider. If many streams break together,
+	// their questions arrive within this time.
 	askWindow = 2 * time.Millisecond
 	// askSingly is the largest number of questions that are sent as single calls. More questions become one list call.
 	askSingly = 10
 	// askAtOnce is the maximum number of single calls that run at the same time.
 	askAtOnce = 20
-	// listPause is the minimum time between two lists that answer questions.
+	// listPause is the minimum time between the end of one list call and the start of the next.
 	listPause = 250 * time.Millisecond
 )
 
-// Asker batches questions about VMs to the provider. A few questions become single calls in parallel, so that a slow
-// call does not delay the others. Many questions become one list call. An answer covers only what happened before its
-// call started, so questions that arrive during a list wait for the next list. That list starts at least listPause
-// after the first one ended.
+// Asker batches questions about VMs to the provider. It sends a few questions as single calls in parallel, so that a
+// slow call does not delay the others. It sends many questions as one list call. A list shows only what happened before
+// its call started. So questions that arrive during a list call wait for another one, which starts at least listPause
+// later.
 type Asker struct {
 	State    *State
 	Provider infra.Provider
@@ -59,7 +59,7 @@ func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	a.startSending(ctx)
 }
 
-// startSending starts the sending task if questions wait and the task does not run.
+// startSending starts the sending task if questions wait and the task is not already running.
 func (a *Asker) startSending(ctx context.Context) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,8 +69,8 @@ func (a *Asker) startSending(ctx context.Context) {
 	}
 }
 
-// send sends the waiting questions. It returns when none is left, or when a running list must end first: the end of the
-// list calls startSending.
+// send sends the waiting questions. It returns when no question waits, or when the questions must wait for a running
+// list call. When that call ends, askMany calls startSending.
 func (a *Asker) send(ctx context.Context) {
 	for pause := askWindow; pause > 0; pause = a.next(ctx) {
 		_ = a.Env.Sleep(ctx, pause)
@@ -129,7 +129,7 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 	a.startSending(ctx)
 }
 
-// recordAnswers records the results of questions. After an error, the planner asks again only after its backoff.
+// recordAnswers records the results of questions. If a question failed, the planner asks again only after a backoff.
 func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	unlisted, known := infra.UnlistedBy(err)
 	for _, id := range ids {
@@ -146,8 +146,8 @@ func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	}
 }
 
-// List asks the provider for all VMs of the shard and records those that it gets. An [infra.PartialError] means that it
-// did not get all.
+// List asks the provider for all VMs of the shard and records the VMs in the answer. It returns an [infra.PartialError]
+// if the answer lacks some VMs.
 func (a *Asker) List(ctx context.Context) error {
 	asked := a.Env.Now()
 	vms, err := a.Provider.List(ctx, a.Owner)

@@ -78,7 +78,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 	return ids
 }
 
-// askAll asks the planned questions as the reconciler does.
+// askAll marks a question about each instance as planned and asks it, as the reconciler does.
 func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {
@@ -184,7 +184,7 @@ func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 	})
 }
 
-// TestTooManySingleCallsBecomeAList checks that questions beyond the limit of running single calls become a list.
+// TestTooManySingleCallsBecomeAList checks that questions become a list call while too many single calls are running.
 func TestTooManySingleCallsBecomeAList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)

@@ -11,15 +11,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Member is an instance that is registered with load balancers, which the leader asks about the instance's health.
+// Member is an instance that is registered with load balancers. The leader asks these load balancers about the
+// instance's health.
 type Member struct {
 	Group     config.GroupKey
 	VM        infra.VM
 	Balancers []string
 }
 
-// Members returns the instances of groups with load_balancer_health that are registered with the group's load
-// balancers. At least the ProviderID and the instance tag of their VMs are known.
+// Members returns the instances that are registered with their group's load balancers, for groups with
+// load_balancer_health. Their VMs have a ProviderID and an instance tag. Other fields may be missing.
 func (w *State) Members() (members []Member) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,9 +36,9 @@ func (w *State) Members() (members []Member) {
 	return members
 }
 
-// SetVerdicts records what load balancers said in one round of questions. asked is the time at which the round started.
-// SetVerdicts ignores verdicts on instances that were registered since then, because the group may have other load
-// balancers now. A plan never uses only a part of a round.
+// SetVerdicts records what load balancers said in one round of questions, which started at the time asked. It ignores a
+// verdict on an instance that was registered after that time: the verdict may be from a former load balancer. A plan
+// uses a round only as a whole.
 func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestLoadBalancerHealth checks about which instances load balancers are asked, and how their verdicts change the
+// TestLoadBalancerHealth checks which instances are members, and how the verdicts of load balancers change the
 // instances.
 func TestLoadBalancerHealth(t *testing.T) {
 	p := newPicture(t)
@@ -67,7 +67,7 @@ func TestLoadBalancerHealth(t *testing.T) {
 		t.Errorf("the same verdicts again: events %+v, %d wakes", p.instances, p.wakes)
 	}
 
-	// Another load balancer, or a change of the option, starts again with no verdict.
+	// After a change of the load balancer or of load_balancer_health, all verdicts are forgotten.
 	with(true, "other")
 	if i := p.planned(t, one); i.Balancer != (plan.BalancerHealth{}) || i.FailedCheck != "" || i.InLoadBalancers {
 		t.Errorf("with another load balancer: %+v, %q", i.Balancer, i.FailedCheck)

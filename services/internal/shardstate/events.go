@@ -60,8 +60,8 @@ func NewEvent(typ InstanceEventType, rec *record.Instance, reason string) Instan
 	return InstanceEvent{Type: typ, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: reason}
 }
 
-// ErrorKey identifies a standing error. A new error with the same key replaces the present one, and ResolveError ends
-// it.
+// ErrorKey identifies a standing error. A new error replaces the present error with the same key. ResolveError ends the
+// error with a key.
 type ErrorKey struct {
 	Kind     plan.AlertKind
 	Tenant   string
@@ -98,9 +98,9 @@ func sameFault(a, b string) bool {
 	return a == b || attemptIDs.ReplaceAllLiteralString(a, "") == attemptIDs.ReplaceAllLiteralString(b, "")
 }
 
-// RaiseError publishes a standing error. It publishes nothing if the same fault stands already: the first message
-// stays, with its instance and request IDs. An error about an instance or a group ends when that instance or group
-// ends. The caller makes sure that the instance or group still exists.
+// RaiseError publishes a standing error. If the same fault is already published under key, RaiseError does nothing, and
+// the first message stays. The error ends with the instance or group that it is about. The caller makes sure that the
+// instance or group still exists.
 func (w *State) RaiseError(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()
@@ -125,8 +125,8 @@ func (w *State) ResolveError(key ErrorKey) {
 	}
 }
 
-// settle resolves the standing errors for which match returns true. It returns the resolving events, sorted by kind,
-// for the caller to publish. Call with mu held.
+// settle resolves the standing errors for which match returns true. It returns an event for each resolved error, sorted
+// by kind. The caller publishes the events. Call with mu held.
 func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {
@@ -170,8 +170,8 @@ func (w *State) Alerts() map[plan.AlertKind]int {
 	return alerts
 }
 
-// Publish sends an instance event. It sets the event's time if that is zero. It also reports a change of the event's
-// group.
+// Publish sends an instance event to Events, with the present time if the event has none. It also tells Events that the
+// group may have changed.
 func (w *State) Publish(event InstanceEvent) {
 	if event.At.IsZero() {
 		event.At = w.opts.Now()

@@ -29,7 +29,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
 	case rec.Group == "":
-		// An unused reservation is not an instance. It is in w.reserved or w.leftovers.
+		// The record is an unused reservation, not an instance. Such a record is in w.reserved or w.leftovers.
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {
@@ -47,8 +47,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.opts.Wake()
 }
 
-// settled drops the leftover reservation of an instance ID. It marks the group that counted the leftover's VM as dirty.
-// Call with mu held.
+// settled drops the leftover reservation of an instance ID. If a stray VM has this ID, settled marks the VM's group as
+// dirty, because the group counted the VM. Call with mu held.
 func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
@@ -79,8 +79,8 @@ func (w *State) addInstance(rec *record.Instance) *instance {
 	return inst
 }
 
-// drop removes an instance from its group. It returns the resolving events of the instance's errors, for the caller to
-// publish. Call with mu held.
+// drop removes an instance from its group. The instance's errors end. drop returns an event for each of these errors,
+// which the caller publishes. Call with mu held.
 func (w *State) drop(inst *instance) []ErrorEvent {
 	delete(w.instances, inst.plan.ID)
 	g := inst.group
@@ -163,7 +163,7 @@ func (w *State) End(id ident.ID, err error) {
 	w.opts.Wake()
 }
 
-// Announced records that this leader announced a drain.
+// Announced records that this leader announced a drain of the instance's node to operators.
 func (w *State) Announced(id ident.ID) { w.change(id, func(i *instance) { i.plan.Announced = true }) }
 
 // Drained records that an operator reported the node as drained.
@@ -175,7 +175,7 @@ func (w *State) TerminateRequested(id ident.ID) {
 }
 
 // Balanced records whether the instance is registered with every load balancer of its group. began is the time before
-// the calls. If the load balancers have changed since then, the instance is not registered with the present ones.
+// the caller registered the instance. If the group's load balancers changed after began, Balanced does nothing.
 func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	w.change(id, func(i *instance) {
 		if !i.plan.BalancedAt.After(began) {

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestDeadlineOfALateDeletion checks the deadline of a deletion that the leader learns of late. The leader gives the
-// node some time to drain, once. The record keeps its deadline.
+// TestDeadlineOfALateDeletion checks the drain deadline if a leader learns of a deletion late. The leader extends the
+// deadline once, to give the node time to drain. The record keeps the original deadline.
 func TestDeadlineOfALateDeletion(t *testing.T) {
 	const drain = 2 * time.Minute
 	for _, tc := range []struct {

@@ -11,10 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed records a list from the provider. unlisted are prefixes of provider IDs of which the list says nothing (see
-// [infra.PartialError]). asked is the time at which the list call started. An instance that is missing from a list that
-// covers it is gone once it is older than the provider's consistency window. A VM without a record becomes a stray.
-// Garbage collection waits for a list of all VMs. Listed ignores a list that was asked for before the newest known one.
+// Listed records a list of VMs from the provider. asked is the time at which the list call started. The list may lack
+// VMs if their provider ID has a prefix in unlisted (see [infra.PartialError]). Any other instance without a VM in the
+// list is gone once it is older than the provider's consistency window. A VM without a record becomes a stray. Garbage
+// collection runs only after a list without missing VMs. Listed ignores a list if a list with a later start was
+// recorded before.
 func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()

@@ -97,7 +97,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
-	// A list that was asked for before the newest known one does not change the strays either.
+	// If the call of a list started before the call of the latest recorded list, it does not change the strays.
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, nil, late.Add(2*time.Second))
 	p.Listed(nil, nil, late)
@@ -106,8 +106,8 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 	}
 }
 
-// TestAbsentInstanceIsNotGoneImmediately checks that an instance that the provider does not know yet is not gone. An
-// instance with a running create call does not change.
+// TestAbsentInstanceIsNotGoneImmediately checks that a missing VM does not count as gone until the provider had time to
+// show it. While a create call runs, the VM never counts as gone.
 func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -193,7 +193,8 @@ func TestStrays(t *testing.T) {
 		t.Errorf("orphans %v", orphans)
 	}
 
-	// Only one task works on a stray at a time, and a new list does not forget the reads of its record.
+	// Only one task works on a stray at a time. After a new list, the State still knows when the stray's record was
+	// read.
 	of := "vm-" + orphan.String()
 	if !p.beginStray(of) || p.beginStray(of) || p.beginStray("vm-nobody") {
 		t.Error("work on a stray is not one at a time")

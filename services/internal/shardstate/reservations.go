@@ -34,8 +34,9 @@ func (w *State) AddReservation(r Reservation) {
 	w.reserved[pool] = append(w.reserved[pool], r)
 }
 
-// abandonReservations turns all reservations into leftovers. A client that waits for the shard to be empty cannot
-// distinguish an unused reservation from one with a VM that is being created. Call with mu held.
+// abandonReservations turns all reservations into leftovers, which garbage collection then settles. A client that waits
+// for an empty shard must not wait for unused reservations. It cannot distinguish them from VMs that are being created.
+// Call with mu held.
 func (w *State) abandonReservations() {
 	for _, reservations := range w.reserved {
 		for _, r := range reservations {
@@ -113,7 +114,7 @@ func (w *State) AddLeftover(r Reservation) {
 	w.opts.Wake()
 }
 
-// Leftover returns an unsettled leftover reservation.
+// Leftover returns the leftover reservation with an instance ID, if there is one.
 func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,8 +123,8 @@ func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 }
 
 // Use turns a reservation into an instance of a group and marks it as being created. rec is the reservation's record
-// with group and parameters filled in. The bucket still holds the bare reservation, so token stays the version for the
-// next conditional write.
+// with group and parameters filled in. token is the version of the reservation in the bucket, which does not have these
+// fields yet.
 func (w *State) Use(rec record.Instance, token objstore.Token) {
 	w.mu.Lock()
 	inst := w.addInstance(&rec)

@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. A client waits until the
-// shard has only tombstones.
+// TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. They would keep the client
+// waiting that destroys the shard.
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0

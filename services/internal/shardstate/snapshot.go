@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Snapshot returns everything that planning one group may use. It reuses the array of instances for the copy if that is
-// large enough. It returns ok false for a group that is gone.
+// Snapshot returns everything that planning one group may use. To save memory, it overwrites the slice instances with
+// the group's instances. It returns ok false for a group that is gone.
 func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,8 +51,8 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	}, true
 }
 
-// unsettled counts the VMs of a group that belong to reservations of earlier terms and will be adopted, and those of
-// them that are spot instances. Call with mu held.
+// unsettled counts the VMs of a group that belong to reservations of earlier terms. The group will adopt these VMs.
+// spot is the number of spot instances among them. Call with mu held.
 func (w *State) unsettled(key config.GroupKey) (n, spot int) {
 	if len(w.leftovers) == 0 {
 		return 0, 0
@@ -121,8 +121,8 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 	}
 }
 
-// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard. All groups are
-// planned again when the share of silent instances falls to its limit.
+// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard. When silent
+// instances no longer exceed the guard's limit, Health marks all groups as dirty.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	var health plan.ShardHealth
@@ -153,9 +153,8 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 	return health
 }
 
-// Planned records what a plan says about its group: its guard for the next plan, and for display why the group does not
-// reach its size and why its rollout waits. If only the time changes until which the group is blocked, it publishes no
-// event.
+// Planned records the result of a group's plan: the guard for the next plan, why the group does not reach its size, and
+// why its rollout waits. It publishes an event if one of the two reasons changed.
 func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]
@@ -194,8 +193,8 @@ func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Postpone returns a later schedule if this schedule only had to check for overdue reports and all of them have
-// arrived.
+// Postpone returns a later schedule if the group's next plan was only scheduled to check for overdue reports, and all
+// these reports have arrived.
 func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -68,7 +68,8 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
-	// pendingSpot is the number of spot instances in pending. spotRefusedAt is SpotRefusedAt of plan.Snapshot.
+	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is the value for
+	// plan.Snapshot.
 	pendingSpot   int
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
@@ -77,7 +78,8 @@ type group struct {
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
 	// package plan).
 	rolloutFailures int
-	// image is the ID that the query of the group's image found for the infra configuration with the hash imageFor.
+	// image is the ID that a query found for the group's image. imageFor is the hash of the infrastructure
+	// configuration with that query.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is that of plan.Decision.
@@ -105,7 +107,7 @@ type stray struct {
 	vm    infra.VM
 	reads []time.Time // times of direct reads of the record's key that found nothing
 	busy  bool
-	// confirmed is true if a person allowed the termination although there are many orphans.
+	// confirmed is true if a person allowed garbage collection to terminate this VM despite the orphan alert.
 	confirmed bool
 }
 
@@ -169,8 +171,8 @@ func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed
 	w.publishGroups(changed, over)
 }
 
-// setGroups stores the groups in keys and marks them as dirty. It returns the resolving events for the errors of
-// dropped groups, and for failed creations of groups that changed. Call with mu held.
+// setGroups stores the groups in keys and marks them as dirty. The errors of dropped groups end, and so do the create
+// errors of changed groups. setGroups returns an event for each of these errors. Call with mu held.
 func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
 		w.dirty[key] = struct{}{}
@@ -207,9 +209,8 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 	return over
 }
 
-// SetImages stores the IDs that the queries of groups' images found. groups are the groups whose images were looked up.
-// A group that is missing from images has none. A rollout to another image begins with no failures, and without a
-// backoff.
+// SetImages stores the results of looking up the images of groups. images holds the image ID of each group for which
+// one was found. If a group's image changed, its count of failed instances and its backoff start again from zero.
 func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
 	var changed []config.GroupKey
 	w.mu.Lock()
@@ -242,9 +243,9 @@ func (g *group) currentImage() string {
 	return g.image
 }
 
-// registerAgain makes the planner register all instances of the group with all its load balancers again. At the load
-// balancer, a second registration changes nothing. Here it restarts the time in which unhealthy verdicts do not count
-// (rule 59). Call with mu held.
+// registerAgain makes the planner register all instances of the group with all its load balancers again. Registering an
+// instance twice has no effect at a load balancer. In the State, it restarts the time in which unhealthy verdicts do
+// not count (rule 59). Call with mu held.
 func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
 		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now
@@ -313,7 +314,7 @@ func (w *State) Mark(key config.GroupKey) {
 	w.mu.Unlock()
 }
 
-// GarbageCollectionDue reports whether something changed that matters to garbage collection, and clears the mark.
+// GarbageCollectionDue reports whether anything that matters to garbage collection changed since the previous call.
 func (w *State) GarbageCollectionDue() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

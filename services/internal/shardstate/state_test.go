@@ -58,7 +58,7 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 		t.Error("it is even planned")
 	}
 
-	// Running creates keep the group too.
+	// A group with running create calls is not dropped.
 	p.ExpectCreates(others, 1, 0)
 	p.Configure(p.shard, p.without(others))
 	if g, ok := p.State.Group(others); !ok || !g.Deleted {
@@ -72,8 +72,8 @@ func TestGroupsVanishAndReturn(t *testing.T) {
 	}
 }
 
-// TestRecordsOfUnknownGroups checks that a record with an unknown group creates a deleted group. That group has all
-// load balancers of the shard, because its instances may be in any of them.
+// TestRecordsOfUnknownGroups checks a record that names an unknown group. The State adds that group, marked as deleted,
+// with all load balancers of the shard, because its instances may be registered with any of them.
 func TestRecordsOfUnknownGroups(t *testing.T) {
 	p := newPicture(t)
 	p.shard.LoadBalancers = map[string]config.LoadBalancer{"b": {}, "a": {}}
@@ -112,8 +112,8 @@ func TestConfigureResetsChangedGroups(t *testing.T) {
 	}
 }
 
-// TestSetImages checks that a group's image is known only for the configuration for which it was looked up, and that
-// another image starts the counting of failures again.
+// TestSetImages checks that a group's image is known only for the configuration for which it was looked up. Another
+// image resets the count of failed instances.
 func TestSetImages(t *testing.T) {
 	p := newPicture(t)
 	image := func() string {
@@ -278,7 +278,8 @@ func TestBlockedIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestBlockedSince checks that a group counts as blocked since its first reason, until it has no reason left.
+// TestBlockedSince checks that BlockedSince stays the same while the reason changes, and is zero when there is no
+// reason.
 func TestBlockedSince(t *testing.T) {
 	p := newPicture(t)
 	began := p.now
@@ -300,8 +301,8 @@ func TestBlockedSince(t *testing.T) {
 	}
 }
 
-// TestShardGuard checks that the shard's guard gives all groups time to recover, also those in which nothing else has
-// changed.
+// TestShardGuard checks that all groups get time to recover after too many instances of the shard were silent. That
+// includes groups in which nothing else changed.
 func TestShardGuard(t *testing.T) {
 	p := newPicture(t)
 	interval := p.Settings().HealthInterval
@@ -364,7 +365,7 @@ func TestReservations(t *testing.T) {
 	if views := p.Instances("default", ""); len(views) != 0 {
 		t.Errorf("%v", views)
 	}
-	// A reservation in use is an instance immediately.
+	// Use makes an instance of the reservation immediately.
 	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
 	p.Use(rec, "t")
 	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {
@@ -446,8 +447,7 @@ func TestViews(t *testing.T) {
 		t.Error(p.Numbers())
 	}
 	if health := p.Health(p.now); health.Running != 3 || health.Silent != 2 {
-		// The instances in silent and onDemand are silent. onDemand registered but did not connect within four
-		// intervals.
+		// The instance `silent` stopped reporting. The instance `onDemand` registered, but never connected.
 		t.Errorf("%+v", health)
 	}
 	if p.DrainTimeout(workers) != 0 || p.DrainTimeout(config.GroupKey{}) != p.shard.Server.DefaultDrainTimeout.D() ||

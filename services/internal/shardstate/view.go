@@ -20,8 +20,7 @@ type InstanceView struct {
 	Report   Report
 	Settings plan.Settings
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
-	// plan.Drifted.
-	// RuntimeDrift is true if its files differ from those of its group.
+	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
 	// Protected are the protected instances of its group.
 	Protected []ident.ID
