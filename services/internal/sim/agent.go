@@ -34,7 +34,8 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is when the leader that the agent is connected to learned that the agent's health check fails.
+	// failsSince is when the leader learned that the agent's health check fails. It belongs to the leader that the
+	// agent is connected to.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool

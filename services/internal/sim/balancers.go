@@ -9,12 +9,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// verdict is what load balancers say about a VM, and what a leader knows of that.
+// verdict is what load balancers say about a VM, and what they have told a leader about it.
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The fields below say what the load balancers have told the leader of term. If their latest answers called the VM
-	// unhealthy, refusedSince is the time of the first of these answers, and rounds is their number.
+	// The fields below hold the answers that the leader of term received. If the newest answers in a row called the VM
+	// unhealthy, rounds is their number, and refusedSince is the time of the first of them.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time
@@ -96,9 +96,9 @@ func (p *people) spec(key config.GroupKey) *spec {
 // asksBalancers reports whether people want load_balancer_health for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group if the leader asks the group's load balancers for verdicts. It returns false for a minute after
-// a change of the configuration or a pause of the server. It also returns false once the load balancers of any group
-// were changed, because the leader then forgets their verdicts.
+// asked returns a group if the leader asks the group's load balancers for verdicts. ok is false for a minute after the
+// server was paused or the configuration changed. After people changed the load balancers of any group, ok stays false,
+// because the leader then forgets verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -107,8 +107,8 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 }
 
 // checkRefused checks that an instance may be removed because of its load balancer. Two answers in a row must have told
-// the leader that the instance is unhealthy, and at most max_unhealthy of the group may be unhealthy. An instance
-// counts as unhealthy if it was healthy before and the leader has known the verdict for a minute.
+// the leader that the instance is unhealthy. At most max_unhealthy of the group may be unhealthy. It counts only
+// instances that were healthy before, with a verdict that the leader has known for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {
@@ -144,9 +144,9 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// isNewToBalancer reports whether a new instance must not take the place of another one yet, because its load balancers
-// have not called it healthy. It returns false after registrationTime. It also returns false if the new instance is
-// silent or fails its health check, because then the leader may remove either instance.
+// isNewToBalancer reports whether a new instance is still too new to replace another one: its load balancers have not
+// called it healthy yet. After registrationTime, no instance is too new. An instance that is silent or fails its health
+// check is not too new either, because the leader may remove it.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
@@ -188,7 +188,7 @@ func (f *fleet) keepOneRefused() {
 	}
 }
 
-// checkNoneRefused checks that load balancers call no remaining instance unhealthy.
+// checkNoneRefused checks that each remaining instance is healthy in its load balancers.
 func (w *World) checkNoneRefused(t *term) {
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.verdict.refused) && t.groups[m.key].LoadBalancerHealth && !m.onDemand {

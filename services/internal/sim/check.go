@@ -41,8 +41,9 @@ func (w *World) checkTerm(s *server, number uint64) {
 	}
 }
 
-// checkRecordedTerm checks that no two leaders act in the same term. It runs when the term's configuration is in force,
-// because the leader changes nothing before. If the lock was removed, a new leader cannot know the terms before it.
+// checkRecordedTerm checks that no two leaders act in the same term. It runs when the leader has applied its
+// configuration, because a leader changes nothing earlier. If the lock was removed, a new leader cannot know the terms
+// before it.
 func (w *World) checkRecordedTerm(s *server, number uint64) {
 	if number <= w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
@@ -112,8 +113,8 @@ func (w *World) checkCreate(s *server, call mock.Call) {
 }
 
 // knows reports whether the leader believes an instance to be in the given state. A leader that does not know of a
-// deletion yet may still repeat a create call. That is as safe as a first call that takes effect late, because the
-// deletion looks up the VM.
+// deletion yet may still repeat a create call. That does no harm, because the deletion looks for the instance's VM
+// before it completes.
 func (t *term) knows(id ident.ID, state record.State) bool {
 	rec, _, ok := t.leader.State.Record(id)
 	return ok && rec.State == state
@@ -284,7 +285,7 @@ func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			// an on-demand instance may stay silent forever
+			// An on-demand instance whose agent is refused stays forever. Do not check whether it is a member.
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}
@@ -305,13 +306,13 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	switch {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
-		// A reservation that took effect after this leader read the bucket waits for the next leader. So does a
-		// reservation that a stale list omitted.
+		// The next leader settles a reservation that this leader cannot know: one that took effect after this leader
+		// read the bucket, or one that a stale list omitted.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
-		// A reservation with a group belongs to an on-demand instance whose creation was not acknowledged. A retry with
-		// the same ID must have settled it.
+		// A reservation with a group belongs to an on-demand instance whose creation was not acknowledged. The client's
+		// retry with the same ID must have completed the creation.
 		if d.Group != "" && (d.ReservedTerm == t.number || d.since.Before(t.began)) {
 			w.fail(ruleAtRest, "reservation %s of group %s is left", d.ID, d.Group)
 		}
@@ -320,8 +321,9 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 		if m == nil || m.state != infra.Running {
 			w.fail(ruleAtRest, "the record of %s is registered, its VM is gone", d.ID)
 		} else if string(m.agent.public) != string(d.PublicKey) && !d.OnDemand && t.reported {
-			// An instance with a stolen nonce may stay in two cases. The planner ignores the silence of an on-demand
-			// instance. And a leader counts silence only after some agent has connected to it.
+			// An instance whose nonce was stolen is removed because its agent is silent. There are two exceptions: the
+			// planner ignores the silence of on-demand instances, and a leader measures silence only once some agent
+			// has connected to it.
 			w.fail(ruleOneKey, "the record of %s holds a key that is not its agent's", d.ID)
 		}
 	default:
@@ -336,8 +338,8 @@ func (w *World) recentlyFooled() bool {
 	return !w.fooledAt.IsZero() && w.sched.now.Sub(w.fooledAt) < 2*minute
 }
 
-// checkNeverMade checks that no VM runs for a record that is deleted as never created. It runs when the decision is
-// sent, and ignores VMs that appeared just before.
+// checkNeverMade checks that no VM runs for a record that a leader marks as never created. It runs when the leader
+// sends the mark. It ignores a VM that appeared just before.
 func (w *World) checkNeverMade(s *server, d *document) {
 	if w.rates.of[cloudLag] > 0 || s == nil || s.fooled {
 		return

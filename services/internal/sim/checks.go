@@ -40,8 +40,8 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// endFault ends a fault now if it would last until a later time. The variable keeps the time of the end, because the
-// leader learns of the end later.
+// endFault ends a fault now if it would last longer. It does not clear until: the leader learns of the end later, and
+// the checks need the time of the end.
 func (w *World) endFault(until *time.Time) {
 	if w.sched.now.Before(*until) {
 		*until = w.sched.now

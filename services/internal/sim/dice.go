@@ -7,8 +7,8 @@ import (
 )
 
 // dice is a stream of random numbers that depends only on the seed and the stream's name (SplitMix64,
-// https://prng.di.unimi.it/splitmix64.c). Each drawing has its own stream. So the other drawings stay the same if a
-// fault is left out of a schedule.
+// https://prng.di.unimi.it/splitmix64.c). Each decision has its own stream. If a fault is left out of a schedule, the
+// other decisions therefore stay the same.
 type dice struct{ state uint64 }
 
 // dice returns the stream for a name. Only the seed, the name and the numbers determine the stream.

@@ -13,7 +13,8 @@ import (
 // numbers, so that leaving out one moment does not change the others.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	// Some runs have many faults. Others leave more time to recover.
+	// longest is the largest pause between two faults. A short one makes many faults; a long one leaves time to
+	// recover.
 	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute))
 	at := d.between(0, time.Minute)
 	for n := uint64(0); at < w.opts.Faulty; n++ {
@@ -137,9 +138,9 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.loseVMs(1000, d)
 		}
 	case lockRemoved:
-		// Remove the lock at most once per four leases, because no write can depend on the version of a missing lock.
-		// Keep it until the first leader has recorded its term: before that, nothing tells a server that there was a
-		// lock, so the shard would count as new (docs/concepts/election.md).
+		// Do not remove the lock more than once per four leases, because no write can depend on the version of a
+		// missing lock. Do not remove it before the first leader has recorded its term, because servers would take the
+		// shard for a new one. docs/concepts/election.md forbids both.
 		if w.highest > 0 && w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {
@@ -167,8 +168,8 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.scarceUntil = w.sched.now.Add(scarce)
 		}
 	case stranger:
-		// Plant one VM, as after a create call that took effect after its tombstone was removed. Or plant many, as
-		// after the bucket was restored from a backup.
+		// Plant one VM, as if a create call took effect after its instance's tombstone was removed. Or plant several
+		// VMs, as if the bucket was restored from a backup.
 		n := 1
 		if d.IntN(4) == 0 {
 			n = 4

@@ -71,8 +71,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. It notes the time of a list that began during the takeover, because every plan of the
-// term is made after that list.
+// List implements infra.Provider. If the call belongs to a takeover, List stores in term.listed when it began. Every
+// plan of the term is made after that.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
@@ -85,7 +85,8 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 
 type againKey struct{}
 
-// again marks the context of a call that a client repeats. The checks skip it, because it carries no new decision.
+// again marks the context of a call that a client repeats. The checks ignore such a call, because they checked the
+// first one.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

@@ -28,7 +28,8 @@ func (t *term) lookUpImages() {
 	}
 }
 
-// noteImage does what the server does after it has looked up images, and after a change of the configuration.
+// noteImage passes the IDs of the groups' images to the State, as the server does after it has looked up images or
+// changed the configuration.
 func (t *term) noteImage() {
 	images := map[config.GroupKey]string{}
 	for key := range t.groups {

@@ -113,7 +113,8 @@ type odds struct {
 	most float64 // for requests the largest probability, for other kinds the relative weight
 }
 
-// Faults by the place in the code that decides them. The order is fixed, because the meaning of a seed depends on it.
+// The lists of faults, each decided in one place of the code. Do not change the order of the faults: it determines what
+// a seed means.
 var (
 	ofRequests = []odds{
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3},

@@ -80,10 +80,10 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.State.Drained(id)
 }
 
-// lesson records that a leader learned of a deletion. at is when the bucket first returned the record or acknowledged
-// its write. until is the drain deadline: the earliest time at which the leader may terminate the VM without a report
-// that the node is drained. A leader that learns of the deletion late must still grant half of the drain time, at most
-// 30 s (docs/evidence/reliability.md).
+// lesson records that a leader knows of a deletion. at is when the bucket first returned the record or acknowledged its
+// write. until is the earliest time at which the leader may terminate a VM whose node was not reported as drained. That
+// is the drain deadline, or a later time if the leader learned of the deletion late: the leader must wait for half of
+// the drain time or for 30 s, whichever is less (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 
 // learn records that the bucket returned a record to this server.
@@ -116,10 +116,9 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 // announceable is the least time before a drain's deadline at which operators certainly receive the drain's event.
 const announceable = 2*wallSkew + time.Second
 
-// unaware reports whether the operator should have received a drain event for an instance and did not. For that, the
-// operator must have watched since before the leader learned of the deletion, and there must have been enough time. A
-// leader that was paused may have had too little time. An instance that never registered has no node, and its create
-// call may have taken all of the time.
+// unaware reports whether the operator should have received a drain event for an instance and did not. It returns false
+// if the operator was not watching when the leader learned of the deletion. It also returns false if the drain time was
+// too short for an event, if the leader was slow, or if the instance never registered and so has no node.
 func (o *operator) unaware(t *term, d *document) bool {
 	if o.term != t || t == nil || o.announced[d.ID] || len(d.PublicKey) == 0 {
 		return false

@@ -340,7 +340,8 @@ func (p *people) confirm() {
 	}
 }
 
-// settle ends the actions of people. The configuration becomes valid and asks for nothing that never ends.
+// settle ends the actions of people. The configuration becomes valid, and nothing in it keeps instances from
+// converging, such as an expiry or a paused rollout.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	for _, g := range p.groups {

@@ -52,8 +52,8 @@ type vow struct {
 // beats is the number of heartbeats with a remembered sending time. It is larger than in the code under test.
 const beats = 64
 
-// Factors of a lease or a promise: acts is how long a leader may act, waits how long other servers wait before a
-// takeover, and keeps how long a server keeps its promise. fastest is the largest speed of a clock.
+// acts, waits and keeps are multiples of a lease or a promise. They say how long a leader may act, how long other
+// servers wait before a takeover, and how long a server keeps a promise. fastest is the speed of the fastest clock.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -159,7 +159,7 @@ func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	// A write that creates the lock is not remembered, because a missing lock has no version that it could depend on
+	// Only a write that replaces the lock is kept. A write that creates the lock depends on no version of it
 	// (docs/concepts/election.md).
 	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)
@@ -219,7 +219,7 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
-		// If the leader was killed meanwhile, its heir takes over first, unless the heir is stopping.
+		// If the leader was killed before the faults ended, its heir takes over first, unless the heir is stopping.
 		if s := w.heir(); s != nil && !s.stopping && s.vow.to == v.Incarnation && s.vow.term == v.Term {
 			return soon + 2*w.promise
 		}
@@ -236,10 +236,10 @@ func (w *World) longest() time.Duration {
 	return w.lease
 }
 
-// checkHeir checks, without faults, that a leader with followers has an heir. It then ends the leader, and checks that
-// another server leads within one second, plus one promise if the leader was killed. The other server is the heir or,
-// with long promises, a server that learns from the provider that the leader's machine is gone. The shard must then
-// converge again.
+// checkHeir runs without faults. It checks that a leader with followers has an heir, and then ends the leader. Another
+// server must lead within one second, or within one second and the promised time if the leader was killed. This server
+// is the heir. With long promises, it may also be a server that learns from the provider that the leader's machine is
+// gone. The shard must then converge again.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {

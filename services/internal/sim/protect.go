@@ -70,8 +70,9 @@ func (w *World) countProtected(g config.Group) (n int) {
 	return n
 }
 
-// checkProtected checks that a protected instance is not replaced because of drift, image or eligible age, and that a
-// scale-down does not remove it while it is well. A group that is emptied protects nothing.
+// checkProtected checks that a protected instance is not replaced because of drift, image or the configured
+// eligible_age. While the instance is well (see isWell), a scale-down must not remove it either. It checks nothing in a
+// deleted group or a terminating shard.
 func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason string) {
 	since, protected := w.people.protected[id]
 	g, ok := t.groups[key]

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// drawPurchase draws how a group's VMs are bought. It stays the same for the whole run.
+// drawPurchase draws whether a group's VMs are spot instances. The result stays the same for the whole run.
 func (g *spec) drawPurchase(d *dice) {
 	if d.IntN(2) == 0 {
 		return

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// recovery is the time in which an instance must not be replaced, because a fault that it shared with others ended.
+// recovery is the time in which an instance must not be replaced, because a fault of many instances has just ended.
 type recovery struct{ from, until time.Time }
 
 // cutOffAgents cuts all agents off from the servers for some minutes. They come back one after the other.
@@ -31,8 +31,8 @@ func (w *World) returnTime() time.Duration {
 	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
 }
 
-// share counts the running instances of a group or of the shard. down lists those that were silent or failing for so
-// long that they must get time to recover.
+// share counts the running instances of a group or of the shard. down lists the instances that the leader has known as
+// silent or failing for a long time. They get time to recover.
 type share struct {
 	running int
 	down    []ident.ID
@@ -93,9 +93,9 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 		a.rebootAt.Before(since.Add(-rebootTime))
 }
 
-// grantRecovery gives the silent or failing instances time to recover if they are more than the limit. They must also
-// be at least four fifths of the running instances: with fewer, a scale-down alone could be the reason why they exceed
-// the limit.
+// grantRecovery gives the silent or failing instances time to recover if their number exceeds the limit. At least four
+// fifths of the running instances must be silent or failing. If fewer were, a scale-down alone might have raised their
+// share above the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

@@ -28,8 +28,8 @@ const (
 	first    // age or drift, before its replacement is healthy
 )
 
-// reasons maps the planner's reason texts, by prefix. An unlisted reason fails the run, because the checks would miss
-// it.
+// reasons maps the planner's texts to a why, by the beginning of the text. A text that is not listed fails the run,
+// because the checks would miss it.
 var reasons = []struct {
 	prefix string
 	why    why
@@ -99,8 +99,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	}
 	if s.fooled || w.recentlyFooled() {
-		// Two leaders may have counted at the same time without knowing of each other's removals. Conditional writes
-		// protect each record, but not such counts.
+		// Two leaders may have counted the group's instances at the same time, without knowing of each other's
+		// removals. Conditional writes protect a record, but not such a count.
 		return
 	}
 	w.checkProtected(t, key, d.ID, next.Reason)
@@ -129,8 +129,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 }
 
-// checkOutage checks that an outage of all servers replaces no running VM with an agent that can reach the leader. If
-// an agent has had no faults since the servers returned, the agent only waits for its next attempt.
+// checkOutage checks that no VM is replaced because all servers were down. A running VM with an agent that can reach
+// the leader must stay: the agent connects at its next attempt. It checks only agents without faults since the servers
+// returned.
 func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	m := w.fleet.byInstance[id]
 	if m == nil || m.state != infra.Running || t == nil {
@@ -146,8 +147,9 @@ func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	}
 }
 
-// checkOrphan checks that a VM without a record is deleted only after the registration time. Without a confirmation,
-// more than two orphans, and more than 5 % of all VMs, must stay: so many orphans point to a fault of the leader.
+// checkOrphan checks that a VM without a record is deleted only after the registration time. If there are more than two
+// orphans, and more than 5 % of all VMs are orphans, a person must have confirmed their deletion: so many orphans point
+// to a fault of the leader.
 func (w *World) checkOrphan(s *server, d *document) {
 	if s == nil || s.term == nil || s.term.confirmed[d.ProviderID] {
 		return
@@ -169,9 +171,9 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 		// A leader counts the VM of a reservation that an earlier leader left (planning rule 34).
 		m := w.fleet.byInstance[d.ID]
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
-		// This leader's plan cannot know of some deletions, and their instances count as staying. An earlier leader
-		// deleted them after this leader read the bucket, or the bucket has not acknowledged a requested deletion. An
-		// instance that this leader marked also counts as staying if another writer took the mark's revision.
+		// Count an instance as remaining if this leader's plan could not know of its deletion. An earlier leader
+		// deleted it after this leader read the bucket, or the bucket has not acknowledged the deletion yet. Count it
+		// also if another writer's revision replaced this leader's mark.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
@@ -182,8 +184,8 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 }
 
 // checkReplaced checks that a running instance is removed only if at least `least` others are registered. If the
-// instance was ever healthy, at least one of the others must have reported healthy. In a group of one instance, that is
-// the replacement. An instance that was never healthy may itself be a failed replacement.
+// instance was ever healthy, at least one of the others must have reported healthy, so a group of one instance needs a
+// healthy replacement. An instance that was never healthy may itself be a failed replacement.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {
@@ -200,8 +202,8 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	}
 }
 
-// checkWave checks that false reports of silence remove at most max_unhealthy of a group, and at most two fifths of the
-// shard, or three instances if that is more.
+// checkWave checks how many instances are removed for silence if agents are cut off: at most max_unhealthy of a group,
+// and at most two fifths of the shard, or three instances if that is more.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {

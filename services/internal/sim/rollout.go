@@ -9,14 +9,14 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// rolloutLag bounds the time between a decision about an instance and the event about the create call, by which the
-// checks learn of the decision.
+// rolloutLag is the longest time between a leader's decision to replace an instance and the event of the create call.
+// The checks learn of the decision from this event.
 const rolloutLag = 4 * minute
 
 // countedBy is how long a leader may take to count a failed instance, after the record of its deletion is durable.
 const countedBy = 10 * time.Second
 
-// drawRollout draws how a group replaces its instances, and its scheduled sizes. limited means that the group has
+// drawRollout draws the options of a group's rollouts, and its scheduled sizes. If limited is true, the group gets
 // windows and max_per_hour.
 func (g *spec) drawRollout(d *dice, limited bool) {
 	g.rollout, g.disruption, g.schedules = config.Rollout{}, config.Disruption{}, nil
@@ -59,7 +59,8 @@ func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int
 	w.checkPerHour(t, key, g, id, wave, decided)
 }
 
-// windowOpen reports whether a window of the group was open at a time, for any permitted error of a server's clock.
+// windowOpen reports whether a window of the group was open at a time, or would be with a clock that is wrong by up to
+// wallSkew.
 func windowOpen(g config.Group, at time.Time) bool {
 	for skew := -wallSkew; skew <= wallSkew; skew += wallSkew / 4 {
 		for _, window := range g.Windows {
@@ -72,7 +73,7 @@ func windowOpen(g config.Group, at time.Time) bool {
 }
 
 // checkCanary checks that no outdated instance is replaced while enough canaries run but have not run for long enough.
-// A wave begins only while all instances are healthy, so the leader knows of every registration by then.
+// The leader knows of every registration when it decides, because a wave begins only while all instances are healthy.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
@@ -95,8 +96,9 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 	}
 }
 
-// checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. A
-// leader counts only failures for which its write of the record got a clear answer.
+// checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. It
+// ignores a failure if the leader got no clear answer when it wrote the record, because the leader then does not count
+// it.
 func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	if g.Rollout.HaltOnFailures == 0 {
 		return
@@ -146,8 +148,8 @@ func (p *people) waveOf(key config.GroupKey, decided time.Time) (n int) {
 	return n
 }
 
-// checkFirst checks a deletion of an instance before its replacement is healthy: at most max_unavailable of the group
-// may be unavailable, and a rollout must permit the replacement.
+// checkFirst checks the removal of an instance that has no healthy replacement yet. At most max_unavailable of the
+// group may be unavailable, and a rollout must permit the removal.
 func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, least int) {
 	unavailable := t.groups[key].Rollout.MaxUnavailable
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == "registered" })

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Injected is one fault of a run. Its ID identifies the occasion, such as one request of one server, or one moment. The
-// ID is equal in every run of the seed in which that occasion arises.
+// Injected is one fault of a run. Its ID names the occasion of the fault, such as one request of one server, or one
+// moment. The same occasion has the same ID in every run of the seed.
 type Injected struct {
 	ID   uint64
 	Kind Kind
@@ -46,8 +46,8 @@ func (s *schedule) about(format string, args ...any) {
 	}
 }
 
-// occasion returns a number for the server's next request to one edge about one object. The same request has the same
-// number in another run.
+// occasion returns a number for the server's next request about one object. edge names the client that makes the
+// request. The same request has the same number in another run.
 func (s *server) occasion(edge, about string) uint64 {
 	key := mix(hashText(edge) ^ mix(hashText(about)))
 	s.asked[key]++

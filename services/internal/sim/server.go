@@ -40,7 +40,7 @@ type server struct {
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
 	// still is how long the server's clock has stood still in this life, and stillFrom when it stopped last. fooled
-	// means that the clock has stopped and the lock was not written since. The server's view of its lease may then be
+	// means that the clock has stopped since the server's last write of the lock, so its view of its lease may be
 	// wrong.
 	still       time.Duration
 	stillFrom   time.Duration // elapsed; 0: its clock runs
@@ -235,9 +235,9 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election and gives its answer to the elector of this life. If that takes longer than limit
-// on the server's clock, the elector receives `given` instead, and the request may still take effect. A request calls
-// answered if it has its answer but needs more time for other work.
+// io runs one request of the election and gives the result to the elector of this life. If the request takes longer
+// than limit on the server's clock, the elector gets `given` instead. The request may still take effect. A request that
+// has its answer, but needs more time for other work, calls answered first to stop the time limit.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false
@@ -355,8 +355,8 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if token != tokenOf(body) {
 			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
 		}
-		// For the length of one promise after a stopped clock runs again, the server may still rely on an older promise
-		// of its heir.
+		// After a stopped clock runs again, the server may rely on an outdated promise of its heir until the time of
+		// one promise has passed.
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}

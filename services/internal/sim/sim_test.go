@@ -94,8 +94,8 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// playAll plays runs in parallel until the function more returns false, and adds up their results. With progress, it
-// prints a line every ten seconds.
+// playAll plays runs in parallel until the function more returns false, and adds up their results. If progress is true,
+// playAll prints a line every ten seconds.
 func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress bool) (total Result, played uint64,
 	failed []*Broken) {
 	began := time.Now()

@@ -143,8 +143,8 @@ func New(opts Options) *World {
 // heirLease is the lease of a lock with an heir.
 const heirLease = 90 * time.Second
 
-// drawPromise returns the length of an heir's promise in this World, or 0 if servers have no heirs. Long promises are
-// drawn more often, because short promises cost many heartbeats: one hour with the default takes 14,400.
+// drawPromise returns the length of an heir's promise in this World, or 0 if servers have no heirs. It draws long
+// promises more often, because short ones take many heartbeats: the shortest takes 14,400 per simulated hour.
 func (w *World) drawPromise() time.Duration {
 	d := w.dice("heir")
 	if d.IntN(6) == 0 {
