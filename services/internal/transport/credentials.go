@@ -81,8 +81,8 @@ type serverCredentials struct {
 	// clients and handshakes limit the connections of each client certificate; nil on the registration port.
 	clients    *clients
 	handshakes *rateLimiter[authority.Identity]
-	// bytes limits the bytes that are read from each client certificate; on the registration port, from each address.
-	// foreignBytes limits the bytes from each address whose clients present certificates for another port.
+	// bytes limits the bytes that are read per client certificate, or per address on the registration port.
+	// foreignBytes limits the bytes that are read from an address on connections with a certificate for another port.
 	bytes, foreignBytes *rateLimiter[any]
 }
 
@@ -140,8 +140,8 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return &limitedConn{Conn: conn, bytes: bytes, leave: leave}, client, nil
 }
 
-// closeInTime closes the connection of a client when its certificate may no longer be used. It returns a function that
-// calls leave and cancels the closing.
+// closeInTime starts a timer that closes the client's connection when the client's certificate may no longer be used.
+// It returns a function that stops the timer and calls leave.
 func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	until := client.NotAfter
 	if client.Expired {
@@ -154,9 +154,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket of bytes allows, if it has one. When it is closed or a read fails,
-// it calls leave, so that the connection no longer counts. gRPC does not close a connection that ends before its first
-// byte.
+// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It calls leave when it is closed,
+// so that the connection no longer counts. It also calls leave when a read fails, because gRPC does not close a
+// connection that fails at the first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

@@ -24,8 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// The server limits failed handshakes per address, and handshakes with a certificate that this port does not accept.
-// They block neither other clients at that address nor clients of other addresses. Successful handshakes are not
+// The server limits two kinds of handshakes per address: failed ones, and those with a certificate that this port does
+// not accept. Such handshakes do not block other clients, not even at the same address. Successful handshakes are not
 // limited.
 func TestFailedHandshakesAreLimited(t *testing.T) {
 	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent,
@@ -54,7 +54,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// The test compares with the time that clients without limits take, because this machine may be slow.
+	// Measure how long clients without limits take, because this machine may be slow. Limited clients may take little
+	// longer.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()
@@ -100,7 +101,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// The limit is the sum of the initial burst, twenty failures a second, and some for other clients at the address.
+	// The limit allows for an initial burst (128), for other clients at the address (40), and for twenty failures a
+	// second.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}

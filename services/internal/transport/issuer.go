@@ -35,9 +35,9 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 		Trust: i.Trust}, nil
 }
 
-// Reissue makes again the certificate that a record refers to, for a client that did not receive it. Nothing has to be
-// written for that. ok is false if the certificate cannot be made again, is in the second half of its lifetime, or was
-// issued before the current step of a CA rotation: then issue a new one.
+// Reissue issues the certificate of a record once more, for a client that did not receive it. The record does not
+// change. ok is false if Reissue cannot make exactly that certificate, or if it is outdated. It is outdated in the
+// second half of its lifetime, and after the next step of a CA rotation. Then issue a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL

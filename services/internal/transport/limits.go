@@ -63,9 +63,9 @@ func newAnonymous(limit int) *anonymous {
 		addresses: map[netip.Addr]*address{}}
 }
 
-// add counts a connection until leave is called. If there are too many, it refuses the connection of an address that
-// has half of them, or else closes the oldest of all: an honest client completes its handshake or registration within a
-// moment.
+// add counts a connection until leave is called. If there are too many connections, add refuses the new one if its
+// address has half of them. Otherwise it closes the oldest connection, because an honest client completes its handshake
+// or registration within a moment.
 func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()
@@ -149,8 +149,8 @@ type clients struct {
 	conns map[authority.Identity][]net.Conn // the oldest first
 }
 
-// add counts a connection until leave is called. If the client has too many, add closes the oldest: a client whose
-// network changed connects again before the server notices that the old connection is dead.
+// add counts a connection until leave is called. If the client has too many connections, add closes the oldest one. The
+// oldest may be dead: a client whose network changed connects again before the server notices that.
 func (c *clients) add(client authority.Identity, conn net.Conn) (leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -45,9 +45,9 @@ type portLimits struct {
 	// handshakesPerSecond and handshakeBurst are the token bucket of handshakes per client certificate.
 	handshakesPerSecond rate.Limit
 	handshakeBurst      int
-	// bytesPerSecond and byteBurst are the token bucket of bytes that are read from one client certificate, or from one
-	// address without a certificate: small HTTP/2 frames cost much more processor time to read than to send. A burst
-	// of 64 KiB is about a thousand streams that are opened and reset, which take 50 ms of one core.
+	// bytesPerSecond and byteBurst are the token bucket of bytes that are read per client certificate, or per address
+	// without a certificate. They limit processor time, because small HTTP/2 frames cost much more time to read than to
+	// send. With 64 KiB a client can open and reset about a thousand streams, which costs the server 50 ms of one core.
 	bytesPerSecond rate.Limit
 	byteBurst      int
 	// idle, age and grace end connections; zero is no limit. See keepalive.ServerParameters.
@@ -70,8 +70,8 @@ var limitsOf = map[authority.Role]portLimits{
 		handshakeBurst: 50, bytesPerSecond: 256 << 10, byteBurst: 1 << 20, idle: 5 * time.Minute},
 }
 
-// newRegistrationLimiter limits each source address at the registration port: agents register once in their lives, and
-// all agents of a site may share an address.
+// newRegistrationLimiter limits the requests of each source address at the registration port. An agent registers only
+// once in its life, but all agents of a site may share an address.
 func newRegistrationLimiter(source *Source) *rateLimiter[netip.Addr] {
 	return &rateLimiter[netip.Addr]{perSecond: 20, burst: 100, now: source.options.Now}
 }
@@ -111,7 +111,7 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
-		// Dynamic windows would answer every report with a ping that measures the line.
+		// With dynamic windows, gRPC would answer every report with a ping to measure the bandwidth.
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
 	}

@@ -11,11 +11,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A [RefusalLog] writes at most refusalRate lines per second, and at most refusalBurst together.
+// A [RefusalLog] writes at most refusalRate lines per second on average, and at most refusalBurst lines at one time.
 const refusalRate, refusalBurst = 10, 100
 
-// RefusalLog limits the log lines about refused calls, so that a hostile client cannot fill the log. A call is refused
-// because of what the client sent or who it is. The zero value is ready to use. It is safe for concurrent use.
+// RefusalLog limits the log lines about refused calls, so that a hostile client cannot fill the log. A refusal is an
+// error that the client caused, such as an invalid argument. The zero value is ready to use. It is safe for concurrent
+// use.
 type RefusalLog struct {
 	once    sync.Once
 	limiter *rate.Limiter

@@ -29,7 +29,8 @@ const RenewalGrace = 30 * 24 * time.Hour
 type Options struct {
 	// Identity of this server: role, cluster, shard, server.
 	Identity authority.Identity
-	// Hosts are the names and addresses at which clients reach the server: the advertised ones and the leader's.
+	// Hosts are the names and addresses at which clients reach the server: its advertised ones and the leader address
+	// of the shard.
 	Hosts []string
 	CA    authority.CA
 	// Bundle holds the CA certificates that may have issued client certificates.

@@ -2,8 +2,8 @@
 // per key, and never blocks the publisher.
 //
 // Invariant: for every key, a subscriber gets the newest event published since it subscribed. Keys come in the order of
-// their first unread event. A subscriber that is too slow gets ErrSlow instead, and must list again. Memory does not
-// grow with a reader that does not read.
+// their first unread event. A subscriber that is too slow gets ErrSlow instead, and must list again. A subscriber that
+// stops reading does not make memory grow.
 package watch
 
 import (

@@ -1,4 +1,4 @@
-// Package transporttest provides tests with a cluster's certificate authority and real TLS connections to gRPC servers
+// Package transporttest has test helpers: a cluster's certificate authority, and real TLS connections to gRPC servers
 // of its ports.
 package transporttest
 
