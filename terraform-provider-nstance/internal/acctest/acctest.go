@@ -36,7 +36,7 @@ import (
 const (
 	Cluster = "example"
 	Shard   = "dev-1"
-	// KeyVariable holds the encryption key of a [Bucket].
+	// KeyVariable is the environment variable with the encryption key of a [Bucket].
 	KeyVariable = "NSTANCE_TEST_KEY"
 	bucketName  = "test-bucket"
 )

@@ -103,7 +103,7 @@ func (c *Connection) Store(ctx context.Context) (objstore.Store, error) {
 	return c.store, nil
 }
 
-// Place returns a readable location of an object: the bucket and the key with its prefix.
+// Place describes the location of an object for messages: the bucket and the key with its prefix.
 func (c *Connection) Place(key string) string {
 	if !c.Known() || c.settings.Storage == nil {
 		return key
@@ -204,7 +204,7 @@ func (c *Connection) KeyID(ctx context.Context, name string, known types.String)
 	return types.StringValue(id.String()), err
 }
 
-// SecretPlace returns a readable location of a secret.
+// SecretPlace describes the location of a secret for messages.
 func (c *Connection) SecretPlace(name string) string {
 	if c.Sealed() {
 		return c.Place(keys.ClusterSecret(name))

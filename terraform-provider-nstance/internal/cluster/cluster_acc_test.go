@@ -54,7 +54,8 @@ func destroyed(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	}
 }
 
-// usable returns a check that a server can open the CA and the nonce key with the bucket's encryption key.
+// usable returns a check that a server can decrypt the CA key and the nonce key with the bucket's encryption key. It
+// also checks the attributes about the CA.
 func usable(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		state := b.State(t)
@@ -391,7 +392,8 @@ resource "nstance_secret" "test" {
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
 			{Config: with(newKey, 1), PlanOnly: true},
 			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
-			// The plan refuses, because the apply that raises the version may overwrite the key that the plan reads.
+			// The plan refuses this change: the apply that raises the version may overwrite the key that the plan
+			// reads.
 			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
@@ -444,8 +446,8 @@ func TestAccEncryptionKeySource(t *testing.T) {
 	})
 }
 
-// TestAccCAEarlyRenewal checks that two runs of `apply` replace a CA near its end: the first announces the new CA and
-// says what it waits for, and a later run finishes when nothing uses the old CA any more.
+// TestAccCAEarlyRenewal checks that two runs of `apply` replace a CA near its end. The first run announces the new CA
+// and lists the clients that do not use it yet. A later run finishes when nothing uses the old CA any more.
 func TestAccCAEarlyRenewal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -98,8 +98,8 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 }
 
 // checkKeyChange refuses a change of the encryption key if the apply might no longer have the key that opens the
-// secrets: other resources may replace the stored key earlier in the apply. If the plan may not read a key,
-// checkKeyChange only warns.
+// secrets: other resources may replace the stored key earlier in the apply. If the plan has no permission to read a
+// key, checkKeyChange only warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
@@ -131,9 +131,9 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 	return diags
 }
 
-// lastingKeys returns the keys that are readable now and will still be readable when the plan is applied. If
-// encryption_key_wo still holds the present key, that key does not count: the change that raises the version may
-// overwrite it. The error reports the sources that cannot be read.
+// lastingKeys returns the keys that can be read now and will still be readable during the apply. It leaves out the key
+// in encryption_key_wo if that is still the present key, because the change that raises the version may overwrite it.
+// The error names the sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
 	ring, err := r.bucket.Ring(ctx)
 	errs := []error{err}

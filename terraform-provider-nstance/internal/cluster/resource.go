@@ -342,8 +342,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last, because the
-// certificate can be derived from it.
+// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last. If it is
+// interrupted before that, the CA's certificate can still be derived from the key.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
-// longestEarlyRenewal is half of the life of a CA. With a longer time, a new CA would soon be replaced again.
+// longestEarlyRenewal is the largest value of ca_early_renewal: half of the life of a CA. With a larger value, a new CA
+// would soon be due for replacement again.
 const longestEarlyRenewal = 5 * 365 * 24 * time.Hour
 
 // checkEarlyRenewal checks a value of ca_early_renewal.
@@ -49,8 +50,8 @@ func (m *model) markRotation() {
 	}
 }
 
-// rotateCA takes those steps of a CA rotation that are possible now. If clients must follow before the next step, it
-// returns a warning that names them.
+// rotateCA takes those steps of a CA rotation that are possible now. If clients must first adopt the present step,
+// rotateCA returns a warning that names them.
 func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, cluster string) (diags diag.Diagnostics,
 	err error) {
 	var following clusterstate.Following
@@ -72,8 +73,7 @@ func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, clus
 	return diags, nil
 }
 
-// describeFollowing lists the leaders, instances and operators that have not followed the present step of a CA
-// rotation.
+// describeFollowing lists the leaders, instances and operators that have not adopted the present step of a CA rotation.
 func describeFollowing(f clusterstate.Following) string {
 	var waiting []string
 	for _, shard := range f.Shards {

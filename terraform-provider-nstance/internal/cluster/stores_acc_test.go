@@ -96,7 +96,7 @@ resource "nstance_operator" "test" {
 	}
 }
 
-// TestAccSecretsStores checks that secrets are in each secrets store, and never in the bucket.
+// TestAccSecretsStores checks for each secrets store that secrets are in the store, and never in the bucket.
 func TestAccSecretsStores(t *testing.T) {
 	acctest.Acceptance(t)
 	for _, settings := range []config.Secrets{

@@ -51,7 +51,7 @@ const (
 	ignored = "Part of the shard configuration is ignored"
 )
 
-// OfTyped returns a diagnostic for each problem of a configuration that attributes describe, at the attribute with the
+// OfTyped returns a diagnostic for each problem of a configuration in typed attributes, at the attribute with the
 // problem.
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics

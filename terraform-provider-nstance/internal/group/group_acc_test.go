@@ -129,7 +129,7 @@ func TestAccGroup(t *testing.T) {
 				ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch",
 				ExpectError: regexp.MustCompile(`non-existent remote object`)},
-			// JSON in another format and empty values are no change.
+			// Another format of the JSON, and empty values, do not count as a change.
 			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })",
 				`"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
 			// A removed attribute takes the template's value again.

@@ -274,7 +274,8 @@ func forget(ctx context.Context, state *clusterstate.State, tenant string, id id
 	return state.DeleteOperator(ctx, tenant, id)
 }
 
-// sweep removes the operators of a tenant that interrupted runs left behind, once their certificates have expired.
+// sweep removes operators that interrupted runs did not remove, once their certificates have expired. It searches one
+// tenant.
 func sweep(ctx context.Context, state *clusterstate.State, tenant string, now time.Time) error {
 	all, err := state.ListOperators(ctx, tenant)
 	if err != nil {

@@ -73,8 +73,8 @@ func TestAccIdentity(t *testing.T) {
 	}
 }
 
-// TestAccIdentityRemovesExpiredOperators checks that a run removes expired operators of interrupted runs. Other
-// operators and those of running runs must stay.
+// TestAccIdentityRemovesExpiredOperators checks that a run removes expired operators of interrupted runs. It must not
+// remove the operator of a run that is in progress, or an operator from another resource.
 func TestAccIdentityRemovesExpiredOperators(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

@@ -1,6 +1,6 @@
 // Package poll waits until a condition holds outside the provider.
 //
-// Invariant: failed checks end the wait only after maxFailures of them in a row.
+// Invariant: only maxFailures failed checks in a row end the wait with an error.
 package poll
 
 import (
@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// interval is the minimum pause between two checks. After a slow check, the pause is four times its duration.
+	// interval is the minimum pause between two checks. After a slow check, the pause is four times as long as the
+	// check.
 	interval = 500 * time.Millisecond
 	// maxFailures is the number of failed checks in a row after which Until gives up.
 	maxFailures = 5

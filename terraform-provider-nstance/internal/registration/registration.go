@@ -3,7 +3,7 @@
 //
 // Invariants:
 //   - A certificate is returned only after the operator's record names it.
-//   - A write replaces a record only if it is still the version that was read.
+//   - A write never replaces a record that changed after it was read.
 package registration
 
 import (
@@ -128,8 +128,8 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil
 }
 
-// Remove replaces an operator's record with a tombstone. From then on, servers refuse the operator. Servers that
-// already know the operator do so within minutes. Remove returns nil if the operator does not exist.
+// Remove replaces an operator's record with a tombstone. From then on, servers refuse the operator, within minutes if
+// they already know it. Remove returns nil if the operator does not exist.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
 	for {
 		rec, token, err := Find(ctx, state, tenant, id)

@@ -11,8 +11,9 @@ import (
 )
 
 // TestAccLeaderAppliesAtOnce runs `apply` against a real server that polls the bucket every three minutes. With an
-// operator block, an apply ends when the leader has applied the configuration, also after a restart. If the leader
-// refuses the configuration, the apply fails with the leader's reasons. A destroy does not wait for the poll either.
+// operator block, an apply ends when the leader has applied the configuration, even if the leader must restart for
+// that. If the leader refuses the configuration, the apply fails with the leader's reasons. A destroy does not wait for
+// the next poll.
 func TestAccLeaderAppliesAtOnce(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -81,7 +82,7 @@ resource "nstance_shard" "test" {
 	cli.Run(t, "destroy", "-auto-approve")
 }
 
-// TestAccReportsBlockedGroups checks that an apply which waits for the leader says that the leader cannot create VMs.
+// TestAccReportsBlockedGroups checks an apply that waits for a leader which cannot create VMs. The output must say so.
 func TestAccReportsBlockedGroups(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

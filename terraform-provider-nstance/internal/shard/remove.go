@@ -103,9 +103,9 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// terminate marks the configuration as terminating and returns the new version with its text. It writes a missing
-// configuration again, because a leader may still hold it in memory. It returns a diagnostic if the bucket has another
-// version than the plan saw, or if the configuration is not valid.
+// terminate marks the configuration as terminating and returns the new version with its text. If the bucket has no
+// configuration, terminate writes one, because a leader may still use the deleted one. It returns a diagnostic if the
+// bucket has another version than the plan saw, or if the configuration is not valid.
 func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
 	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"

@@ -220,9 +220,9 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 }
 
-// refresh stores in the Terraform state a configuration that was read from the bucket. It fills the typed attributes if
-// the state uses them, and config_jsonc otherwise. After an import it uses the typed attributes only if they reproduce
-// body exactly.
+// refresh copies the configuration in body, which was read from the bucket, to the Terraform state. It sets the typed
+// attributes if the state uses them, and config_jsonc otherwise. After an import it sets the typed attributes only if
+// they encode to exactly the same text.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
 	imported := attributes["etag"].IsNull()

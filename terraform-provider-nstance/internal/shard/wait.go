@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// wait makes the leader apply the version of the configuration that token names, and waits for that, at most for
-// `limit`. If no leader answers, it polls the election lock if `wait_for_leader` is set or the change releases
-// something. Otherwise it returns nil. changed means that this apply wrote the configuration.
+// wait makes the leader apply the version of the configuration that token names. It returns when that version is in
+// force, or when limit has passed. If no leader answers, it polls the election lock, but only if `wait_for_leader` is
+// set or released is not empty. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
