@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDocumentedCommandsExist verifies that the commands in the documents exist: Makefile targets, scripts, packages,
-// and the tests that they name.
+// TestDocumentedCommandsExist verifies that everything in the commands of the documents exists: Makefile targets,
+// scripts, packages and tests.
 func TestDocumentedCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {

@@ -100,8 +100,8 @@ func direction(p pkg) (complaints []string) {
 	return complaints
 }
 
-// only returns a rule that permits a package only the listed imports from this module. Its own sub-packages must be
-// listed, too.
+// only returns a rule that permits a package only the listed imports from this module. Sub-packages of the package must
+// be listed, too.
 func only(subject string, allowed ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if p.ImportPath != subject {
@@ -249,7 +249,7 @@ var rules = map[string]rule{
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
 }
 
-// exactly returns a rule that applies look to one package but not to the packages below it.
+// exactly returns a rule that applies another rule to one package, but not to the packages below it.
 func exactly(subject string, look rule) rule {
 	return func(p pkg) []string {
 		if p.ImportPath != subject {

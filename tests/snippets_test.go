@@ -78,7 +78,8 @@ func TestSnippetsAreValid(t *testing.T) {
 	}
 }
 
-// merge returns a copy of below that the values of over replace, object by object.
+// merge returns a copy of below with the values of over. A value of over replaces one of below, unless both are
+// objects. Objects are merged.
 func merge(below, over any) any {
 	old, isOld := below.(map[string]any)
 	values, isObject := over.(map[string]any)

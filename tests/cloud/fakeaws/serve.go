@@ -100,7 +100,7 @@ func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error
 	return parsed, nil
 }
 
-// anonymous admits a request without a signature. Only S3 accepts some of them.
+// anonymous admits a request without a signature. Only S3 serves such requests.
 func (c *Cloud) anonymous(call *wire.Call, r *http.Request) (*wire.Call, error) {
 	stream, ok := c.streams["s3"]
 	if !ok {

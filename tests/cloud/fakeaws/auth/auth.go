@@ -105,9 +105,9 @@ func incomplete(what string) error {
 	return wire.Errorf(http.StatusForbidden, "IncompleteSignature", "%s", what)
 }
 
-// Verify checks the signature with the key that lookup returns for its ID. body is the request's body, or nil for S3,
-// which reads the body later: Verify then wraps r.Body, whose end is an error if the signed hash does not match. Verify
-// does not check the chunk signatures of streamed uploads. Errors are the service's own.
+// Verify checks the signature with the key that lookup returns for its ID. body is the request's body. S3 passes nil,
+// because it reads the body later. Then Verify wraps r.Body, and reading to its end fails if the signed hash does not
+// match. Verify does not check the chunk signatures of streamed uploads. Errors are those of the service.
 func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access string) (Key, bool), now time.Time) error {
 	key, ok := lookup(s.Access)
 	if !ok {

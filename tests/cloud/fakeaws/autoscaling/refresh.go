@@ -186,8 +186,8 @@ func (s *Service) advance(g *group) {
 }
 
 // surge returns the number of members that a group may temporarily have beyond its size. It is 1 while a refresh must
-// launch a replacement before it terminates a member. While a refresh is being cancelled, surplus members that are
-// still launching count. Otherwise it is 0.
+// launch a replacement before it terminates a member. While a refresh is being cancelled, it is the number of surplus
+// members that are still launching. Otherwise it is 0.
 // https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CancelInstanceRefresh.html
 func (g *group) surge() int {
 	r := g.refreshing()

@@ -19,9 +19,9 @@ type Filter struct {
 	Value []string
 }
 
-// matches reports whether a resource passes all filters. values returns the resource's values for a filter's name, and
-// false if the operation does not know the name, which AWS refuses. The filters tag:KEY and tag-key use tags, unless
-// tags is nil.
+// matches reports whether a resource passes all filters. values returns the resource's values for a filter's name. If
+// values returns false, the operation does not know the filter, and matches returns AWS's error. The filters tag:KEY
+// and tag-key use tags, unless tags is nil.
 func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
 	all := true
 	for _, f := range filters {

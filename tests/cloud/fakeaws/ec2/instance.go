@@ -26,7 +26,7 @@ var stateCodes = map[string]int{statePending: 0, stateRunning: 16, stateShutting
 const (
 	// terminatedVisible is the time that a terminated instance is still described: "usually about one hour".
 	terminatedVisible = time.Hour
-	// tokenValid is the time that a client token is remembered after its instances ended: "at least 24 hours".
+	// tokenValid is the time that EC2 remembers a client token after the token's instances ended: "at least 24 hours".
 	tokenValid = 24 * time.Hour
 )
 
@@ -344,7 +344,7 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through converts filters on the XML form of a resource, which render makes, to filters on the resource.
+// through converts filters of the XML form of a resource to filters of the resource. render returns the XML form.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))
 	for name, values := range filters {

@@ -66,8 +66,8 @@ func listTags(tags map[string]string) []Tag {
 	return list
 }
 
-// specified returns the tags that a call gives to new resources of a type. A specification of another type is an error
-// unless the type is in allowed, because the call creates no such resource.
+// specified returns the tags that a call gives to new resources of one type. Tags for another type are an error,
+// because the call creates no such resource. If that type is in allowed, they are ignored.
 func specified(specs []TagSpecification, resourceType string, allowed ...string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, spec := range specs {
@@ -195,7 +195,7 @@ func (s *Service) deleteTags(c *wire.Call) (any, error) {
 			maps.DeleteFunc(s.tags[id], func(key, _ string) bool { return !strings.HasPrefix(key, "aws:") })
 		}
 		for _, tag := range in.Tag {
-			// With a value, even an empty one, the tag is removed only if it has that value.
+			// If the request gives a value, even an empty one, the tag is removed only if it has that value.
 			if value, has := s.tags[id][tag.Key]; has && (tag.Value == nil || *tag.Value == value) {
 				delete(s.tags[id], tag.Key)
 			}

@@ -133,7 +133,8 @@ func invalid(format string, args ...any) *wire.Error {
 	return wire.Errorf(400, "ValidationError", format, args...)
 }
 
-// checkARN refuses a malformed ARN. AWS answers it with another error than an ARN that does not exist.
+// checkARN refuses a malformed ARN. AWS has different errors for a malformed ARN and for a resource that does not
+// exist.
 func (s *Service) checkARN(arn, kind string) error {
 	if !strings.HasPrefix(arn, s.arn(kind)) {
 		return invalid("'%s' is not a valid %s ARN", arn, map[string]string{

@@ -9,7 +9,7 @@ import (
 //
 // - An explicit Deny in any policy wins.
 // - A resource policy that names the session allows the request by itself.
-// - A resource policy that names the role, or all principals, also allows it: there are no permissions boundaries.
+// - A resource policy that names the role, or all principals, also allows it. This fake has no permissions boundaries.
 // - If the resource policy names the account, or there is none, the identity's policies decide.
 // - The account itself may do everything that no resource policy denies.
 //
@@ -74,7 +74,8 @@ func lowered(ctx Context) Context {
 	return out
 }
 
-// any reports whether a Deny statement (if deny) or else an Allow statement matches the request, for any caller.
+// any reports whether a statement matches the request, for any caller. deny selects the Deny statements or the Allow
+// statements.
 func (d *Document) any(r Request, deny bool) bool {
 	return slices.ContainsFunc(d.Statements, func(s Statement) bool { return s.Deny == deny && s.matches(d.vars(), r) })
 }
@@ -89,7 +90,8 @@ const (
 	toSession
 )
 
-// grants returns the most direct grant (or denial, if deny) among the matching statements.
+// grants returns the most direct grant among the matching statements. If deny is true, it returns the most direct
+// denial.
 func (d *Document) grants(r Request, deny bool) grant {
 	best := none
 	for _, s := range d.Statements {

@@ -14,8 +14,8 @@ const (
 // pattern is a text with wildcards. Characters that come from a policy variable are literal, even * and ?.
 type pattern []rune
 
-// compile reads * and ? as wildcards if wild, and policy variables if vars. It returns false if a variable has no
-// value: a statement with such a variable matches nothing.
+// compile returns the pattern of a policy value. It reads * and ? as wildcards if wild is true, and replaces policy
+// variables if vars is true. It returns false if a variable has no value, because such a statement matches nothing.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	var out pattern
