@@ -70,7 +70,7 @@ func (r *Report) failedCheck() string {
 }
 
 // checksPending reports whether the health checks have no result yet: one of them has neither passed nor failed, or the
-// agent runs another version than the given one. It returns false for an agent that cannot run health checks.
+// agent does not run the given version of them. It returns false for an agent that cannot run health checks.
 func (r *Report) checksPending(version string) bool {
 	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
 		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))

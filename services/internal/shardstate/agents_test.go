@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestReportsTouchOnlyWhatChanges checks which reports mark the group as dirty. A report that cannot change the next
-// plan must not, because reports are most of the messages that a leader receives.
+// TestReportsTouchOnlyWhatChanges checks that a report marks its group as dirty only if the report may change the next
+// plan. Most messages that a leader receives are reports.
 func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -80,7 +80,7 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 }
 
 // TestRepeatedReports checks a report that repeats the previous one. Its measurements are stored, the files and keys
-// stay known, and nothing is planned. If the agent no longer announces a reboot, the announcement ends.
+// stay known, and nothing is planned. When the agent no longer announces a reboot, the State forgets the reboot.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

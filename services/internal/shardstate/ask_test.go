@@ -78,7 +78,7 @@ func (a *asking) lose(t *testing.T, n int) []ident.ID {
 	return ids
 }
 
-// askAll marks a question about each instance as planned and asks it, as the reconciler does.
+// askAll asks about each instance if State.Plan permits the question, as the reconciler does.
 func (a *asking) askAll(t *testing.T, ids []ident.ID) {
 	t.Helper()
 	for _, id := range ids {

@@ -19,7 +19,7 @@ var (
 		config.GroupKey{Tenant: "default", Group: "others"}
 )
 
-// picture is a State with a manual clock. It records the State's events and wakes.
+// picture is a State with a manual clock. It records the State's events and its calls of Wake.
 type picture struct {
 	*shardstate.State
 	now       time.Time

@@ -48,7 +48,7 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 }
 
 // settled drops the leftover reservation of an instance ID. If a stray VM has this ID, settled marks the VM's group as
-// dirty, because the group counted the VM. Call with mu held.
+// dirty, because the VM no longer counts as a pending create. Call with mu held.
 func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
@@ -174,8 +174,8 @@ func (w *State) TerminateRequested(id ident.ID) {
 	w.change(id, func(i *instance) { i.plan.TerminateRequested = w.opts.Now() })
 }
 
-// Balanced records whether the instance is registered with every load balancer of its group. began is the time before
-// the caller registered the instance. If the group's load balancers changed after began, Balanced does nothing.
+// Balanced records whether the instance is registered with every load balancer of its group. began is a time just
+// before the caller registered the instance. If the group's load balancers changed after began, Balanced does nothing.
 func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	w.change(id, func(i *instance) {
 		if !i.plan.BalancedAt.After(began) {

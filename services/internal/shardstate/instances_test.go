@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestDeadlineOfALateDeletion checks the drain deadline if a leader learns of a deletion late. The leader extends the
+// TestDeadlineOfALateDeletion checks the drain deadline when a leader learns of a deletion late. The leader extends the
 // deadline once, to give the node time to drain. The record keeps the original deadline.
 func TestDeadlineOfALateDeletion(t *testing.T) {
 	const drain = 2 * time.Minute

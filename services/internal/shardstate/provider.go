@@ -169,7 +169,7 @@ func (w *State) EndStray(providerID string, gone bool) {
 	})
 }
 
-// Orphans returns the strays with an instance ID that have no live record, no tombstone and no reservation.
+// Orphans returns the strays with an instance ID for which there is no live record, no tombstone and no reservation.
 func (w *State) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -97,7 +97,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
-	// If the call of a list started before the call of the latest recorded list, it does not change the strays.
+	// A list does not change the strays if a list with a later start was recorded before.
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, nil, late.Add(2*time.Second))
 	p.Listed(nil, nil, late)
@@ -136,7 +136,7 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	}
 }
 
-// TestAnswersFillIn checks that an unknown state does not replace a known one, and that known values stay.
+// TestAnswersFillIn checks that an answer with an unknown state does not replace the known state or other known values.
 func TestAnswersFillIn(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)

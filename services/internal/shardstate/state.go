@@ -68,8 +68,7 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
-	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is the value for
-	// plan.Snapshot.
+	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is copied to plan.Snapshot.
 	pendingSpot   int
 	spotRefusedAt time.Time
 	backoff       plan.Backoff
@@ -282,7 +281,7 @@ func compareKeys(a, b config.GroupKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Group, b.Group))
 }
 
-// groupOf returns the group of a record. It creates a deleted group for an instance with an unknown group. Call with mu
+// groupOf returns the group of a record. If the group is unknown, groupOf adds it, marked as deleted. Call with mu
 // held.
 func (w *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
@@ -355,8 +354,8 @@ func (w *State) ForgetGroup(key config.GroupKey) {
 	w.opts.Events.Group(key)
 }
 
-// dropGroup removes a group. It returns the resolving events of its errors, for the caller to publish. Call with mu
-// held.
+// dropGroup removes a group. The group's errors end. dropGroup returns an event for each of these errors, which the
+// caller publishes. Call with mu held.
 func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
 	delete(w.groups, key)
 	delete(w.dirty, key)

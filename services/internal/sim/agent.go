@@ -34,8 +34,8 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is when the leader learned that the agent's health check fails. It belongs to the leader that the
-	// agent is connected to.
+	// failsSince is when the leader learned that the agent's health check fails. This is the leader to which the agent
+	// is connected.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool

@@ -96,9 +96,9 @@ func (p *people) spec(key config.GroupKey) *spec {
 // asksBalancers reports whether people want load_balancer_health for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group if the leader asks the group's load balancers for verdicts. ok is false for a minute after the
-// server was paused or the configuration changed. After people changed the load balancers of any group, ok stays false,
-// because the leader then forgets verdicts.
+// asked returns a group if the leader asks the group's load balancers for verdicts. It returns false for a minute after
+// the server was paused or the configuration changed. Once people have changed the load balancers of any group, it
+// always returns false, because the leader then forgets verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -107,8 +107,8 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 }
 
 // checkRefused checks that an instance may be removed because of its load balancer. Two answers in a row must have told
-// the leader that the instance is unhealthy. At most max_unhealthy of the group may be unhealthy. It counts only
-// instances that were healthy before, with a verdict that the leader has known for a minute.
+// the leader that the instance is unhealthy. At most max_unhealthy of the group may be unhealthy. An instance counts as
+// unhealthy only if it was healthy before and the leader has known the verdict for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {

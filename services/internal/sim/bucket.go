@@ -77,7 +77,7 @@ func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
 	return d, true
 }
 
-// entered checks a put when a server sends it. That is when the server makes the decision, whether or not the write
+// entered checks a put of a record when a server sends it. The server decides at that time, whether or not the write
 // ever takes effect.
 func (b *bucket) entered(s *server, r mem.Request) {
 	if !strings.HasPrefix(r.Key, recordPrefix) {
@@ -172,8 +172,8 @@ func (b *bucket) changed(key string, body []byte) {
 	w.fleet.recorded(have)
 }
 
-// lives is the order of the states of a record. It does not reuse the order in the code under test, because it checks
-// that order.
+// lives is the order of the states of a record. It does not reuse the order in the code under test, because the
+// simulation verifies that order.
 var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
 	record.Deleted: 5}
 

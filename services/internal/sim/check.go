@@ -278,9 +278,9 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	}
 }
 
-// checkBalancer checks that the members of a load balancer are the instances of the groups that name it. If a group's
-// list of load balancers was changed, load balancers that are no longer in the list may keep members, because no
-// component records them.
+// checkBalancer checks that the members of a load balancer are the instances of the groups that name it. After a change
+// of a group's load balancers, the former ones may keep members, because nothing records which load balancers those
+// were.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {

@@ -40,8 +40,8 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// endFault ends a fault now if it would last longer. It does not clear until: the leader learns of the end later, and
-// the checks need the time of the end.
+// endFault ends a fault now if it would last longer. It sets *until to the present time, not to zero, because the
+// leader learns of the end later.
 func (w *World) endFault(until *time.Time) {
 	if w.sched.now.Before(*until) {
 		*until = w.sched.now

@@ -81,8 +81,8 @@ func (t *term) ApplyGroups(groups map[config.GroupKey]config.Group, changed []co
 	t.noteImage()
 }
 
-// noteApplied checks that the configuration in force is not older than one that was applied before. It remembers the
-// groups.
+// noteApplied checks that the configuration in force is not older than one that was applied before. It stores the
+// groups for later checks.
 func (t *term) noteApplied(groups map[config.GroupKey]config.Group) {
 	w := t.server.world
 	version, ok := w.people.versions[objstore.Token(t.server.manager.Status().ETag)]

@@ -141,7 +141,7 @@ func (f *fleet) any(d *dice) *machine {
 	return f.order[d.IntN(len(f.order))]
 }
 
-// orphans returns the number of orphans and the number of all VMs. It counts orphans that a leader has had time to
+// orphans returns the number of orphans and the number of all VMs. It counts only orphans that a leader has had time to
 // notice and that no person has confirmed.
 func (f *fleet) orphans(t *term) (orphans, all int) {
 	for _, m := range f.order {

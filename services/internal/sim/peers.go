@@ -143,7 +143,7 @@ func (l *link) keepAlive() {
 	})
 }
 
-// hangUp closes one side of a connection. The other side notices after the duration notice.
+// hangUp closes one side of a connection. The other side notices after the duration `notice`.
 func (l *link) hangUp(side int, notice time.Duration) {
 	l.close(side)
 	l.world.sched.after(notice, func() { l.close(1 - side) })
@@ -333,7 +333,7 @@ func (w *World) cutWays(ways []*way, d time.Duration, kept bool) {
 	})
 }
 
-// flap repeatedly ends the connections of a server. It stops when the simulated time reaches until.
+// flap repeatedly ends the connections of a server. It stops when the simulated time reaches `until`.
 func (w *World) flap(s *server, until time.Duration, d *dice) {
 	if w.quiet || w.sched.elapsed >= until {
 		return

@@ -49,7 +49,7 @@ type vow struct {
 	until election.Instant
 }
 
-// beats is the number of heartbeats with a remembered sending time. It is larger than in the code under test.
+// beats is the number of heartbeats with a remembered sending time. The code under test remembers fewer.
 const beats = 64
 
 // acts, waits and keeps are multiples of a lease or a promise. They say how long a leader may act, how long other
@@ -159,7 +159,7 @@ func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	// Only a write that replaces the lock is kept. A write that creates the lock depends on no version of it
+	// flying holds only writes that replace the lock. A write that creates the lock depends on no version of it
 	// (docs/concepts/election.md).
 	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)

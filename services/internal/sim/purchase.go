@@ -9,7 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// drawPurchase draws whether a group's VMs are spot instances. The result stays the same for the whole run.
+// drawPurchase draws a group's purchase options, such as the share of spot instances. They stay the same for the whole
+// run.
 func (g *spec) drawPurchase(d *dice) {
 	if d.IntN(2) == 0 {
 		return

@@ -39,7 +39,7 @@ type share struct {
 }
 
 // endCommonFault notes which instances must get time to recover from a fault that ends now. It ignores a fault so short
-// that instances may still have time to recover from an earlier one (planning rule 61).
+// that instances may still be recovering from an earlier fault (planning rule 61).
 func (w *World) endCommonFault() {
 	s := w.acting()
 	if w.quiet || s == nil || s.fooled || w.recentlyFooled() {

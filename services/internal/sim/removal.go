@@ -28,8 +28,8 @@ const (
 	first    // age or drift, before its replacement is healthy
 )
 
-// reasons maps the planner's texts to a why, by the beginning of the text. A text that is not listed fails the run,
-// because the checks would miss it.
+// reasons maps the planner's texts to values of type why, by the beginning of the text. A text that is not listed fails
+// the run, because the checks would miss it.
 var reasons = []struct {
 	prefix string
 	why    why

@@ -15,8 +15,8 @@ import (
 // epoch is the time at which every run begins.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// scheduler runs events in the order of simulated time. Blocking, straight-line code runs as coroutines between them.
-// Exactly one piece of code runs at a time, and the seed alone determines which one runs next.
+// scheduler runs events in the order of simulated time. Between the events, blocking code runs as coroutines. Exactly
+// one piece of code runs at a time, and the seed alone determines which one runs next.
 type scheduler struct {
 	now     time.Time
 	elapsed time.Duration // since epoch
@@ -31,7 +31,8 @@ func newScheduler(crashed func(why string)) *scheduler {
 	return &scheduler{now: epoch, crashed: crashed}
 }
 
-// event occurs at one instant. Either do or wakes is set. wakes avoids a closure for waking a task.
+// event occurs at one instant. Exactly one of the fields do and wakes is set. The field wakes resumes a task without a
+// closure.
 type event struct {
 	at    time.Duration
 	seq   uint64
@@ -176,8 +177,8 @@ func (s *scheduler) run(t *task) {
 	}
 }
 
-// wait suspends the current task. register must arrange for an event that wakes it. A task of a dead process never
-// continues.
+// wait suspends the current task. The function register must arrange for an event that resumes the task. A task of a
+// dead process never continues.
 func (s *scheduler) wait(register func(t *task)) {
 	t := s.current
 	if t == nil {
