@@ -27,7 +27,8 @@ type Exporter struct {
 	log      *slog.Logger
 }
 
-// enabled reports whether the environment asks for traces. The SDK's default would be to export them to localhost.
+// enabled reports whether the environment asks for traces. Without this check, the SDK would export traces to localhost
+// by default.
 func enabled(getenv func(string) string) (bool, error) {
 	if getenv("OTEL_SDK_DISABLED") == "true" {
 		return false, nil
@@ -52,7 +53,7 @@ func enabled(getenv func(string) string) (bool, error) {
 }
 
 // Open returns an Exporter, or nil if the environment does not ask for traces. The OTEL_ variables of the SDK configure
-// it. It makes no request. service is the default of OTEL_SERVICE_NAME.
+// the Exporter. service is the default of OTEL_SERVICE_NAME. Open makes no request.
 func Open(ctx context.Context, getenv func(string) string, service, version string,
 	log *slog.Logger) (*Exporter, error) {
 	on, err := enabled(getenv)

@@ -54,8 +54,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// Measure how long clients without limits take, because this machine may be slow. Limited clients may take little
-	// longer.
+	// comes measures how long n clients take. The test compares limited clients with unlimited ones, because this
+	// machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()

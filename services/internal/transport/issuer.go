@@ -36,8 +36,8 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 }
 
 // Reissue issues the certificate of a record once more, for a client that did not receive it. The record does not
-// change. ok is false if Reissue cannot make exactly that certificate, or if it is outdated. It is outdated in the
-// second half of its lifetime, and after the next step of a CA rotation. Then issue a new one.
+// change. ok is false if Reissue cannot make exactly that certificate, if half of its lifetime has passed, or if a CA
+// rotation has taken another step. The caller then issues a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL

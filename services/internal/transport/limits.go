@@ -64,8 +64,8 @@ func newAnonymous(limit int) *anonymous {
 }
 
 // add counts a connection until leave is called. If there are too many connections, add refuses the new one if its
-// address has half of them. Otherwise it closes the oldest connection, because an honest client completes its handshake
-// or registration within a moment.
+// address has half of them. Otherwise add closes the oldest connection, which is the most suspicious one. An honest
+// client completes its handshake or registration within a moment.
 func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	from := sourceOf(conn.RemoteAddr())
 	a.mu.Lock()
@@ -202,8 +202,8 @@ func (l *rateLimiter[K]) bucket(source K) *rate.Limiter {
 // allow takes a token of the source and reports whether there was one.
 func (l *rateLimiter[K]) allow(source K) bool { return l.bucket(source).AllowN(l.now(), 1) }
 
-// sourceOf returns the address, or for IPv6 the network of 64 bits, that a connection comes from. The result is invalid
-// if the connection did not come over a network.
+// sourceOf returns the address that a connection comes from, or the /64 network of an IPv6 address. The result is
+// invalid if the connection did not come over a network.
 func sourceOf(from net.Addr) netip.Addr {
 	port, err := netip.ParseAddrPort(from.String())
 	if err != nil {

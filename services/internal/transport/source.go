@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// RenewalGrace is the time after its expiry in which an agent's certificate may still be exchanged for a new one.
+// RenewalGrace is how long after the expiry of an agent's certificate the agent may still exchange it for a new one.
 const RenewalGrace = 30 * 24 * time.Hour
 
 // Options of a [Source]. All are required.
