@@ -260,7 +260,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 }
 
 // Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key. If the
-// plan says so, it begins or continues to replace the CA.
+// plan includes a replacement of the CA, it begins or continues the replacement.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	var plan, config, before model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)

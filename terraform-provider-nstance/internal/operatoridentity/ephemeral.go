@@ -41,7 +41,7 @@ const (
 	// writer is the prefix of the writer name in the records of the operators that this resource registers.
 	writer     = "terraform-identity"
 	defaultTTL = time.Hour
-	// privateKey is the key in the resource's private data under which Open stores the operator for Close.
+	// privateKey is the name under which Open stores the operator in the resource's private data, for Close.
 	privateKey = "operator"
 )
 

@@ -100,7 +100,7 @@ func read(raw tftypes.Value) document {
 }
 
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
-// addresses may not. So a plan can name the groups that roll even while these addresses are unknown.
+// addresses cannot change them. So a plan can name the groups that roll even while these addresses are unknown.
 func concernsGroups(at string) bool {
 	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
 }

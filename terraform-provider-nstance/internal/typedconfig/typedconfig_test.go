@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// excluded repeats the fields without an attribute, so that no field loses its attribute by accident.
+// excluded lists the fields without an attribute a second time, so that a test fails if another field loses its
+// attribute.
 var excluded = []string{"GroupSpec.Deleted", "GroupSpec.Protected", "GroupSpec.Removed", "Shard.Schema"}
 
 func TestEveryConfigFieldHasAnAttribute(t *testing.T) {
