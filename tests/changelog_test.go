@@ -11,7 +11,7 @@ import (
 )
 
 // TestChangelog verifies that CHANGELOG.md has the format of Keep a Changelog: the changes that are not released come
-// first, then the releases, the newest first. `make publish` takes the section of a release from it.
+// first, then the releases, the newest first. `make publish` copies the section of a release from the file.
 func TestChangelog(t *testing.T) {
 	raw, err := os.ReadFile("../CHANGELOG.md")
 	if err != nil {

@@ -387,7 +387,7 @@ var cloudExceptions = map[string]string{
 	"terraform-provider-nstance/internal/provider/schema.go": "S3 is also the protocol of other stores",
 }
 
-// TestCloudsInTheirPlaces checks that product code names a cloud only in the cloud's folders and where it is listed.
+// TestCloudsInTheirPlaces checks that product code names a cloud only in the cloud's folders and in lists of clouds.
 // docs/contributing/adding-a-cloud.md describes these places.
 func TestCloudsInTheirPlaces(t *testing.T) {
 	used := map[string]bool{}
@@ -466,7 +466,7 @@ func cloudNames(path string, text []byte, words []string) (complaints []string) 
 
 var (
 	commentURL = regexp.MustCompile(`https?://\S+`)
-	// neutralImport matches modules of a cloud's owner that have nothing to do with the cloud.
+	// neutralImport matches modules that belong to the owner of a cloud, but not to the cloud.
 	neutralImport = regexp.MustCompile(`^"(github\.com/google|google\.golang\.org/(grpc|protobuf|genproto))\b`)
 	// capital matches the boundary before a word that starts with a capital letter.
 	capital = regexp.MustCompile(`([A-Z0-9])([A-Z][a-z])|([a-z0-9])([A-Z])`)

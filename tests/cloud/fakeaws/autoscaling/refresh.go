@@ -167,8 +167,8 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	// Each step replaces at least one member, whatever the percentages are. AWS rounds in favour of progress unless
-	// replacements must come first.
+	// If members may be terminated before their replacements run, at least one may be, whatever the percentages are.
+	// AWS rounds in the same way.
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {

@@ -31,7 +31,7 @@ type Config struct {
 	Region, Account string
 	Network         Network
 	Now             func() time.Time // nil: time.Now
-	// Lock is the cloud's lock. Handlers are called with it held. Check and Run lock it. nil: a new lock.
+	// Lock is the cloud's lock. Handlers are called with it held. Check and Run lock it. If Lock is nil, New makes one.
 	Lock *sync.Mutex
 	// Probe runs one health check. If it is nil, a running instance is healthy immediately. Only Check and Run call it,
 	// without the lock.
