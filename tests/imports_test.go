@@ -132,7 +132,7 @@ func never(subject string, forbidden ...string) rule {
 	}
 }
 
-// unlinked returns a rule that keeps packages out of a program.
+// unlinked returns a rule that forbids a program to import packages, directly or through others.
 func unlinked(program string, forbidden ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if !within(p.ImportPath, program) {

@@ -45,13 +45,13 @@ type InstanceEvent struct {
 	Instance ident.ID
 	At       time.Time
 	Reason   string
-	// Cause comes with EventPendingDeletion if the planner decided the deletion, and with EventCreating if the instance
+	// Cause is set in EventPendingDeletion if the planner decided the deletion, and in EventCreating if the instance
 	// replaces another one.
 	Cause    plan.Cause
 	Replaces ident.ID
 	Deadline time.Time
 	Drain    bool
-	// Took comes with EventRegistered: the duration of the registration.
+	// Took is the duration of the registration. It is set in EventRegistered only.
 	Took time.Duration
 }
 

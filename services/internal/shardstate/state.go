@@ -81,7 +81,7 @@ type group struct {
 	// configuration with that query.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
-	// blockedUntil is that of plan.Decision.
+	// blockedUntil is copied from plan.Decision.
 	blockedSince, blockedUntil time.Time
 }
 
@@ -261,7 +261,7 @@ func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	w.opts.Wake()
 }
 
-// SettingsOf returns the planner's settings from a shard configuration with defaults filled in.
+// SettingsOf returns the planner's settings from a shard configuration that already contains the defaults.
 func SettingsOf(shard *config.Shard) plan.Settings {
 	s := &shard.Server
 	return plan.Settings{

@@ -365,7 +365,7 @@ func TestReservations(t *testing.T) {
 	if views := p.Instances("default", ""); len(views) != 0 {
 		t.Errorf("%v", views)
 	}
-	// Use makes an instance of the reservation immediately.
+	// Use turns the reservation into an instance immediately.
 	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
 	p.Use(rec, "t")
 	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {

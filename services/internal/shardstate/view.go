@@ -22,7 +22,7 @@ type InstanceView struct {
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
 	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
-	// Protected are the protected instances of its group.
+	// Protected lists the protected instances of the instance's group.
 	Protected []ident.ID
 }
 

@@ -59,7 +59,7 @@ func (f *fleet) keepOneFailing() {
 	}
 }
 
-// checkNoneFails checks that the health check of no remaining instance fails.
+// checkNoneFails checks that no remaining instance has a failing health check.
 func (w *World) checkNoneFails() {
 	for _, m := range w.fleet.order {
 		if w.sched.now.Before(m.agent.failing) && !m.onDemand {

@@ -66,7 +66,7 @@ func (m *machine) alive() bool { return m.state.Alive() }
 // doomed reports whether the VM has announced its end.
 func (m *machine) doomed() bool { return m.agent.notice || m.agent.powerOff }
 
-// changed receives the present and future states of a VM from the provider.
+// changed learns from the provider that a VM enters a state at a given time. The time may be in the future.
 func (f *fleet) changed(vm infra.VM, at time.Time) {
 	w := f.world
 	if vm.Tags.Owner != ours {

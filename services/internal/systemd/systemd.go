@@ -34,7 +34,7 @@ func Run(ctx context.Context, d Daemon) error {
 	if err != nil {
 		return fmt.Errorf("read WATCHDOG_USEC: %w", err)
 	}
-	// sd_watchdog_enabled(3) recommends half of the watchdog interval.
+	// sd_watchdog_enabled(3) recommends to notify the watchdog after half of its interval.
 	feed := never()
 	if interval > 0 {
 		ticker := time.NewTicker(interval / 2)

@@ -40,7 +40,7 @@ type portLimits struct {
 	message int
 	// streams is per connection.
 	streams uint32
-	// connections is per client certificate.
+	// connections is the limit of open connections per client certificate.
 	connections int
 	// handshakesPerSecond and handshakeBurst are the token bucket of handshakes per client certificate.
 	handshakesPerSecond rate.Limit

@@ -314,7 +314,7 @@ func unzip(t *testing.T, path string) string {
 	return out.String()
 }
 
-// secretsOf returns all secrets in the bucket, opened with its key.
+// secretsOf returns all secrets in the bucket, decrypted with the bucket's key.
 func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	t.Helper()
 	key, err := keyring.Parse([]byte(b.Key))

@@ -152,7 +152,7 @@ func TestAccOperator(t *testing.T) {
 			{Config: operator(b, key, ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default", month),
 				remember)},
 			{Config: operator(b, key, ""), ConfigPlanChecks: empty},
-			// The same key in another formatting is no replacement.
+			// The same key in another formatting does not replace the operator.
 			{Config: operator(b, "\n"+key+"\n", ""), Check: resource.ComposeTestCheckFunc(good(t, b, key, "default",
 				month), kept), ConfigPlanChecks: does(plancheck.ResourceActionUpdate)},
 			{Config: operator(b, key, `renew_before = "29d"`), Check: resource.ComposeTestCheckFunc(good(t, b, key,

@@ -485,7 +485,7 @@ func TestAccTwoApplies(t *testing.T) {
 	first := acctest.NewCLI(t, typed(b, options{size: 0}))
 	first.Run(t, "apply", "-auto-approve")
 
-	// A state without the shard cannot overwrite it.
+	// An apply from a state without the shard cannot overwrite the shard.
 	second := acctest.NewCLI(t, typed(b, options{size: 1}))
 	out, err := second.Try("apply", "-auto-approve", "-no-color")
 	if err == nil || !strings.Contains(out, "Shard dev-1 has a configuration already") ||
