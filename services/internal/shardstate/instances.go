@@ -163,7 +163,7 @@ func (w *State) End(id ident.ID, err error) {
 	w.opts.Wake()
 }
 
-// Announced records that this leader told operators to drain the instance's node.
+// Announced records that this leader published an event which asks operators to drain the instance's node.
 func (w *State) Announced(id ident.ID) { w.change(id, func(i *instance) { i.plan.Announced = true }) }
 
 // Drained records that an operator reported the node as drained.
