@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Limit is the size of a bucket. A full bucket holds Burst tokens, and PerSecond tokens are added each second.
+// Limit describes a bucket. A full bucket holds Burst tokens, and PerSecond tokens are added each second.
 type Limit struct{ Burst, PerSecond float64 }
 
 // Limits are the limits of one account in one region. Limits is safe for concurrent use.
@@ -47,15 +47,16 @@ func Documented() *Limits {
 	}
 }
 
-// Only returns Limits for the requests of the given actions. No other requests are limited.
+// Only makes Limits for the requests of the given actions. Other requests have no limit.
 func Only(requests map[string]Limit) *Limits { return &Limits{requests: requests} }
 
-// unfiltered is the set of describe actions that have a smaller bucket for requests without filters and pagination.
+// unfiltered is the set of describe actions that have a smaller bucket for requests that have neither filters nor
+// pagination.
 var unfiltered = map[string]bool{"DescribeInstances": true, "DescribeInstanceStatus": true,
 	"DescribeNetworkInterfaces": true, "DescribeSecurityGroups": true, "DescribeSnapshots": true,
 	"DescribeSpotInstanceRequests": true, "DescribeVolumes": true}
 
-// categoryOf returns the limit of actions that have none of their own.
+// categoryOf returns the limit of a call whose action has no limit of its own.
 func categoryOf(call *wire.Call) Limit {
 	switch {
 	case isSmall(call):
@@ -87,8 +88,8 @@ func isSmall(call *wire.Call) bool {
 	return true
 }
 
-// Take takes the tokens of a call, or returns RequestLimitExceeded. Calls of other services than EC2 have no limit.
-// Nil limits limit nothing.
+// Take takes the tokens of a call, or returns RequestLimitExceeded. Calls of other services than EC2 have no limit. If
+// l is nil, no call has a limit.
 func (l *Limits) Take(call *wire.Call) error {
 	if l == nil || call.Service != "ec2" {
 		return nil

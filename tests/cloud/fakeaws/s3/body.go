@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxBody is the largest accepted body. Bodies are held in memory, so that a request reaches the server only if its
-// body matches the signature.
+// maxBody is the largest accepted body. A body is held in memory until its signature is verified. Only then is the
+// request forwarded to the S3 server behind the fake.
 const maxBody = 256 << 20
 
 // maxLine is the longest accepted line of a chunked body: a size with a signature, or a trailer.
@@ -109,7 +109,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	// After the last chunk, clients write one empty line, or none if they send trailers.
+	// Clients end the body with an empty line, or without one if they send trailers. Here every body gets one empty
+	// line at its end.
 	rest = append(bytes.TrimRight(rest, "\r\n"), "\r\n\r\n"...)
 	if len(rest) == 4 {
 		return data, nil, nil
@@ -122,8 +123,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	return data, trailer, nil
 }
 
-// sums are the headers with a digest of the body that this server checks, by name. The digest CRC64NVME is not checked,
-// because the standard library lacks it.
+// sums maps each header that contains a digest of the body to its hash function. CRC64NVME is missing, because the
+// standard library lacks that function.
 var sums = map[string]func() hash.Hash{
 	"Content-Md5":           md5.New,
 	"X-Amz-Checksum-Sha1":   sha1.New,

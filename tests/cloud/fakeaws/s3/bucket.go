@@ -22,7 +22,7 @@ type bucket struct {
 	// documents holds the configurations by part: "versioning", "lifecycle" and so on. An absent part was never set, or
 	// was deleted.
 	documents map[string]any
-	// transition is the value of the header that belongs to the lifecycle configuration.
+	// transition is the header X-Amz-Transition-Default-Minimum-Object-Size of the lifecycle configuration.
 	transition string
 	kept       map[encryptionKey]encryption
 	// versions holds all versions of each object, the newest last, from the time when the bucket first kept versions.
@@ -156,8 +156,8 @@ func createBucket(q *request) error {
 	return q.reply(answer)
 }
 
-// deleteBucket deletes an empty bucket. The backing server checks for current objects, deleteBucket itself for older
-// versions.
+// deleteBucket deletes an empty bucket. deleteBucket checks for older versions. The S3 server behind the fake checks
+// for current objects.
 func deleteBucket(q *request) error {
 	unlock := q.s.locks.all()
 	defer unlock()

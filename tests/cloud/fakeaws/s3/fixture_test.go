@@ -31,7 +31,7 @@ const (
 	account = "123456789012"
 )
 
-// binary returns the path of the real server's program.
+// binary returns the path of versitygw, the real S3 server.
 var binary = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("NSTANCE_VERSITYGW"); path != "" {
 		return path, nil

@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// ownHeaders are headers of a request that concern the connection or the front, so they are not forwarded. The front
-// reports encryption at rest, because the server knows none.
+// ownHeaders are headers of a request that concern the connection or the front, so they are not forwarded. They include
+// the headers for encryption at rest, because the server does not support it. The front answers for it.
 var ownHeaders = []string{
 	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
 	"Trailer", "Upgrade", "X-Amz-Date",
@@ -32,8 +32,8 @@ var ownHeaders = []string{
 }
 
 // send sends a request to the server, signed with the server's root key. path is escaped and begins with the bucket.
-// send completes a request even if its client hangs up, as S3 does. Otherwise the server's objects and the versions in
-// memory could differ.
+// send completes a request even if its client hangs up, as S3 does. Otherwise the server's objects could differ from
+// the versions that the front keeps in memory.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path
@@ -100,8 +100,8 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 
-// reply passes an answer of the server back and closes it. An error answer becomes an error with its headers, so that
-// the call's record contains it.
+// reply passes the server's answer to the client and closes the answer's body. If the answer is an error, reply passes
+// on its headers and returns the error, so that the call's record contains the error.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()

@@ -36,7 +36,8 @@ func (o operation) actions(q *request) []string {
 	var all []string
 	if o.action != "" {
 		action := o.action
-		// A version of an object needs another permission: s3:GetObjectVersion, s3:PutObjectVersionTagging and so on.
+		// The permissions for a version of an object have other names: s3:GetObjectVersion, s3:PutObjectVersionTagging
+		// and so on.
 		if q.query.Has("versionId") && o.level == onObject {
 			action = strings.Replace(action, "Object", "ObjectVersion", 1)
 		}

@@ -35,7 +35,7 @@ type Config struct {
 	Host string
 }
 
-// Service is the fake S3. It is safe for concurrent use and needs no other lock.
+// Service is the fake S3. It is safe for concurrent use, without the cloud's lock.
 type Service struct {
 	cfg    Config
 	client *http.Client

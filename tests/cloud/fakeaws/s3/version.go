@@ -170,8 +170,8 @@ func (q *request) publish(size int64, send func() (*http.Response, error)) (*htt
 	return answer, nil
 }
 
-// replace puts the newest version aside if the bucket keeps it, because send replaces it. If send fails, replace undoes
-// the change.
+// replace calls send, which replaces the newest version at the server. If the bucket keeps that version, replace first
+// copies it to the bucket for older versions. If send fails, replace deletes the copy.
 func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response,
 	error) {
 	keep := old != nil && !old.marker && (status == "Enabled" || old.id != nullID) && q.expected(old)

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// index lists a bucket's objects as its first versions when versioning is enabled. The caller holds the locks of all
-// objects.
+// index makes each object of a bucket the first version of its key, when versioning is enabled. The caller holds the
+// locks of all objects.
 func (q *request) index() error {
 	if err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
 		return err

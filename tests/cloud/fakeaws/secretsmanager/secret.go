@@ -173,7 +173,8 @@ func (s *Service) describeSecret(c *wire.Call) (any, error) {
 	}{x.json(), x.stages()}, nil
 }
 
-// filter selects secrets with a field that begins with a value or, after "!", does not.
+// filter selects secrets with a field that begins with one of Values. A value after "!" selects the secrets without
+// such a field.
 // https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_Filter.html
 type filter struct {
 	Key    string

@@ -1,6 +1,6 @@
 // Package secretsmanager fakes AWS Secrets Manager, at the level of its JSON API.
 //
-// Invariant: at most one version of a secret has a given staging label. A secret with any version has one with the
+// Invariant: at most one version of a secret has a given staging label. If a secret has versions, one of them has the
 // label AWSCURRENT. A version's value never changes.
 //
 // The cloud's lock guards all state. Handlers are called with it held.

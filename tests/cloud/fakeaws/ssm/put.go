@@ -88,7 +88,7 @@ func (s *Service) allowPut(c *wire.Call, in *putInput) error {
 	return c.Authorize("ssm:AddTagsToResource", s.arn(in.Name), keys)
 }
 
-// next returns the parameter with the requested settings, still without its new version. old is nil for a new
+// next returns the parameter with the requested settings. The caller adds the new version. old is nil for a new
 // parameter.
 func (in *putInput) next(old *parameter) (*parameter, error) {
 	if err := checkName(in.Name); err != nil {

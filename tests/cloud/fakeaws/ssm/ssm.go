@@ -104,7 +104,7 @@ func tagKeys(tags []tag) policy.Context {
 	return ctx
 }
 
-// resource names a parameter in tag operations.
+// resource is the parameter that a tag operation concerns.
 type resource struct{ ResourceType, ResourceId string }
 
 func (s *Service) tagged(c *wire.Call, r resource, keys policy.Context) (*parameter, error) {

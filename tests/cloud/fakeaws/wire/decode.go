@@ -19,13 +19,13 @@ import (
 // maxDepth bounds the number of parts of a parameter's name. No AWS parameter has that many.
 const maxDepth = 24
 
-// Decode fills the struct that into points to from query parameters. A field's parameter is its name, or its tag
-// `query:"Name"`. Embedded structs are read in place. Lists are read in EC2's form (X.1, X.1.Y) and in the query
-// protocol's form (X.member.1.Y). Maps are read as X.entry.1.key and .value. Fields may be strings, integers, floats,
-// bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to them. Pointers stay nil when
-// the parameter is absent.
+// Decode sets the fields of a struct from query parameters. into points to the struct. The parameter of a field has the
+// field's name, or the name in its tag `query:"Name"`. Embedded structs are read in place. Lists are read in EC2's form
+// (X.1, X.1.Y) and in the query protocol's form (X.member.1.Y). Maps are read as X.entry.1.key and .value. Fields may
+// be strings, integers, floats, bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to
+// them. Pointers stay nil when the parameter is absent.
 //
-// A parameter without a field is UnknownParameter. A parameter that does not parse is InvalidParameterValue.
+// A parameter without a field is the error UnknownParameter. A parameter that does not parse is InvalidParameterValue.
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
 func Decode(form url.Values, into any) error {
 	root := &node{}

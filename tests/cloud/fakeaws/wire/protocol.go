@@ -156,7 +156,8 @@ func ReadBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// distance is the simulated network latency to AWS. The SDK closes a request's body as soon as it has the answer. If
-// net/http's background goroutine has not seen the end of the body by then, it breaks the connection before the answer
-// is complete. Only a server on the same machine is that fast, and callers without retries would see the failure.
+// distance is the simulated network latency to AWS. The SDK closes a request's body as soon as the answer begins. If
+// net/http's background goroutine has not yet seen the end of the body, the goroutine breaks the connection, and the
+// answer is incomplete. Only a server on the same machine can answer so early. Callers without retries would see the
+// failure.
 const distance = 2 * time.Millisecond

@@ -43,13 +43,14 @@ type Call struct {
 
 	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource, or on "*" if
 	// the action cannot be limited to a resource. conditions holds the keys that are not global (ec2:…,
-	// aws:RequestTag/…, aws:ResourceTag/…). Nil means allowed. An error is the service's own denial in AWS's wording.
-	// Every handler calls Authorize before it changes or returns anything. Otherwise a role's call fails.
+	// aws:RequestTag/…, aws:ResourceTag/…). Authorize returns nil if the call is allowed, and otherwise the service's
+	// own denial in AWS's wording. Every handler must call Authorize before it changes or returns anything. If it does
+	// not, the call of a role fails.
 	Authorize func(action, resource string, conditions policy.Context) error
 	// Forward evaluates the caller's policies for an action that an AWS service performs later on the caller's behalf.
-	// The cloud records it, but a denial does not change the answer. Nil means that Authorize decides.
+	// The cloud records the result, but a denial does not change the answer. If Forward is nil, Authorize decides.
 	Forward func(action, resource string, conditions policy.Context) bool
-	// ResourcePolicy is the policy of the resource, if it has one. A handler sets it before it calls Authorize.
+	// ResourcePolicy is the policy of the resource, or nil. A handler sets ResourcePolicy before it calls Authorize.
 	ResourcePolicy *policy.Document
 }
 
