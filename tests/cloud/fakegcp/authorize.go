@@ -117,8 +117,8 @@ func on(permission, link string) need {
 		Type: computeTypes[parts[max(0, len(parts)-2)]]}}
 }
 
-// simple are the methods that need one permission on the resource in their path. "": the permission has the method's
-// name.
+// simple maps methods that need only one permission, on the resource in their path, to that permission. An empty
+// permission has the method's name.
 var simple = map[string]string{"compute.instances.get": "", "compute.instances.list": "",
 	"compute.instances.delete": "", "compute.instances.getSerialPortOutput": "", "compute.images.list": "",
 	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",
@@ -171,7 +171,7 @@ func (c *Cloud) computeNeeds(call *rest.Call) []need {
 	return nil
 }
 
-// insertNeeds returns the permissions for the parts that a new instance has.
+// insertNeeds returns the permissions to create an instance with the labels, disks and other parts in the request.
 func (c *Cloud) insertNeeds(call *rest.Call, path string) []need {
 	needs := []need{on("compute.instances.create", path)}
 	for field, permission := range map[string]string{"labels": "setLabels", "metadata": "setMetadata",

@@ -65,7 +65,8 @@ func New(zones ...string) (*Cloud, error) {
 	return c, nil
 }
 
-// useKeys lets Compute Engine and Cloud Storage encrypt with keys of Cloud KMS, each with its own service account.
+// useKeys lets Compute Engine and Cloud Storage encrypt with keys of Cloud KMS. Each of the two services uses keys with
+// its own service account.
 // https://cloud.google.com/storage/docs/encryption/customer-managed-keys
 func (c *Cloud) useKeys() {
 	c.Storage.Agent = "service-" + Number + "@gs-project-accounts.iam.gserviceaccount.com"

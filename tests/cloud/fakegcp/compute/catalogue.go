@@ -63,7 +63,8 @@ func (c *Compute) AddImage(project, name, family string) {
 	})
 }
 
-// findImage returns an image by its URL or path, or the newest image of a family, except deprecated ones.
+// findImage returns the image with a URL or path. For the URL or path of a family, it returns the newest image that is
+// not deprecated.
 func (c *Compute) findImage(link string) *Resource {
 	scope, family, isFamily := strings.Cut(link, "/images/family/")
 	if !isFamily {

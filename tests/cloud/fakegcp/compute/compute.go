@@ -3,10 +3,11 @@
 //
 // Invariants:
 //
-//   - A change answers with a running operation. It takes effect, or fails, when the operation ends: at the first call
-//     after its time, or in [Compute.Advance].
+//   - A change answers with a running operation, and takes effect or fails when the operation ends. The operation ends
+//     at the first call after its delay, or in [Compute.Advance].
 //   - Numeric IDs are never used twice. Names can be.
-//   - A requestId gives the same operation for an hour, even a failed one, and is then forgotten.
+//   - Requests with the same requestId get the same operation for an hour, even a failed one. Then the requestId is
+//     forgotten.
 package compute
 
 import (
@@ -45,13 +46,13 @@ type Compute struct {
 	MaxPage int
 	// Rates are the calls a minute that the project may make, by quota metric. Metrics without an entry have no limit.
 	Rates map[string]int
-	// UseKey returns why a disk cannot be encrypted with a key of Cloud KMS, and nil if it can. Nil: no key can be
+	// UseKey returns an error if a disk cannot be encrypted with a key of Cloud KMS. If UseKey is nil, no key can be
 	// used.
 	UseKey func(name string) error
 	// Machines boots the machines of instances. Nil: instances run without machines.
 	Machines Machines
-	// Healthy answers health checks. forwarded is the address of a load balancer's forwarding rule, or "" for the check
-	// of a managed group. It runs with the lock held. Nil: running instances are healthy.
+	// Healthy answers health checks. forwarded is the address of a load balancer's forwarding rule, or "" for a health
+	// check of a managed group. Healthy runs with the lock held. If Healthy is nil, running instances are healthy.
 	Healthy func(i Instance, forwarded string) bool
 
 	mu        sync.Mutex
@@ -145,9 +146,10 @@ func (c *Compute) SetDelay(operationType string, d time.Duration) {
 type Kind struct {
 	// Collection is the name in paths and methods, such as "instances".
 	Collection string
-	// Type is the name in the field kind, such as "instance". It is also the name of the path parameter.
+	// Type is the name in the field "kind" of a resource, such as "instance". It is also the name of the path
+	// parameter.
 	Type string
-	// API is the name in methods, if it is not the collection, such as "regionHealthChecks".
+	// API replaces Collection in the names of methods, if API is set, such as "regionHealthChecks".
 	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string
@@ -163,7 +165,7 @@ type Kind struct {
 	Removed func(r *Resource)
 }
 
-// Resource is one resource. Body is in the form of the API, without the fields that every resource has. It may be
+// Resource is one resource. Body is in the form of the API, without the fields that every resource has. Body may be
 // changed with the lock held.
 type Resource struct {
 	Path       string // such as projects/p/zones/z/instances/i
@@ -289,7 +291,7 @@ func (c *Compute) describe(r *Resource) map[string]any {
 	return out
 }
 
-// pacific is the zone of the API's time stamps.
+// pacific is the time zone of the API's time stamps.
 var pacific = time.FixedZone("", -8*60*60)
 
 var resourceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)

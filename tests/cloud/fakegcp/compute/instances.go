@@ -131,7 +131,7 @@ func Objects(list any) (out []map[string]any) {
 
 var metadataKey = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
 
-// checkMetadata checks the metadata in a body and signs it.
+// checkMetadata checks the metadata in a body and sets its fingerprint.
 // https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations
 func checkMetadata(body map[string]any) error {
 	metadata, _ := body["metadata"].(map[string]any)

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// Instance is a VM as its machine sees it.
+// Instance is a copy of the state of an instance, for the machine that runs it.
 type Instance struct {
 	ID         uint64
 	Path       string
@@ -62,7 +62,7 @@ func Aliases(nic map[string]any) (found []string) {
 	return found
 }
 
-// Machines boots machines. Start runs without the lock.
+// Machines boots machines. Compute does not hold its lock when it calls Start.
 type Machines interface {
 	Start(Instance) (Machine, error)
 }
@@ -75,7 +75,7 @@ type Machine interface {
 	Changed()
 	// Console returns what the machine has written to serial port 1.
 	Console() string
-	// Stop ends the machine, first by its power button.
+	// Stop powers the machine off.
 	Stop()
 }
 
@@ -269,7 +269,8 @@ func (c *Compute) serialPort(call *rest.Call) (any, error) {
 		"/serialPort", "start": fmt.Sprint(start), "next": fmt.Sprint(len(text))}, nil
 }
 
-// End ends an instance as a crash or a shutdown inside it does: it is stopped and keeps its addresses and disks.
+// End ends an instance like a crash or a shutdown inside the VM. The instance is then stopped, and keeps its addresses
+// and disks.
 func (c *Compute) End(path, reason string) {
 	c.system(path, "compute.instances.guestTerminate", reason, 0, func(r *Resource) { r.Body["status"] = terminated })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// managedInstance is an instance's name that a managed group has chosen, with the template of the instance. A repair
+// managedInstance is one instance of a managed group: the name that the group chose for it, and its template. A repair
 // keeps the name.
 type managedInstance struct {
 	name, template string

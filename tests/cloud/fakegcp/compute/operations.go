@@ -32,7 +32,7 @@ type Operation struct {
 // Failure is the error of an operation that failed after the call was accepted.
 type Failure struct {
 	Code, Message string
-	// Status is the HTTP status in the operation. 0: 400.
+	// Status is the HTTP status in the operation. 0 means 400.
 	Status int
 }
 
@@ -80,9 +80,9 @@ func (c *Compute) faultOf(op *Operation) *Failure {
 	return nil
 }
 
-// Start starts an operation on a resource. The last part of the method is the operation's type. The end of the
-// operation calls finish, which may fail with a [*Failure], or undo if a [Fault] makes the operation fail. Both may be
-// nil.
+// Start starts an operation on a resource. The last part of the method is the operation's type. When the operation
+// ends, it calls finish, which may fail with a [*Failure]. If a [Fault] makes the operation fail, it calls undo
+// instead. Both functions may be nil.
 func (c *Compute) Start(method string, target *Resource, finish func() error, undo func()) *Operation {
 	kind := method[strings.LastIndexByte(method, '.')+1:]
 	c.lastID += 7919

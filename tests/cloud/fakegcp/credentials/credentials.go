@@ -19,8 +19,8 @@ import (
 // Account is the email of the service account.
 const Account = "nstance@p.iam.gserviceaccount.com"
 
-// Write writes the file of a service account of a project, and returns its path for GOOGLE_APPLICATION_CREDENTIALS. Its
-// access tokens consist of "token-of-" and the email.
+// Write writes the file of a service account of a project, and returns its path for GOOGLE_APPLICATION_CREDENTIALS. The
+// account's access tokens consist of "token-of-" and its email.
 func Write(t testing.TB, project string) string {
 	t.Helper()
 	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

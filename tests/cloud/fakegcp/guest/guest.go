@@ -261,7 +261,7 @@ func (m *Machines) forward(checks []compute.HealthCheck) {
 
 func checkName(c compute.HealthCheck) string { return fmt.Sprint(c.Instance.ID, " ", c.Forwarded) }
 
-// healthy answers a health check with the result of its last probes.
+// healthy answers a health check with the result of the latest probes of the instance.
 func (m *Machines) healthy(i compute.Instance, forwarded string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

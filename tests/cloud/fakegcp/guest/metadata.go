@@ -99,8 +99,8 @@ func etag(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// await returns a value. With wait_for_change it waits until the value is not that of last_etag, or until timeout_sec
-// has passed.
+// await returns a value. If the request has wait_for_change, await first waits for a value with another etag than
+// last_etag, at most for timeout_sec.
 func (m *metadata) await(r *http.Request, path string) (text string, found bool) {
 	limit := longestWait
 	if seconds, err := strconv.Atoi(r.FormValue("timeout_sec")); err == nil {

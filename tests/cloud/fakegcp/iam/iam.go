@@ -275,7 +275,8 @@ func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of
 	return i.policy.Allows(member, attributes, includes) || of != nil && of.Allows(member, attributes, includes)
 }
 
-// PolicyOf returns a copy of the policy of a service account, named by its email, or nil if there is none.
+// PolicyOf returns a copy of the policy of the service account with an email. It returns nil if the account does not
+// exist.
 func (i *IAM) PolicyOf(email string) *policy.Policy {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -15,8 +15,9 @@ type Attributes struct {
 	API        map[string]string // of the call, such as storage.googleapis.com/objectListPrefix
 }
 
-// Evaluate evaluates a condition. It knows the part of CEL that the modules use: ||, &&, !, parentheses, == with texts,
-// startsWith and endsWith of resource.name, resource.type and api.getAttribute.
+// Evaluate evaluates a condition. It knows the part of CEL that the modules use: ||, &&, !, and parentheses. The
+// attributes resource.name, resource.type and api.getAttribute can be compared with a string by ==, startsWith and
+// endsWith.
 func Evaluate(expression string, attributes Attributes) (bool, error) {
 	p := parser{tokens: token.FindAllString(expression, -1), attributes: attributes}
 	if strings.Join(p.tokens, "") != blank.ReplaceAllString(expression, "$1") {

@@ -225,7 +225,8 @@ func (s *SecretManager) setPolicy(c *rest.Call) (any, error) {
 	return found.policy.Set(c.Body["policy"])
 }
 
-// PolicyOf returns a copy of the policy of a secret, named by its resource name, or nil if there is none.
+// PolicyOf returns a copy of the policy of the secret with a resource name. It returns nil if the secret does not
+// exist.
 func (s *SecretManager) PolicyOf(name string) *policy.Policy {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// settings are what a bucket has beside its objects.
+// settings are all data of a bucket except its objects.
 type settings struct {
 	body    map[string]any
 	policy  policy.Policy

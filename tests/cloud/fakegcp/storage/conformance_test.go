@@ -43,8 +43,8 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, serve(t, storage.New("bucket"))) })
 }
 
-// TestOneWriteASecond checks that a second write to an object within a second fails with an unknown result, so that its
-// caller repeats it.
+// TestOneWriteASecond checks that a second write to an object within a second fails with ErrIndeterminate, so that the
+// caller repeats the write.
 func TestOneWriteASecond(t *testing.T) {
 	fake := storage.New("bucket")
 	fake.OneWriteASecond = true
@@ -66,7 +66,8 @@ func TestOneWriteASecond(t *testing.T) {
 	}
 }
 
-// TestEveryVerbChecksGenerations checks the conditions of reads and deletes. The store itself sets no such conditions.
+// TestEveryVerbChecksGenerations checks that a read or delete with a wrong generation is refused. The client of the
+// other tests names no generation in reads and deletes.
 func TestEveryVerbChecksGenerations(t *testing.T) {
 	options := serve(t, storage.New("bucket"))
 	store := open(t, options)

@@ -19,10 +19,11 @@ const pageSize = 1000
 
 // Storage holds buckets in memory.
 type Storage struct {
-	// OneWriteASecond refuses a write to an object within a second of its last one, as the service does.
+	// OneWriteASecond refuses a write to an object within a second after the object's previous write, as the service
+	// does.
 	// https://cloud.google.com/storage/quotas#objects
 	OneWriteASecond bool
-	// UseKey returns why objects cannot be encrypted or decrypted with a key of Cloud KMS, and nil if they can. Nil: no
+	// UseKey returns an error if objects cannot be encrypted or decrypted with a key of Cloud KMS. If UseKey is nil, no
 	// key can be used.
 	UseKey func(name string) error
 	// Agent is the service account that uses keys.
@@ -74,7 +75,7 @@ func (s *Storage) Handlers() map[string]rest.Handler {
 	return out
 }
 
-// answer404 returns the error for a missing object or bucket. Downloads answer with plain text.
+// answer404 returns the error for a missing object or bucket. For a download, the error is plain text.
 func (s *Storage) answer404(c *rest.Call, message string) error {
 	err := rest.NotFound("%s", message)
 	err.PlainText = c.Query.Get("alt") == "media"
@@ -131,7 +132,7 @@ func (s *Storage) useKey(name string) error {
 	return s.UseKey(name)
 }
 
-// checkRate refuses a write to an object within a second of its last one.
+// checkRate refuses a write to an object within a second after the object's previous write.
 func (s *Storage) checkRate(c *rest.Call, name string) error {
 	key := c.Params["bucket"] + "/" + name
 	if s.OneWriteASecond && time.Since(s.written[key]) < time.Second {
