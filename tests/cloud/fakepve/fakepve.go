@@ -294,7 +294,7 @@ func (c *Cluster) Kill(id int) {
 	<-v.exited
 }
 
-// Broadcast makes cluster/resources show the present statuses. Nodes do this every 10 s.
+// Broadcast makes cluster/resources show the present statuses. Real nodes broadcast their statuses every 10 s.
 func (c *Cluster) Broadcast() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,7 +20,7 @@ type param struct {
 	requires  string // another parameter that must be given with this one
 }
 
-// check returns what is wrong with a value, in the words of PVE::JSONSchema; "": nothing.
+// check returns what is wrong with a value, in the words of PVE::JSONSchema, or "" if the value is valid.
 func (p param) check(value string) string {
 	switch p.kind {
 	case "integer":

@@ -26,7 +26,7 @@ func die(format string, args ...any) *apiError {
 	return &apiError{status: http.StatusInternalServerError, text: fmt.Sprintf(format, args...)}
 }
 
-// request is a call that was accepted. Its code runs under the cluster's mutex.
+// request is a call that was accepted. The cluster's mutex is held while the call runs.
 type request struct {
 	url.Values
 	tokenID string
@@ -171,8 +171,8 @@ func (c *Cluster) call(op operation, in request) (any, *apiError) {
 	return op.run(c, in)
 }
 
-// allowed reports whether a token has a privilege on a path. A token has the privileges of the nearest parent path, and
-// those of the pool of a VM.
+// allowed reports whether a token has a privilege on a path. The privileges for the path, or else for its nearest
+// parent path, count. For a VM, the privileges for its pool count too.
 func (c *Cluster) allowed(tokenID, on, privilege string) bool {
 	t := c.tokens[tokenID]
 	var id int

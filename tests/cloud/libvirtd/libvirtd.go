@@ -1,4 +1,4 @@
-// Package libvirtd starts a real libvirtd for tests, with package services/dev/libvirtd. It ends with the test.
+// Package libvirtd starts a real libvirtd for tests, with package services/dev/libvirtd. The daemon ends with the test.
 package libvirtd
 
 import (
@@ -81,8 +81,8 @@ func (d *Daemon) KillVM(t testing.TB, name string) {
 	check(t, d.Daemon.KillVM(t.Context(), name))
 }
 
-// KillVMUntilEvent kills the QEMU process of a domain. It returns the time at which a client of libvirt, which waited
-// for it, got the event that the domain has ended.
+// KillVMUntilEvent kills the QEMU process of a domain. A client of libvirt waits for the event that the domain has
+// ended. KillVMUntilEvent returns the time at which the client got that event.
 func (d *Daemon) KillVMUntilEvent(t testing.TB, name string) time.Time {
 	t.Helper()
 	uri, err := url.Parse(d.URI())

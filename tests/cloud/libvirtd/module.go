@@ -15,11 +15,11 @@ import (
 )
 
 // ErrDownload is the error of a CLI command that hangs, or fails to read a seed (an ISO image). On a busy machine, the
-// provider's library can miss the end of a download or deadlock there.
+// provider's library can miss the end of a download, or deadlock during the download.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
-// Module is a copy of modules/libvirt/servers, with the CLI and the provider dmacvicar/libvirt, which apply it to a
-// daemon. Its methods end the test on failure, except [Module.Run].
+// Module is a copy of modules/libvirt/servers. The CLI and the provider dmacvicar/libvirt apply the copy to a daemon.
+// Its methods end the test on failure, except [Module.Run].
 type Module struct {
 	t        testing.TB
 	dir, cli string

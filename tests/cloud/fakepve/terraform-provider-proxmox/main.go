@@ -1,5 +1,5 @@
-// Command terraform-provider-proxmox has the name and a part of the schema of the provider bpg/proxmox, for the tests
-// of modules/proxmox/servers: the arguments that this module sets. It plans. It refuses to create anything.
+// Command terraform-provider-proxmox replaces the provider bpg/proxmox in the tests of modules/proxmox/servers. Its
+// schema has only the arguments that this module sets. It can plan, but refuses to create anything.
 package main
 
 import (
