@@ -26,8 +26,8 @@ func fakeAgent() {
 	daemon()
 }
 
-// TestExampleBootScripts boots the example boot scripts and that of docs/how-to/boot-script.md, unmodified, on a
-// machine with the image's unit. The agent must start with its environment and its identity files.
+// TestExampleBootScripts boots the example boot scripts and the one in docs/how-to/boot-script.md, unmodified. The
+// machine has the systemd unit of the agent's images. The agent must start with its environment and its identity files.
 func TestExampleBootScripts(t *testing.T) {
 	unit := must(os.ReadFile(filepath.Join(repository, "images/packer/files/nstance-agent.service")))
 	for _, path := range []string{"examples/userdata-tmux.sh.tmpl", "examples/local/userdata.sh.tmpl",

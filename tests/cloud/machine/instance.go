@@ -259,8 +259,8 @@ func (i *Instance) Plug(nic contract.NIC) error {
 	return p.announce(i.ns)
 }
 
-// report tells the machine about an interface. An error in the machine's configuration is in its journal, as on a real
-// machine.
+// report tells the machine that an interface was added or removed. If the machine's configuration is wrong, report
+// returns no error: the machine's journal has the error, as on a real machine.
 func (i *Instance) report(ctx context.Context, what, link string) error {
 	var failure *ExitError
 	if _, err := i.exec(ctx, control.Request{Program: what, Args: []string{link}}); errors.As(err, &failure) {

@@ -128,7 +128,7 @@ func (v *vpc) forwards(p *port) error {
 	return errors.New("the bridge does not forward")
 }
 
-// forwardTime limits the wait of forwards. The kernel needs far less.
+// forwardTime limits how long the method forwards waits. The kernel needs far less.
 const forwardTime = 10 * time.Second
 
 // checkSources drops all packets from the machine that do not have one of the interface's own addresses as their
@@ -194,8 +194,8 @@ func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	return nil
 }
 
-// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces, and removes those of the
-// previous call. It does what a cloud's guest agent does for addresses that the network forwards to the machine.
+// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces. It removes earlier ones that are
+// not in the new list. A cloud's guest agent does the same for addresses that the network forwards to the machine.
 func (i *Instance) SetLocal(addresses []netip.Addr) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -207,7 +207,7 @@ func TestSourceDestCheck(t *testing.T) {
 	if err := machine.Unplug(moving.MAC); err != nil {
 		t.Fatal(err)
 	}
-	// A primary interface without the check forwards everything.
+	// The network drops nothing from a primary interface without the source check.
 	open := w.start("vpc-a", 12, answerer, func(s *contract.Spec) { s.Primary.SourceDestCheck = false })
 	w.eventually(open, "ls /run/listening", "/run/listening")
 	w.plug(open, moving)

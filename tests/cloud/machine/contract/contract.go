@@ -48,6 +48,6 @@ type NIC struct {
 	// Addresses have the prefix length of the subnet.
 	Addresses []netip.Prefix
 	Index     int
-	// SourceDestCheck is true if the network drops the machine's packets with a source other than these addresses.
+	// SourceDestCheck is true if the network drops packets from the machine unless their source is in Addresses.
 	SourceDestCheck bool
 }

@@ -25,7 +25,7 @@ const JournalSocket = "/run/machine/journal"
 const Guest = "/usr/lib/machine/guest"
 
 // Values of Request.Program with which the runner reports that it has plugged in or unplugged a network interface. The
-// argument of LinkAdded is a networkd.Link in JSON, that of LinkRemoved the name of the device.
+// argument of LinkAdded is a networkd.Link in JSON. The argument of LinkRemoved is the name of the device.
 const (
 	LinkAdded   = "link-added"
 	LinkRemoved = "link-removed"

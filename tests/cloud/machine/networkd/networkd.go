@@ -60,7 +60,7 @@ func (l Link) gateway(a netip.Prefix) netip.Addr {
 
 // Network is the content of a .network file.
 type Network struct {
-	// Name is the file's name. The first file in the order of names that matches a link applies.
+	// Name is the file's name. Of the files that match a link, the first one by name applies.
 	Name string
 
 	matchName, matchMAC string
@@ -83,8 +83,8 @@ type rule struct {
 	table int
 }
 
-// directives maps the supported directives, by section and name, to their parsers. The parser of a directive in a
-// section that may be repeated changes the last element of its list.
+// directives maps the supported directives, by section and name, to their parsers. Some sections may be repeated. Their
+// parsers change the last element of a list.
 var directives = map[string]func(n *Network, value string) error{
 	"Match.Name": func(n *Network, value string) error {
 		if n.matchName = value; strings.ContainsAny(value, " \t!") {
@@ -148,7 +148,7 @@ func only(values ...string) func(*Network, string) error {
 	}
 }
 
-// number parses a metric or the number of a table, which have 32 bits.
+// number parses a metric or the number of a routing table. Both are 32-bit numbers.
 func number(field *int, value string) error {
 	n, err := strconv.ParseUint(value, 10, 32)
 	*field = int(n)
@@ -230,8 +230,8 @@ func Find(files []*Network, l Link) *Network {
 }
 
 // Up returns the commands of ip(8) that configure the link. It adds the link's index to the metrics of default routes,
-// so that the first interface's route has priority over an equal route of another interface. Otherwise the kernel would
-// choose by what it knows of the routers at that moment (fib_select_default of Linux), which a test cannot depend on.
+// so that the first interface's route has priority over an equal route of another interface. Between equal metrics, the
+// kernel would choose by the state of the routers (fib_select_default of Linux). A test cannot depend on that state.
 func (n *Network) Up(l Link) (lines []string) {
 	metric := n.metric + l.Index
 	add := func(a netip.Addr, format string, args ...any) {

@@ -61,7 +61,7 @@ func TestFirstFileApplies(t *testing.T) {
 	}
 }
 
-// TestRefusals checks that a directive, or a form of a value, that this package does not implement is an error.
+// TestRefusals checks that directives and values that this package does not implement are errors.
 func TestRefusals(t *testing.T) {
 	const match = "[Match]\nName=eth1\n"
 	parse(t, "a.network", match)
@@ -87,7 +87,8 @@ var command = regexp.MustCompile(`^-[46] (link set eth1 up|addr add (\S+) dev et
 	`route append default via (\S+) dev eth1 proto (ra|dhcp|static)( metric \d+)?( onlink)?( table \d+)?|` +
 	`rule (add|del) from (\S+) lookup \d+)$`)
 
-// FuzzParse checks that an accepted file yields only commands that ip(8) can read. No address in them may have a zone.
+// FuzzParse checks that an accepted file yields only commands that ip(8) can read. No address in these commands may
+// have an IPv6 zone (%eth0).
 func FuzzParse(f *testing.F) {
 	for _, text := range networkd.Netplan {
 		f.Add(text)

@@ -98,7 +98,8 @@ func Enter(t Tree) error {
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// Upper will be a layer of other trees. These options keep references to its present layers out of it.
+		// Upper will be a layer of other trees. With these options, overlayfs stores in Upper no references to the
+		// layers that are now below it.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)

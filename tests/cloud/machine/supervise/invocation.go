@@ -65,8 +65,8 @@ func (i *invocation) execute() string {
 	return i.result
 }
 
-// spawn starts the main process. If the process cannot execute its program, spawn returns an error and sets i.main,
-// because the process has yet to exit, with the code for that failure.
+// spawn starts the main process. If the process cannot execute its program, spawn returns an error and also sets
+// i.main: the process still exits by itself, with the exit code for that failure.
 func (i *invocation) spawn() (err error) {
 	argv, err := i.def.Argv(i.environment)
 	if err != nil {
@@ -228,8 +228,8 @@ func (i *invocation) processes() []int {
 
 func signalProcess(pid int, sig syscall.Signal) { _ = syscall.Kill(pid, sig) } // It may have ended.
 
-// mainResult returns the result that the end of the main process implies. The signals that ask a daemon to end count as
-// success.
+// mainResult returns the result that the end of the main process implies. A process that ends by SIGHUP, SIGINT,
+// SIGTERM or SIGPIPE has succeeded.
 func (i *invocation) mainResult() string {
 	status := i.main.status
 	i.service.setMain(0)

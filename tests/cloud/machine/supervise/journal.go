@@ -68,7 +68,7 @@ func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.Fil
 	return w, done, nil
 }
 
-// logLines logs lines from in until it ends. A line of more than 48 KiB is split.
+// logLines logs the lines of a reader until the reader ends. A line of more than 48 KiB is split.
 func (j *journal) logLines(source string, pid func() int, in io.Reader) {
 	lines := bufio.NewReaderSize(in, 48<<10) // The default of systemd's LineMax=.
 	for {

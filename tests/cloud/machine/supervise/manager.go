@@ -135,8 +135,8 @@ func (m *Manager) serveJournal() error {
 	return nil
 }
 
-// listen starts to log what programs write to the console and to syslog. A machine works without either, so that errors
-// are only logged.
+// listen starts to log what programs write to the console and to syslog. A machine works without them, so listen only
+// logs its errors.
 func (m *Manager) listen() {
 	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // A named pipe.
 	if err != nil {
@@ -171,8 +171,8 @@ func list(environment map[string]string) (assignments []string) {
 	return assignments
 }
 
-// launch starts a process. Its output goes to the journal and to the writer also, which may be nil. ended is closed
-// when all output was read.
+// launch starts a process. The process's output goes to the journal. A copy goes to the writer named also, unless that
+// is nil. ended is closed when all output was read.
 func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {

@@ -63,7 +63,7 @@ func (n *network) restart() error {
 	return errors.Join(append(errs, n.start(links))...)
 }
 
-// down removes the configuration of a link that stays.
+// down removes the configuration of a link. The link itself stays.
 func (n *network) down(device string) error {
 	file := n.applied[device]
 	if file == nil {

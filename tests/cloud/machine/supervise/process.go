@@ -154,7 +154,7 @@ func memory(data []byte) (*os.File, error) {
 // Become turns this process into the one that file descriptor 3 describes. It does not return.
 func Become() {
 	runtime.LockOSThread() // The settings below apply per thread, and this thread executes the program.
-	// Executing the program closes both descriptors. After a failure they are still needed.
+	// Both descriptors close when the program is executed. If that fails, descriptor 4 is still needed.
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	err := become(os.NewFile(3, "spec"))
@@ -239,7 +239,7 @@ func setUser(s spec) error {
 	return nil
 }
 
-// alive returns the PIDs of all processes that satisfy belongs, except init and zombies.
+// alive returns the PIDs of the processes that the function belongs selects, except init and zombies.
 func alive(belongs func(pid, session int) bool) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -43,7 +43,7 @@ type service struct {
 	starts []time.Time
 }
 
-// run is the time from a request to start a service until the service stays down. It covers restarts.
+// run covers the time from a request to start a service until the service stays down, including restarts.
 type run struct {
 	// decided is closed when the start has succeeded or failed. err is set before that.
 	decided chan struct{}

@@ -121,7 +121,7 @@ func (c *call) systemctl(args []string) (code int, err error) {
 	return service[words[0]](name)
 }
 
-// goDown begins to power off or to reboot. It does not wait for the end.
+// goDown begins to power off or to reboot. It does not wait until the machine is down.
 func (c *call) goDown(kind string) error {
 	if c.force {
 		kind += "-force"

@@ -9,8 +9,8 @@ import (
 type Variable struct{ Name, Value string }
 
 // ReadEnvironment parses the contents of an EnvironmentFile=. A value is either a text in double quotes with the
-// escapes that sh has there, or a plain text without quotes and backslashes. Other forms that systemd accepts are an
-// error. https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
+// escapes of sh, or a plain text without quotes and backslashes. Other forms that systemd accepts are an error.
+// https://www.freedesktop.org/software/systemd/man/252/systemd.exec.html#EnvironmentFile=
 func ReadEnvironment(text string) ([]Variable, error) {
 	var variables []Variable
 	for text = strings.TrimLeft(text, " \t\n"); text != ""; text = strings.TrimLeft(text, " \t\n") {

@@ -114,8 +114,9 @@ var directives = map[string]func(s *Service, value string) error{
 	},
 }
 
-// ignored lists the directives that this package ignores. They describe the unit, order it after units that are up
-// before any service starts, or sandbox it: a service that works with these directives also works without them.
+// ignored lists the directives that this package ignores. Some describe the unit. Some order it after units that are
+// always up before services start. The others sandbox it, and a service that works in its sandbox also works without
+// the sandbox.
 var ignored = strings.Fields(`
 	Unit.Description Unit.Documentation Unit.After
 

@@ -23,8 +23,8 @@ func load(text string) (*unit.Service, error) {
 	return unit.Load("nstance.service", entries)
 }
 
-// TestOwnUnits loads every unit of the images, which the boot scripts install too. The test fails for a new directive
-// until this package implements it or lists it as ignored.
+// TestOwnUnits loads every unit of the images. The boot scripts install the same units. The test fails for a new
+// directive until this package implements it or lists it as ignored.
 func TestOwnUnits(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "images/packer/files/*.service"))
 	if err != nil || len(files) != 3 {
@@ -105,7 +105,7 @@ WantedBy=multi-user.target
 	}
 }
 
-// TestRefusals checks that a directive, or a form of a value, that this package does not implement is an error.
+// TestRefusals checks that directives and values that this package does not implement are errors.
 func TestRefusals(t *testing.T) {
 	const start = "[Service]\nExecStart=/bin/x\n"
 	if _, err := load(start); err != nil {
