@@ -103,7 +103,7 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 		return 0, 0, fmt.Errorf("build: %w: %s", err, out)
 	}
 	// The target runs in a copy of its package's folder. The copy is beside the original, so that relative paths still
-	// work. Its corpus is only the input that is being tried.
+	// work. The corpus in the copy is only the input that is being tried.
 	work, err := os.MkdirTemp(filepath.Dir(t.pkg), ".corpus-")
 	if err != nil {
 		return 0, 0, err
@@ -174,8 +174,8 @@ func (t target) inputs() ([]string, error) {
 	return names, nil
 }
 
-// play runs the tests that match a pattern, and adds the statements that they cover to the set reached. It returns the
-// number of statements that are new in the set.
+// play runs the tests that match a pattern. It adds the statements that these tests cover to a set, and returns how
+// many of them are new in the set.
 func (t target) play(ctx context.Context, binary, work, tests string, reached map[string]bool) (fresh int, err error) {
 	profile := filepath.Join(filepath.Dir(binary), "cover.out")
 	command := exec.CommandContext(ctx, binary, "-test.run", tests, "-test.coverprofile", profile, "-test.timeout",

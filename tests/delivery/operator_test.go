@@ -33,8 +33,8 @@ import (
 )
 
 // testOperator runs the real operator with the chart's flags, environment, configuration and service account token. No
-// shard is reachable, so it tests only the start: Kubernetes must not forbid any of the operator's requests. The tests
-// in tests/operator use the same permissions for everything else.
+// shard is reachable, so the operator only starts, and Kubernetes must not forbid any of its requests. The tests in
+// tests/operator run the operator's other work with the same permissions.
 func (i *installed) testOperator(t *testing.T) {
 	const namespace = "run"
 	i.namespace(t, namespace)
@@ -247,8 +247,8 @@ func (i *installed) checkKubeconfig(t *testing.T, kubeconfig []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The operator writes its configured address of the API server into the kubeconfig. Both addresses lead to this API
-	// server.
+	// The kubeconfig has the API server's address from the operator's configuration. In this test, that address leads
+	// to the same API server as the operator's own address.
 	as, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// testTerraform applies the module kubernetes/operator and installs the chart with its output, as Helm values and as
-// the ConfigMap that Flux reads. The shards in the module's input have the two attributes of aws/shard's output `shard`
-// that the operator needs.
+// testTerraform applies the module kubernetes/operator and installs the chart with the module's output: the Helm
+// values, and the ConfigMap that Flux reads. One shard in the module's input has several attributes, like the output
+// `shard` of aws/shard. The other has only the two that the operator needs.
 func (i *installed) testTerraform(t *testing.T) {
 	const namespace = "terraform"
 	terraform, err := exec.LookPath("terraform")

@@ -60,8 +60,9 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 	return clientcmd.WriteToFile(*file, path) // mode 0600
 }
 
-// Front serves a proxy of the API server on another loopback address until ctx ends. Every request goes to handle,
-// which forwards it by calling next. A client uses the cluster's configuration with url as its Host.
+// Front serves a proxy of the API server on another loopback address until ctx ends. Every request goes to the function
+// handle, which forwards the request by calling the handler next. A client uses the cluster's configuration with the
+// returned URL as its Host.
 func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (
 	url string, err error) {
 	pair, err := c.pki.server("front")

@@ -27,7 +27,7 @@ func capiDir(ctx context.Context, parts ...string) (string, error) {
 }
 
 // installCore installs the CRDs of Cluster API's core with the labels of its kustomization. Without the manager nothing
-// converts old API versions; the tests write none.
+// converts objects of old API versions. The tests write no such objects.
 func (c *Cluster) installCore(ctx context.Context) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {

@@ -181,7 +181,7 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 	if err != nil {
 		return err
 	}
-	// The API server starts before etcd is ready, because it retries the connection itself.
+	// The API server may start before etcd is ready: it repeats its attempts to connect.
 	etcd := fmt.Sprintf("http://%s", address(ports[0]))
 	peer := fmt.Sprintf("http://%s", address(ports[1]))
 	if _, err := c.run(ctx, "etcd", "--name=test", "--data-dir="+filepath.Join(c.Dir, "etcd-"+strconv.Itoa(attempt)),

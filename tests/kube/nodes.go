@@ -81,7 +81,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// watch sends on changed after each event of an instance.
+// watch sends a value to the channel changed after each event of an instance.
 func watch(ctx context.Context, shard nstancev1.OperatorServiceClient, changed chan<- struct{}) error {
 	stream, err := shard.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{}, grpc.WaitForReady(true))
 	if err != nil {

@@ -23,8 +23,8 @@ type Process struct {
 	state *os.ProcessState
 }
 
-// launcher starts all processes from one OS thread that never ends. Linux sends the parent-death signal when the thread
-// that forked ends, not the process.
+// launcher starts all processes from one OS thread that never ends. Linux sends a child the parent-death signal when
+// the thread that started the child ends, even if other threads of the parent go on.
 var launcher = sync.OnceValue(func() chan<- func() {
 	jobs := make(chan func())
 	go func() {
@@ -111,7 +111,7 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
-// failed wraps why with the process's name and the last lines of its log.
+// failed adds the process's name and the last lines of its log to an error.
 func (p *Process) failed(why error) error {
 	return fmt.Errorf("%s: %w; its log ends:\n%s", p.Name, why, Tail(p.Log, 15))
 }

@@ -39,7 +39,7 @@ func Tool(ctx context.Context, name string) (string, error) {
 	return output(ctx, root, filepath.Join(root, "scripts", "tool.sh"), name)
 }
 
-// ModuleDir returns the directory in the module cache of a module that the tool is built from.
+// ModuleDir returns a module's directory in Go's module cache, in the version that the tool is built from.
 func ModuleDir(ctx context.Context, tool, module string) (string, error) {
 	root, err := Root()
 	if err != nil {

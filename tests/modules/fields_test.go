@@ -45,7 +45,7 @@ var omittedFields = map[string][]string{
 	"groupSpec":      {"deleted", "protected", "removed"}, // only servers set them
 	"image":          {"provider"},                        // the module's cloud
 	"leaderElection": {"enabled"},                         // for development only
-	// The module has variables of its own for these, or derives them.
+	// For these fields the module has other variables, or derives the values.
 	"server": {"advertise", "bind", "dynamic_subnet_pools", "leader_network", "provider", "shard", "subnet_pools"},
 }
 

@@ -34,7 +34,7 @@ var functions = map[string]function.Function{
 	"values":      stdlib.ValuesFunc,
 }
 
-// textTest returns a Terraform function of two texts, for those that cty's library lacks.
+// textTest returns a Terraform function that tests two strings. cty's library lacks such functions.
 func textTest(holds func(text, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
@@ -60,8 +60,8 @@ func parseFile(path string) (file, error) {
 	return file{body}, nil
 }
 
-// locals evaluates all locals of the file. given are the values of other names: "var", and under "local" the locals of
-// other files.
+// locals evaluates all locals of the file. given holds the values of other names that the file uses, such as "var". The
+// value of "local" is the locals of other files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {

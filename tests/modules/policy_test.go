@@ -203,8 +203,8 @@ func launched(changes ...string) policy.Context {
 	return out
 }
 
-// started returns the condition keys of tags that are set while an instance of the shard starts. changes are as in
-// launched, except that a tag's key is added to the others.
+// started returns the condition keys of tags that are set while an instance of the shard starts. changes work as in
+// launched, with one exception: a value for aws:TagKeys is added to the other tag keys.
 func started(changes ...string) policy.Context {
 	out := policy.Context{"ec2:CreateAction": {"RunInstances"}, "aws:RequestTag/nstance:cluster": {"example"},
 		"aws:RequestTag/nstance:shard": {shard}, "aws:TagKeys": {"nstance:cluster", "nstance:shard", "Name"}}
@@ -531,8 +531,8 @@ func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	}
 }
 
-// TestServerOpensSessions checks that server_ssm permits sessions of AWS Systems Manager on the machines, but never
-// reading its parameters.
+// TestServerOpensSessions checks that server_ssm permits sessions of AWS Systems Manager on the machines. The machines
+// may never read that service's parameters.
 func TestServerOpensSessions(t *testing.T) {
 	for on, doc := range map[bool]*policy.Document{true: choices{ssm: true}.server(t), false: choices{}.server(t)} {
 		ask(t, doc, []question{
