@@ -216,8 +216,8 @@ func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) err
 	})
 }
 
-// killed starts operators one after the other until the work is done, at most 400. Three of four are killed at a write
-// to Kubernetes; one of these three writes is lost. The fourth is killed at a record to a shard.
+// killed starts at most 400 operators, one after the other, until the work is done. Of every four operators, three are
+// killed at a write to Kubernetes, and the fourth at a record to a shard. One of the three writes is lost.
 func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Context) error) {
 	t.Helper()
 	began := time.Now()

@@ -20,7 +20,7 @@ func in(name string) client.ObjectKey { return client.ObjectKey{Namespace: names
 
 func (l *lab) shards() []*shard { return []*shard{l.east, l.west} }
 
-// has reads an object and returns the result of a check of it. It does not wait.
+// has gets an object once, without waiting, and returns the result of the check why.
 func has[T client.Object](ctx context.Context, l *lab, object T, name string, why func(T) error) error {
 	if err := l.Client.Get(ctx, in(name), object); err != nil {
 		return err
@@ -36,8 +36,8 @@ func condition(conditions []metav1.Condition, kind string, want metav1.Condition
 	return nil
 }
 
-// spread returns an error unless the group has these sizes on the shards, all its instances are healthy, and Kubernetes
-// matches them.
+// spread returns an error unless the group has these sizes on the shards, all its instances are healthy, and the
+// objects in Kubernetes agree.
 func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -137,7 +137,7 @@ func (l *lab) gone(ctx context.Context, object client.Object, key client.ObjectK
 	return client.IgnoreNotFound(err)
 }
 
-// left returns an error while an instance is still known to its shard, as a Node, or as a Machine.
+// left returns an error while an instance still exists on its shard, or still has a Node or a Machine.
 func (l *lab) left(ctx context.Context, s *shard, id string) error {
 	all, err := s.instances(ctx, "")
 	if err != nil {

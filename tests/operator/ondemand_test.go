@@ -183,7 +183,7 @@ func (l *lab) removePods(t *testing.T, pods ...*corev1.Pod) {
 
 // awaitSteady waits until check succeeds for five seconds. A single success is not enough: check also succeeds before
 // the operator has seen new pods. The operator may then make a machine for a pod that already runs elsewhere, and must
-// release it.
+// release that machine.
 func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	since := time.Now()
@@ -264,9 +264,8 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	l.removePods(t, elsewhere, undecided)
 }
 
-// testNewNode stops the operator while the Node of an on-demand machine registers. With the taint that the
-// documentation gives to the kubelet, a pod that selects nothing does not get the Node, and the pod of the machine
-// does.
+// testNewNode stops the operator while the Node of an on-demand machine registers. The kubelet has the taint from the
+// documentation. Another pod must not run on the Node, but the pod that requested the machine must.
 func (l *lab) testNewNode(t *testing.T) {
 	ctx := t.Context()
 	l.tainted.Store(true)

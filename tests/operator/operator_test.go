@@ -295,8 +295,8 @@ func (l *lab) testLostVM(t *testing.T) {
 	await(t, "MachinePool Running", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, 4) })
 }
 
-// testUnreachable checks a shard with a hanging server. The operator reports it within 35 s, keeps its share, and
-// continues with the other shards.
+// testUnreachable checks a shard whose server hangs. The operator reports the shard within 35 s, keeps the shard's part
+// of the group, and continues with the other shards.
 func (l *lab) testUnreachable(t *testing.T) {
 	ctx := t.Context()
 	server := l.west.server()

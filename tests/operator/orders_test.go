@@ -44,8 +44,8 @@ func TestEveryKindIsDeletedBeforeEveryOther(t *testing.T) {
 	}
 }
 
-// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs, and then the
-// definitions. Everything must end within a minute after the shard answers, and no deletion may create an instance.
+// TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs. Then it deletes the
+// CRDs of Nstance. Everything must end within a minute after the shard answers, and no deletion may create an instance.
 func TestDeletionOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -93,8 +93,8 @@ func (l *lab) testDeletionOrder(t *testing.T, order string) {
 	l.unchanged(t, workers, kept, created)
 }
 
-// testDeleteDefinitions deletes Nstance's definitions, and with them all objects, while west hangs. Then it installs
-// the definitions again.
+// testDeleteDefinitions deletes Nstance's CRDs, and with them all their objects, while west hangs. Then it installs the
+// CRDs again.
 func (l *lab) testDeleteDefinitions(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {

@@ -235,8 +235,8 @@ func (l *lab) testDeleteStatic(t *testing.T) {
 	l.testDeleteStaticWithMachine(t)
 }
 
-// testDeleteStaticWithMachine deletes a Machine of a static group and its NstanceMachinePool while no operator runs.
-// The instance is replaced, because Cluster API deletes its Node.
+// testDeleteStaticWithMachine deletes a Machine of a static group and the group's NstanceMachinePool while no operator
+// runs. The Machine's instance is replaced, because Cluster API deletes the instance's Node.
 func (l *lab) testDeleteStaticWithMachine(t *testing.T) {
 	victim := l.one(t, workers, l.east)
 	l.operators[len(l.operators)-1].Kill()

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// model is what the steps of a sequence have asked for.
+// model is the state that the random steps so far should lead to.
 type model struct {
 	pools   map[string]*poolModel
 	singles map[string]string // The shards of single Machines.
@@ -66,7 +66,7 @@ func (s *sequence) startRound() {
 	}
 }
 
-// recreateCluster removes what the Cluster's deletion left to the user, and asks for the Cluster again.
+// recreateCluster deletes the pods that remain after the Cluster's deletion, and asks for the Cluster again.
 func (s *sequence) recreateCluster() {
 	s.t.Helper()
 	for _, name := range s.model.podNames() {
@@ -151,7 +151,7 @@ func (s *sequence) onlyStatic(groups map[string]int) error {
 	return nil
 }
 
-// secretsAre returns an error unless exactly the Secrets of the start exist, except the given ones.
+// secretsAre returns an error unless the namespace has the same Secrets as at the start, without the given ones.
 func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	want := slices.DeleteFunc(slices.Clone(s.secrets), func(name string) bool { return slices.Contains(without, name) })
 	if have := s.listSecrets(ctx); !slices.Equal(have, want) {
@@ -183,7 +183,8 @@ func (s *sequence) nodesMatch(ctx context.Context, instances map[string]*nstance
 	return nil
 }
 
-// onlyAskedFor returns an error if a dynamic group that the model does not ask for, or an object of its pool, is left.
+// onlyAskedFor returns an error if there is a dynamic group that the model does not ask for, or an object of such a
+// group's pool.
 func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) error {
 	for _, name := range dynamicNames {
 		one := s.model.pools[name]
@@ -207,7 +208,8 @@ func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) erro
 	return nil
 }
 
-// requestsMet returns an error unless single machines exist and pods with a request run, with one instance for each.
+// requestsMet returns an error unless all individual machines exist, all pods that request a machine run, and there is
+// exactly one instance for each of them.
 func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	want := 0
 	for _, name := range s.model.podNames() {

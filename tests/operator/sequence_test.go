@@ -89,7 +89,7 @@ func TestSequence(t *testing.T) {
 		*sequenceSeed, s.step-1, l.countCreations(), len(l.operators)-1, s.evictions, s.slowest.Seconds())
 }
 
-// sequence is a running sequence and what must be true after it.
+// sequence is one run of TestSequence, with all that its checks need.
 type sequence struct {
 	*lab
 	t       *testing.T

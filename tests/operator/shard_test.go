@@ -127,7 +127,7 @@ type setup struct {
 	env    []string
 }
 
-// newShard writes the shard's configuration and starts its server. first is its first port.
+// newShard writes the shard's configuration and starts its server. first is the first of the server's ports.
 func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, of setup) (*shard, error) {
 	s := &shard{id: id, dir: dir, bin: bin, env: of.env, bucket: b}
 	for i := range 5 {
