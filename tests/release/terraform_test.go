@@ -38,9 +38,9 @@ var registries = []string{"registry.opentofu.org", "registry.terraform.io"}
 
 const github = "github.com"
 
-// testTerraform runs init and plan of the released examples, in empty directories, with the CLIs' own downloads of
-// provider and modules. The hosts of the registries and of the releases are served from the release; the providers of
-// the clouds come from this machine.
+// testTerraform runs init and plan of the released examples, in empty directories. The CLIs download this project's
+// provider and modules from the hosts of the registries and of the releases. The test serves these hosts from the
+// release. The providers of the clouds come from this machine.
 func (d *dist) testTerraform(t *testing.T) {
 	publicURL, roots, asked := d.serve(t)
 	clis := map[string]string{registries[0]: tool(t, "tofu")}
@@ -143,8 +143,8 @@ func startGCP(t *testing.T) (map[string]string, []byte, []string) {
 func (d *dist) mirror(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	// scripts/tf-env.sh needs a build of this repository's provider. The test uses only the other providers of its
-	// configuration.
+	// scripts/tf-env.sh needs a build of this repository's provider. The test uses only the other providers in the
+	// configuration that the script writes.
 	archive, err := zip.OpenReader(filepath.Join(d.dir, fmt.Sprintf("terraform-provider-nstance_%s_linux_%s.zip",
 		number, runtime.GOARCH)))
 	if err != nil {

@@ -24,7 +24,7 @@ var (
 	chromium = flag.String("chromium", "", "path of Chromium, which TestSearch needs")
 )
 
-// repository is the beginning of links from pages to files of the repository that are not pages.
+// repository is the beginning of links to files of the repository that are not pages of the site.
 const repository = "https://github.com/nstance-kit/nstance/blob/main/"
 
 // page is what the checks need of an HTML page.
@@ -122,7 +122,8 @@ func TestLinks(t *testing.T) {
 	t.Logf("%d links of %d pages", links, len(pages))
 }
 
-// TestSearchIndex verifies that the search finds every page of a document: the index has its title, and text.
+// TestSearchIndex verifies that the search finds every page of a document. The index must have the page's title and
+// text.
 func TestSearchIndex(t *testing.T) {
 	pages := read(t)
 	if len(pages) == 0 {

@@ -199,9 +199,9 @@ module "shard" {
 // missingSecret is the secret of a configuration that the leader must refuse. The leader's role may not read it.
 const missingSecret = "no-such-secret"
 
-// refused lets the provider reach the leader, and applies what the plan cannot check: a key that does not exist, which
-// the leader refuses, and an image that does not exist, from which it cannot create VMs. Each apply must report the
-// error, and no VM may be replaced.
+// refused lets the provider reach the leader, and applies two mistakes that the plan cannot find. The first is a key
+// that does not exist, which the leader refuses. The second is an image that does not exist, from which the leader
+// cannot create VMs. Each apply must report the error, and no VM may be replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")

@@ -65,8 +65,8 @@ func (f *fleet) open(t *testing.T, stack *lab.Stack) {
 	f.state = f.State(t, f.bucket, f.cluster, f.shard.ID, f.key)
 }
 
-// refresh makes the leader look for a new configuration every second, until the test ends. Every second refresh also
-// asks the leader for the CPUs and the memory of an instance type, as nstance-operator does.
+// refresh makes the leader look for a new configuration every second, until the test ends. Each time, refresh also asks
+// the leader for the CPUs and the memory of an instance type, as nstance-operator does.
 func (f *fleet) refresh(t *testing.T) {
 	t.Helper()
 	operator := f.Operator(t, f.state, f.cluster, f.servers()[0].VPC, f.shard.LeaderIP)
@@ -111,7 +111,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 	f.refresh(t)
 
-	// A server that stops regularly detaches the leader interface before it releases the lock.
+	// A server that shuts down on request detaches the leader interface before it releases the lock.
 	detached := f.count("DetachNetworkInterface")
 	if out, err := f.Machines.Exec(f.servers()[0].ID, "systemctl", "restart", "nstance-server"); err != nil {
 		t.Fatalf("restart the server: %v\n%s", err, out)
@@ -150,8 +150,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 	f.healthy(t)
 
-	// Scaled to zero, the Auto Scaling group has no server and the VMs continue to run. Scaled up again, the server
-	// replaces the VMs that were lost in between.
+	// While the Auto Scaling group is scaled to zero, there is no server, and the VMs continue to run. After the group
+	// is scaled up again, the new server replaces the VMs that were lost in between.
 	f.scenario().OutlivesServers(t, stack, vars, 2)
 
 	noSecrets(t, f, stack, []string{oldKey, f.key}, made+rotated)
@@ -215,7 +215,7 @@ func (f *fleet) consoles(t *testing.T) string {
 }
 
 // replaceUnhealthy stops the server process, as if it hung. The machine must report that and be replaced. Before the
-// replacement, replaceUnhealthy calls meanwhile, which may do work that needs no server.
+// replacement, replaceUnhealthy calls the given function, which may do work that needs no server.
 func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	t.Helper()
 	old := f.servers()[0].ID
@@ -369,9 +369,9 @@ func (f *fleet) reached(t *testing.T) {
 	}
 }
 
-// noSecrets searches for private keys and the cluster's encryption keys in the state and the other files of the CLI, in
-// its output, in a plan, in the objects of the bucket with the shard's journal, and in the logs and on the consoles of
-// all machines so far.
+// noSecrets fails the test if it finds a private key or an encryption key of the cluster. It searches the CLI's state,
+// other files, output and plan. It also searches the bucket's objects, which include the shard's journal, and the logs
+// and consoles of all machines so far.
 func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, secrets []string, output string) {
 	t.Helper()
 	texts := stack.Files(t)

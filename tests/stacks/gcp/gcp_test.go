@@ -82,7 +82,7 @@ func TestStacks(t *testing.T) {
 const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
 
 // changes is an override of the example. It gives the VMs a service account, so that the servers use their permission
-// to do so. It encrypts the bucket with the user's own key.
+// to give VMs that account. It encrypts the bucket with the user's own key.
 const changes = `module "account" {
   agent_service_account = true
 }
@@ -239,9 +239,9 @@ func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stac
 	}
 }
 
-// multiZone applies the example multi-zone with terraform, if it is there: a shard in each of two zones, each with a
-// hot standby behind a load balancer. The leader of one shard is killed. The secrets are in Secret Manager, where an
-// earlier leader failed while it made the CA's key. The servers look for the newest image of the VMs.
+// multiZone applies the example multi-zone, with terraform if -terraform is set. Each of two zones has a shard with a
+// hot standby behind a load balancer. The test kills the leader of one shard. The secrets are in Secret Manager, where
+// an earlier leader failed before it stored the CA's key. The servers look for the newest image of the VMs.
 func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
 	c.abandonKey(t, "nstance-duo-")

@@ -116,8 +116,8 @@ func (c *cloud) makeKey(t *testing.T) {
 		`{"payload": {"data": "`+base64.StdEncoding.EncodeToString([]byte(key))+`"}}`)
 }
 
-// abandonKey makes the secret of a cluster's CA without a version, as left by a leader that failed an hour ago before
-// it added one.
+// abandonKey makes the secret of a cluster's CA, but adds no version to the secret. A leader that failed an hour ago,
+// after it made the secret, would have left it like this.
 func (c *cloud) abandonKey(t *testing.T, prefix string) {
 	t.Helper()
 	now := c.Secrets.Now

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Proxy serves an HTTP proxy that connects with dial, until the test ends. Programs with its URL in HTTPS_PROXY reach
-// the network of a shard through it, as users do through a company's proxy. They do not use it for loopback addresses.
+// Proxy serves an HTTP proxy that connects with dial, until the test ends. Programs with the proxy's URL in HTTPS_PROXY
+// reach the network of a shard through the proxy, as users do through a company's proxy. Only loopback addresses do not
+// go through the proxy.
 func Proxy(t *testing.T, dial func(ctx context.Context, network, address string) (net.Conn, error)) (url string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -28,8 +28,8 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 	return l.StackWith(t, cli, example, vars, "")
 }
 
-// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/) for what the
-// example has no variables for. Empty: none.
+// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/) for settings that
+// are no variables of the example. If override is empty, there is no such file.
 func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
 	t.Helper()
 	return NewStack(t, cli, example, vars, override, l.environment())

@@ -44,7 +44,8 @@ func (l *Ledger) Allow(permissions ...string) {
 // Use records that a server made a call.
 func (l *Ledger) Use(call string) { l.use(call, func(map[string]bool) {}) }
 
-// Check records that a call needed a permission. denied says why it was denied, and is "" if it was not.
+// Check records that a call needed a permission. denied is the reason why the permission was denied, or "" if it was
+// granted.
 func (l *Ledger) Check(call, permission, denied string) {
 	l.use(call, func(permissions map[string]bool) {
 		permissions[permission] = true

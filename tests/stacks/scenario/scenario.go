@@ -23,8 +23,8 @@ import (
 // takes up to 30 s.
 const Soon = 2 * time.Minute
 
-// notice is the time between the announcement that a Spot VM ends and its end. AWS gives two minutes, Google Cloud
-// gives 30 seconds.
+// notice is the time from the announcement that a Spot VM will end until the VM ends. AWS gives two minutes, Google
+// Cloud gives 30 seconds.
 const notice = 20 * time.Second
 
 // Cloud is the cloud of one shard. VMs and servers are named by the IDs that the cloud never uses twice.
@@ -47,7 +47,7 @@ type Shard struct {
 	State    *clusterstate.State
 }
 
-// Healthy waits until the leader answers at the shard's fixed address, as seen from the router of its network.
+// Healthy waits until the leader answers at the shard's fixed address to a client in the shard's network.
 func (s *Shard) Healthy(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, Soon, "the leader answers at "+s.LeaderIP, func() string {
