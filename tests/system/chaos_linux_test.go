@@ -46,7 +46,7 @@ func longForm() bool { return *chaosFlag == "long" }
 // fault is one fault and how the shard must react.
 type fault struct {
 	name, want string
-	// short is the list of the forms of shards in which a short run makes this fault.
+	// short lists the forms of shards, such as withHeir, to which a short run does this fault.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// launchVariable names the program that this program executes when it is started as a launcher.
+// launchVariable is an environment variable with the path of a program. If it is set, this test program is a launcher,
+// and executes the program at that path.
 const launchVariable = "NSTANCE_SYSTEM_LAUNCH"
 
 // wallClock is the time of day of one machine. It is ahead of the clock of this machine by a time that can be changed.

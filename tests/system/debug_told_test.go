@@ -31,10 +31,11 @@ type told struct {
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
 	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
-	// metric is the metric with a series whose value must rise: NAME, or NAME{LABEL.
+	// metric is the name of a metric of which a series must rise. The name may be followed by "{" and a label that the
+	// series must have.
 	metric string
-	// alerts are the alert rules that fire if the state lasts, as RULE KIND, where KIND is that of the leader's alert
-	// or empty. doctor are the beginnings of the checks in which doctor finds a problem.
+	// alerts are the alert rules that fire if the state lasts, as RULE KIND. KIND is the kind of the leader's alert, or
+	// empty. doctor lists the checks in which doctor must find a problem, each by the beginning of its name.
 	alerts, doctor []string
 
 	event journalEvent
@@ -145,7 +146,8 @@ func (s *story) checkLog(t told) error {
 	return fmt.Errorf("log: no line %+v at %v", want, t.event.At)
 }
 
-// checkExplain looks for an expected alert: of the group in the answer of explain, of the shard in that of status.
+// checkExplain looks for an expected alert. An alert of the group must be in the output of explain, and an alert of the
+// shard in the output of status.
 func (s *story) checkExplain(ctx context.Context, t told) error {
 	if t.kind != "alert_raised" {
 		return nil
@@ -166,7 +168,7 @@ func (s *story) checkExplain(ctx context.Context, t told) error {
 	return fmt.Errorf("%s: no %s of %v: %q, there are: %+v", command, t.cause, t.event.At, t.event.Message, standing)
 }
 
-// checkDoctor compares the problems that doctor reports with the expected beginnings.
+// checkDoctor verifies that doctor finds problems in exactly the checks that t.doctor lists.
 func (s *story) checkDoctor(ctx context.Context, t told) error {
 	type finding struct {
 		Check, Result, Next string

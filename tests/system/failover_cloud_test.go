@@ -151,8 +151,8 @@ func (c *cloud) metadataOf(name string) http.Handler {
 	})
 }
 
-// environment returns the variables that direct a program's EC2 calls to this cloud. The object store accepts the
-// access key of this cloud, because a program has only one.
+// environment returns the variables that direct a program's EC2 calls to this cloud. The object store accepts the same
+// access key as this cloud, because a program has only one access key.
 func (c *cloud) environment(name string) []string {
 	return []string{"AWS_ENDPOINT_URL_EC2=" + c.url, "AWS_ACCESS_KEY_ID=" + c.access, "AWS_SECRET_ACCESS_KEY=" +
 		c.secret, "AWS_EC2_METADATA_DISABLED=false",
@@ -160,8 +160,8 @@ func (c *cloud) environment(name string) []string {
 		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
 }
 
-// configure makes the shard an EC2 shard with as many instances as records says, in groups of at most 500. No agent
-// runs in them.
+// configure sets EC2 as the provider of the shard. It makes groups of at most 500 instances. records is the number of
+// all instances. No agent runs in them.
 func (c *cloud) configure(s *config.Shard, records int) {
 	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
 	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address}

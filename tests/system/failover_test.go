@@ -174,8 +174,8 @@ func (f *failover) startServer(ctx context.Context, n int) (err error) {
 	return err
 }
 
-// awaitLeader waits for a leader that has the other server as its heir, or without -promise as its follower. It returns
-// the number of the leader.
+// awaitLeader waits for a leader whose heir is the other server. If -promise is 0, there is no heir, and the other
+// server must be a follower. awaitLeader returns the number of the leader.
 func (f *failover) awaitLeader(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New(
 		"no leader with an heir or follower within two minutes"))

@@ -217,7 +217,7 @@ var heirFaults = []fault{
 			if err := errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
 				return "", err
 			}
-			// The heir waits from when it first sees the lock, which is after the leader's last renewal.
+			// The heir's wait begins when the heir first sees the lock. That is after the leader's last renewal.
 			if low, most := s.effectiveLease(), s.effectiveLease()*11/10+maxGap; next != heir || took < low ||
 				took > most {
 				return "", fmt.Errorf("%s led after %v, want %s after %v to %v", next, took, heir, low, most)

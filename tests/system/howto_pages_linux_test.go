@@ -99,7 +99,7 @@ func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
 	return h.healthy(2)(ctx)
 }
 
-// nowHealthy is like healthy, in the form that a step's after needs.
+// nowHealthy is like healthy, but the returned function has the type of step.after.
 func (h *howTo) nowHealthy(size int) func(context.Context, string) error {
 	return func(ctx context.Context, _ string) error { return h.healthy(size)(ctx) }
 }

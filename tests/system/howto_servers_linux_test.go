@@ -60,7 +60,7 @@ func tracing(t *testing.T, url string) []string {
 		url)}
 }
 
-// checkMonitoring makes promtool check the page's configuration of Prometheus with the rules, and waits for traces.
+// checkMonitoring makes promtool check the page's Prometheus configuration and the alert rules, and waits for traces.
 func (h *howTo) checkMonitoring(ctx context.Context, text string) error {
 	rules, err := os.ReadFile("config/prometheus/nstance.rules.yaml")
 	if err != nil {

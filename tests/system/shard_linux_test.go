@@ -170,7 +170,8 @@ func (s *shard) settings(c *config.Shard) {
 
 // startAll starts every program that does not run.
 func (s *shard) startAll(ctx context.Context) error {
-	// The VMs run in the tmux server. Otherwise nstance-server would start it, on its own machine.
+	// Start the tmux server, in which the VMs run, on the machine vms. Otherwise nstance-server would start tmux on the
+	// machine of nstance-server.
 	if s.process("tmux") == nil || !s.process("tmux").Running() {
 		p, err := s.StartTmux(ctx, vms)
 		if err != nil {
@@ -259,7 +260,7 @@ func (s *shard) awaitTerm(ctx context.Context, after uint64) (name string, err e
 // killVM kills a random VM of the shard.
 func (s *shard) killVM(ctx context.Context) (ident.ID, error) { return killVM(ctx, s.Stack, s.rng) }
 
-// replaced waits until an instance is gone and the group has its size without it.
+// replaced waits until an instance is gone and the group has its full size without that instance.
 func (s *shard) replaced(ctx context.Context, gone ident.ID) error {
 	return awaitReplaced(ctx, s.operator, gone, size)
 }

@@ -25,8 +25,8 @@ var (
 	oldRoot = flag.String("old-root", "", "for upgrade: the repository at that version")
 )
 
-// upgradeServers is the number of servers: 1 and 2 are of the earlier version, 3 and 4 of this one. On one machine a
-// new server needs its own ports, as it has its own machine in a cloud.
+// upgradeServers is the number of servers: 1 and 2 are of the earlier version, 3 and 4 of this one. In a cloud each
+// server has its own machine. Here the servers share one machine, so that each needs its own ports.
 const upgradeServers = 4
 
 // upgradeSize is the size of the group whose VMs must stay.
