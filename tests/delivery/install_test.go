@@ -99,7 +99,7 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkDefinitions(t)
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
-	// The notes must not tell the user to create a Secret and a ConfigMap that already exist.
+	// The chart's notes must not tell the user to create a Secret and a ConfigMap that already exist.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": "x"}}
 	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system",

@@ -65,7 +65,7 @@ var noCloud = map[string][]string{
 }
 
 // TestFields checks that the variables of the shard modules have every field of the shard configuration. Terraform
-// drops other fields of an object without a message.
+// silently drops the fields of an object that the variable lacks.
 func TestFields(t *testing.T) {
 	var schema struct {
 		Defs map[string]definition `json:"$defs"`

@@ -163,8 +163,8 @@ func (c choices) server(t *testing.T) *policy.Document {
 // full uses every optional feature.
 var full = choices{kms: kms, vpc: vpc, targetGroups: map[string]string{"web/http": group}}
 
-// question is one row of a table: an action on a resource, and whether the policy must allow it. why is the error's
-// text.
+// question is one row of a table: an action on a resource, and whether the policy must allow it. The text of an error
+// begins with why.
 type question struct {
 	why      string
 	action   string
@@ -388,8 +388,8 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	})
 }
 
-// TestServerTouchesOnlyItsShard tries, on another shard of the same cluster, everything that servers may do on their
-// own.
+// TestServerTouchesOnlyItsShard tries everything that servers may do on their own shard. On another shard of the same
+// cluster, all of it must be denied.
 func TestServerTouchesOnlyItsShard(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
 	if err != nil {
@@ -441,8 +441,8 @@ func TestServerTouchesOnlyItsShard(t *testing.T) {
 	}
 }
 
-// TestServerReadsOnlyItsShardsSecrets checks a shard whose secrets are listed. The well-known secrets are always
-// readable, because every leader needs them.
+// TestServerReadsOnlyItsShardsSecrets checks the policy of a shard if the module's variables list the shard's secrets.
+// The well-known secrets are always readable, because every leader needs them.
 func TestServerReadsOnlyItsShardsSecrets(t *testing.T) {
 	manager := "arn:aws:secretsmanager:us-west-2:" + account + ":secret:nstance/example/"
 	parameter := "arn:aws:ssm:us-west-2:" + account + ":parameter/nstance/example/"

@@ -14,8 +14,8 @@ import (
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
 // TestProviderRequirements checks that each module and each example of a cloud names its providers without a host and
-// bounds their versions. If a module named a provider with a host, OpenTofu or Terraform would not treat it as the same
-// provider that a caller names without a host.
+// bounds their versions. If a module named a provider with a host, OpenTofu or Terraform would take it for another
+// provider than the one that a caller names without a host.
 func TestProviderRequirements(t *testing.T) {
 	for _, dir := range directories(t) {
 		module, err := readModule(dir)

@@ -107,8 +107,8 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	})
 }
 
-// testForgottenShard deletes a pool while one of its shards is out of the operator's configuration. Then the shard is
-// added again.
+// testForgottenShard deletes a pool while the operator's configuration lacks one of the pool's shards. Then the shard
+// is added again.
 func (l *lab) testForgottenShard(t *testing.T) {
 	const forgotten = "forgotten"
 	l.dynamicPool(t, forgotten)

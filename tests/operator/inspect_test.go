@@ -20,7 +20,7 @@ func in(name string) client.ObjectKey { return client.ObjectKey{Namespace: names
 
 func (l *lab) shards() []*shard { return []*shard{l.east, l.west} }
 
-// has gets an object once, without waiting, and returns the result of the check why.
+// has reads an object once, without waiting, and returns the error of the function why for that object.
 func has[T client.Object](ctx context.Context, l *lab, object T, name string, why func(T) error) error {
 	if err := l.Client.Get(ctx, in(name), object); err != nil {
 		return err

@@ -77,8 +77,8 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
-	// oldScript fails without the history of the repository. Only TestUpgrade needs its result, and runs it again to
-	// show the error.
+	// oldScript fails without the history of the repository. The error is ignored here, because only TestUpgrade needs
+	// the script. TestUpgrade runs it again and shows the error.
 	_ = exec.CommandContext(ctx, filepath.Join(root, oldScript)).Run()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
 		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator", "./services/cmd/nstance-admin")

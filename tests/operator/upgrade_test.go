@@ -16,8 +16,8 @@ import (
 const oldScript = "scripts/old.sh"
 
 // TestUpgrade runs the operators of an earlier version and of this one against servers of both versions. At first every
-// program is of the earlier version, including those that wrote the bucket. Each operator scales a pool up and down. No
-// other instance may be created, so none is replaced.
+// program is of the earlier version, including those that wrote the bucket. Each operator scales a pool up and down.
+// Beyond this scaling, no instance may be created. So no instance is replaced.
 func TestUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")

@@ -181,8 +181,9 @@ func (d *dist) mirror(t *testing.T) string {
 	return config
 }
 
-// serve serves the release as the registries and the host of the releases do. It returns the URL of a proxy that leads
-// to them and to nothing else, their root certificate, and the paths that were requested.
+// serve takes the place of the registries and of the host of the releases, with the files of the release under test. It
+// returns the URL of a proxy that leads only to these hosts, the hosts' root certificate, and the paths that were
+// requested.
 func (d *dist) serve(t *testing.T) (proxy string, roots []byte, asked func() map[string]bool) {
 	t.Helper()
 	requests := make(chan map[string]bool, 1)

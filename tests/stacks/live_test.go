@@ -265,7 +265,7 @@ func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
 	})
 }
 
-// kept checks that the VMs of the list before still run, except for those in gone.
+// kept checks that the VMs in a list still run, except for those in a second list, gone.
 func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
 	t.Helper()
 	now := ids(f.workers())

@@ -46,7 +46,7 @@ func longForm() bool { return *chaosFlag == "long" }
 // fault is one fault and how the shard must react.
 type fault struct {
 	name, want string
-	// short lists the forms of shards, such as withHeir, to which a short run does this fault.
+	// short lists the forms of shards, such as withHeir, that a short run exposes to this fault.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)

@@ -31,8 +31,8 @@ type told struct {
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
 	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
-	// metric is the name of a metric of which a series must rise. The name may be followed by "{" and a label that the
-	// series must have.
+	// metric is the name of a metric with a series whose value must rise. After the name may be "{" and a label that
+	// the series must have.
 	metric string
 	// alerts are the alert rules that fire if the state lasts, as RULE KIND. KIND is the kind of the leader's alert, or
 	// empty. doctor lists the checks in which doctor must find a problem, each by the beginning of its name.

@@ -86,8 +86,8 @@ func (s *libvirtShard) run(ctx context.Context) error {
 	return nil
 }
 
-// configure writes the configuration of the shard with an image and a size of the group. Its times are longer than
-// those of other tests, because VMs without hardware support are slow.
+// configure writes the configuration of the shard with an image and a size of the group. The intervals in it are longer
+// than those of other tests, because VMs without KVM are slow.
 func (s *libvirtShard) configure(ctx context.Context, image string, size int) error {
 	return s.stack.PutConfig(ctx, func(c *config.Shard) {
 		c.Server.HealthCheckInterval, c.Server.DefaultDrainTimeout = duration(5*time.Second), duration(2*time.Second)

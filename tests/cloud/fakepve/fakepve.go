@@ -190,8 +190,8 @@ type Guest struct {
 	Dir string
 }
 
-// Boot makes QEMU boot the guest in every VM that starts later, with the userdata on a CD-ROM. VMs can connect to this
-// machine and not to each other. Without Boot, the process of a VM does nothing.
+// Boot makes QEMU boot the guest in every VM that starts later, with the userdata on a CD-ROM. VMs can connect to the
+// machine that runs the test, but not to each other. Without Boot, the process of a VM does nothing.
 func (c *Cluster) Boot(guest Guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -171,8 +171,8 @@ func (c *Cluster) call(op operation, in request) (any, *apiError) {
 	return op.run(c, in)
 }
 
-// allowed reports whether a token has a privilege on a path. The privileges for the path, or else for its nearest
-// parent path, count. For a VM, the privileges for its pool count too.
+// allowed reports whether a token has a privilege on a path. A token has the privileges that were granted on the path,
+// or else on the nearest parent path. On a VM, it also has those that were granted on the VM's pool.
 func (c *Cluster) allowed(tokenID, on, privilege string) bool {
 	t := c.tokens[tokenID]
 	var id int
@@ -226,8 +226,8 @@ func (c *Cluster) clusterStatus(request) (any, *apiError) {
 	return all, nil
 }
 
-// resources lists the VMs that the token may audit. Which VMs exist, their nodes, tags and locks come from the file
-// system of the cluster and are up to date. Names and statuses are as old as the last broadcast.
+// resources lists the VMs that the token may audit. The list of VMs, with their nodes, tags and locks, is up to date,
+// because it comes from the file system of the cluster. Names and statuses are as old as the last broadcast.
 func (c *Cluster) resources(in request) (any, *apiError) {
 	all := []map[string]any{}
 	for id, v := range c.vms {

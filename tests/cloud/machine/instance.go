@@ -75,8 +75,8 @@ func (i *Instance) Dead() <-chan struct{} { return i.dead }
 // services. The file remains after the machine has ended.
 func (i *Instance) LogPath() string { return i.runner.logPath(i.spec.ID) }
 
-// consoleLine is a line of a machine's log that its console shows: of the console itself, of systemd or of the boot
-// script.
+// consoleLine matches the lines of a machine's log that the machine's console shows. They come from the console itself,
+// from systemd or from the boot script.
 var consoleLine = regexp.MustCompile(`^\S+ (?:console|systemd|cloud-init)\[\d+\]: (.*)$`)
 
 // Console implements contract.Machine.

@@ -17,7 +17,7 @@ import (
 // commandTime limits the duration of a command that a test runs, including the wait for the boot.
 const commandTime = 2 * time.Minute
 
-// ExitError is the error of a command inside a machine that ended with an exit code other than 0.
+// ExitError is the error of a command that ended, inside a machine, with an exit code other than 0.
 type ExitError struct {
 	Code   int
 	Errors string
@@ -85,8 +85,8 @@ func (r *Runner) Logs(id string) string {
 	return string(text)
 }
 
-// Dial connects from inside a machine, when the machine has configured its network. The address must be an IP address
-// with a port.
+// Dial waits until the machine has configured its network. Then Dial connects from inside the machine. The address must
+// be an IP address with a port.
 func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Conn, error) {
 	i, ok := r.Machine(id)
 	if !ok {

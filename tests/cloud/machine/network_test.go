@@ -48,8 +48,8 @@ func (w *testRunner) fromVPC(vpc string) dialer {
 	}
 }
 
-// reaches asserts that the machine with the name want answers at an address; "" means that none answers. An answer may
-// take a few seconds: a lost IPv6 neighbor solicitation is repeated after a second (RFC 4861, section 10,
+// reaches asserts which machine answers at an address. want is the name of that machine, or "" if none may answer. An
+// answer may take a few seconds: a lost IPv6 neighbor solicitation is repeated after a second (RFC 4861, section 10,
 // RETRANS_TIMER).
 func (w *testRunner) reaches(what string, dial dialer, address, want string) {
 	w.t.Helper()
@@ -190,7 +190,8 @@ func TestMoveAddress(t *testing.T) {
 }
 
 // TestSourceDestCheck plugs a secondary interface into a machine that configures it like every interface, by DHCP.
-// Replies from its address leave by the primary interface, and the network drops them if it checks sources.
+// Replies from the secondary interface's address leave by the primary interface. The network drops these replies if it
+// checks sources.
 func TestSourceDestCheck(t *testing.T) {
 	w := newTestRunner(t, nil).with("answerer")
 	id, far := w.start("vpc-a", 11, answerer), w.start("vpc-a", 14, "", inOtherSubnet)
@@ -207,7 +208,7 @@ func TestSourceDestCheck(t *testing.T) {
 	if err := machine.Unplug(moving.MAC); err != nil {
 		t.Fatal(err)
 	}
-	// The network drops nothing from a primary interface without the source check.
+	// If a primary interface has no source check, the network drops none of its packets.
 	open := w.start("vpc-a", 12, answerer, func(s *contract.Spec) { s.Primary.SourceDestCheck = false })
 	w.eventually(open, "ls /run/listening", "/run/listening")
 	w.plug(open, moving)

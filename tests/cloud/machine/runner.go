@@ -44,8 +44,9 @@ type Config struct {
 	// Dir holds logs, built images and, while the runner exists, its working files. If it is empty, New creates a
 	// temporary directory, which Close removes.
 	Dir string
-	// Images maps the cloud's IDs of images to directories that are mounted over the host's root. They contain units,
-	// programs and users. The key "" applies to all other images. A tree must not change while machines run on it.
+	// Images maps the cloud's IDs of images to directories that are mounted over the host's root. These directories
+	// contain units, programs and users. The key "" applies to all other images. A directory must not change while
+	// machines use it.
 	Images map[string]string
 	// API serves http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
 	API http.Handler

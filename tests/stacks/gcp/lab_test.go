@@ -138,8 +138,8 @@ func (c *cloud) postSecret(t *testing.T, path, body string) {
 	}
 }
 
-// state returns access to a shard's documents, like nstance-admin. The secrets are in the bucket under the encryption
-// key, or in Secret Manager under a prefix.
+// state returns access to a shard's documents, like nstance-admin. The secrets are in Secret Manager, under names with the
+// prefix. If the prefix is "", they are in the bucket, encrypted.
 func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clusterstate.State {
 	t.Helper()
 	client := option.WithHTTPClient(c.client())

@@ -22,7 +22,7 @@ type Stack struct {
 }
 
 // Stack copies an example, such as "aws/single-shard", and the modules, and initializes it. The copy exists until the
-// test ends. Resources that still exist then end with the fake cloud.
+// test ends. If resources still exist at that time, they end with the fake cloud.
 func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Stack {
 	t.Helper()
 	return l.StackWith(t, cli, example, vars, "")
@@ -176,8 +176,8 @@ func (s *Stack) DestroyError(t *testing.T) error {
 	return err
 }
 
-// Output decodes an output of the stack into a value. It runs the CLI once after each Apply, because the CLI starts all
-// providers to show outputs.
+// Output decodes an output of the stack into a value. It runs the CLI only once after each Apply, because the CLI is
+// slow: it starts all providers to show outputs.
 func (s *Stack) Output(t *testing.T, name string, into any) {
 	t.Helper()
 	if s.outputs == nil {
@@ -196,8 +196,8 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 }
 
 // Register runs the nth block of shell commands on a page of docs/start in the stack's directory. The block registers
-// an operator. tofu is the stack's CLI. This host is not in the shard's network, so Register leaves out commands that
-// ask the leader. Register returns the value of NSTANCE_ADMIN_SERVERS.
+// an operator. The command tofu in the block runs the stack's CLI. This host is not in the shard's network, so Register
+// leaves out commands that ask the leader. Register returns the value of NSTANCE_ADMIN_SERVERS.
 func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
 	t.Helper()
 	programs, err := Build()

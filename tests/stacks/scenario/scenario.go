@@ -47,7 +47,7 @@ type Shard struct {
 	State    *clusterstate.State
 }
 
-// Healthy waits until the leader answers at the shard's fixed address to a client in the shard's network.
+// Healthy waits until the leader answers a client in the shard's network at the shard's fixed address.
 func (s *Shard) Healthy(t *testing.T) {
 	t.Helper()
 	lab.Eventually(t, Soon, "the leader answers at "+s.LeaderIP, func() string {
@@ -157,7 +157,7 @@ var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/s
 
 // ReplacesUnhealthyInBalancer ends the web server of a VM in a group whose health also depends on a load balancer. The
 // VM must be replaced although its agent reports that it is healthy. asked returns how often the servers have asked the
-// load balancer, exec runs a command on a VM.
+// load balancer. exec runs a command on a VM.
 func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
 	exec func(id string, command ...string) (string, error)) {
 	t.Helper()
@@ -191,8 +191,8 @@ func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func()
 	s.Settled(t, size, []string{victim})
 }
 
-// OutlivesServers scales the servers to zero and back. The VMs must run on without a server, and the new server must
-// replace a VM that was lost in between, and no other.
+// OutlivesServers scales the servers to zero and back. The VMs must run on without a server. The new server must
+// replace the VM that was lost in between, and no other VM.
 func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]any, size int) {
 	t.Helper()
 	vars["server_count"] = 0

@@ -1,6 +1,6 @@
 // Package rate imitates the request throttling of EC2. Each action has a bucket of tokens for its requests, and some
-// actions have a second bucket for the instances that they name. A request that finds a bucket empty is refused with
-// RequestLimitExceeded and takes no token.
+// actions have a second bucket for the instances that the requests name. A request that finds a bucket empty is refused
+// with RequestLimitExceeded and takes no token.
 //
 // Source: https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 package rate

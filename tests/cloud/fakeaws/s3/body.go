@@ -123,8 +123,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	return data, trailer, nil
 }
 
-// sums maps each header that contains a digest of the body to its hash function. CRC64NVME is missing, because the
-// standard library lacks that function.
+// sums maps each header that contains a digest of the body to the hash function of the digest. CRC64NVME is missing,
+// because the standard library lacks that function.
 var sums = map[string]func() hash.Hash{
 	"Content-Md5":           md5.New,
 	"X-Amz-Checksum-Sha1":   sha1.New,

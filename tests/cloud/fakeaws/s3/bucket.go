@@ -156,7 +156,7 @@ func createBucket(q *request) error {
 	return q.reply(answer)
 }
 
-// deleteBucket deletes an empty bucket. deleteBucket checks for older versions. The S3 server behind the fake checks
+// deleteBucket deletes an empty bucket. It checks for older versions itself, and the S3 server behind the fake checks
 // for current objects.
 func deleteBucket(q *request) error {
 	unlock := q.s.locks.all()

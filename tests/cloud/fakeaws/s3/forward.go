@@ -19,7 +19,7 @@ import (
 )
 
 // ownHeaders are headers of a request that concern the connection or the front, so they are not forwarded. They include
-// the headers for encryption at rest, because the server does not support it. The front answers for it.
+// the headers about encryption at rest, which the server does not support. The front reports the encryption itself.
 var ownHeaders = []string{
 	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
 	"Trailer", "Upgrade", "X-Amz-Date",
@@ -56,8 +56,8 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	payload := hex.EncodeToString(sum[:])
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
-	// The server checks the signature against its own clock. The time of the call is not used, because a test may have
-	// set it.
+	// The server checks the signature against its own clock. So the signature does not use the call's time, which a
+	// test may have set.
 	if err := signer.SignHTTP(ctx, q.s.credentials(), r, payload, "s3", "us-east-1",
 		wallClock()); err != nil {
 		return nil, err

@@ -389,8 +389,8 @@ func TestVersionPermissions(t *testing.T) {
 	}
 }
 
-// TestOtherRequestForms checks the other forms of requests: buckets as host names, presigned URLs, chunks with
-// trailers, and no signature.
+// TestOtherRequestForms checks forms of requests that other tests do not use: buckets as host names, presigned URLs,
+// chunks with trailers, and no signature.
 func TestOtherRequestForms(t *testing.T) {
 	w := newTestFront(t)
 	ctx := t.Context()

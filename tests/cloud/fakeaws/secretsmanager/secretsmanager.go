@@ -104,8 +104,8 @@ func (x *secret) keys(id string) policy.Context {
 }
 
 // find returns a secret, after it has checked that the caller may perform the call's action on it. A secret that does
-// not exist has no ARN, so that the check uses the given ID. Only a caller with the permission for all secrets learns
-// that the secret does not exist.
+// not exist has no ARN, so the check uses the given ID instead. Only a caller with the permission for all secrets
+// learns that the secret does not exist.
 func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x := s.lookup(id)
 	resource, all := id, policy.Context{"secretsmanager:SecretId": {id}}

@@ -25,7 +25,8 @@ const maxDepth = 24
 // be strings, integers, floats, bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to
 // them. Pointers stay nil when the parameter is absent.
 //
-// A parameter without a field is the error UnknownParameter. A parameter that does not parse is InvalidParameterValue.
+// A parameter without a field gives the error UnknownParameter. A parameter that does not parse gives
+// InvalidParameterValue.
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
 func Decode(form url.Values, into any) error {
 	root := &node{}
@@ -108,7 +109,7 @@ func (n *node) structure(name string, v reflect.Value) error {
 	return nil
 }
 
-// fill sets v's fields from a map of parameters, and removes the parameters that it used from the map.
+// fill sets v's fields from a map of parameters. It removes each parameter that it has used.
 func fill(name string, v reflect.Value, left map[string]*node) error {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)

@@ -141,7 +141,7 @@ func serve(c *Call, operations map[string]Handler, lock sync.Locker) ([]byte, er
 	return Encode(c, answer)
 }
 
-// maxBody exceeds every request of the services that read whole bodies. Only S3 streams.
+// maxBody exceeds every request body of the services other than S3. S3 streams its bodies.
 const maxBody = 1 << 20
 
 // ReadBody reads a request's body, at most 1 MiB.

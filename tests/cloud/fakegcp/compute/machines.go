@@ -67,8 +67,8 @@ type Machines interface {
 	Start(Instance) (Machine, error)
 }
 
-// Machine is the machine of a running instance. If it ends by itself, [Compute.Ended] must be called. Console runs with
-// the lock held, the other methods without it.
+// Machine is the machine of a running instance. A machine that ends by itself must call [Compute.Ended]. Compute holds
+// its lock when it calls Console, but not when it calls the other methods.
 type Machine interface {
 	// Changed is called after the instance's metadata, labels or interfaces changed. The machine asks for them with
 	// [Compute.Instance].

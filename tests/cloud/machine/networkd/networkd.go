@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
 )
 
-// Netplan maps paths to the files that netplan generates at boot on Debian 12. Its cloud images configure every
-// interface by DHCP, from /etc/netplan/90-default.yaml.
+// Netplan has the files that netplan generates at boot on Debian 12, as a map of paths to contents. The cloud images of
+// Debian configure every interface by DHCP, from /etc/netplan/90-default.yaml.
 // https://salsa.debian.org/cloud-team/debian-cloud-images
 var Netplan = map[string]string{
 	"/run/systemd/network/10-netplan-all-en.network":  netplan("en*"),
@@ -83,8 +83,8 @@ type rule struct {
 	table int
 }
 
-// directives maps the supported directives, by section and name, to their parsers. Some sections may be repeated. Their
-// parsers change the last element of a list.
+// directives maps the supported directives, by section and name, to their parsers. Some sections may be repeated. The
+// parsers for such a section change the last element of the section's list.
 var directives = map[string]func(n *Network, value string) error{
 	"Match.Name": func(n *Network, value string) error {
 		if n.matchName = value; strings.ContainsAny(value, " \t!") {

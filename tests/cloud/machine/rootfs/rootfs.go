@@ -32,8 +32,8 @@ type Tree struct {
 	Files map[string]string
 	// DMI maps names of files in /sys/class/dmi/id to contents.
 	DMI map[string]string
-	// Guest is the path, on the host, of the program that appears at GuestPath and, under the names Programs, in
-	// /usr/bin.
+	// Guest is the path of a program on the host. In the machine, the program is at GuestPath, and in /usr/bin under
+	// each name in Programs.
 	Guest, GuestPath string
 	Programs         []string
 }

@@ -136,7 +136,7 @@ func (m *Manager) serveJournal() error {
 }
 
 // listen starts to log what programs write to the console and to syslog. A machine works without them, so listen only
-// logs its errors.
+// logs errors.
 func (m *Manager) listen() {
 	console, err := os.OpenFile("/dev/console", os.O_RDWR, 0) // A named pipe.
 	if err != nil {
