@@ -120,7 +120,8 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// Stop ends all processes, the last one first, and returns when they have ended. It may be called more than once.
+// Stop ends all processes, in the reverse order of their start, and returns when they have ended. It may be called more
+// than once.
 func (c *Cluster) Stop() {
 	for _, p := range slices.Backward(c.processes) {
 		// SIGKILL is enough: no process has state worth saving.

@@ -244,7 +244,8 @@ func (l *lab) recreated(t *testing.T) {
 	})
 }
 
-// hang stops the server's process (SIGSTOP). The returned function continues it, and so does the end of the test.
+// hang stops the server's process (SIGSTOP). The returned function continues the process. At the end of the test, the
+// process continues in any case.
 func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	t.Helper()
 	server := s.server()

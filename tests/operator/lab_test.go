@@ -30,7 +30,7 @@ import (
 
 const (
 	namespace = "nstance-system"
-	// binVariable names the directory of the programs built before isolation.
+	// binVariable is the environment variable with the directory of the programs that were built before isolation.
 	binVariable = "NSTANCE_TEST_BIN"
 	// patience is the limit for steps that take seconds. Cluster API delays some steps by up to 40 s.
 	patience = 100 * time.Second

@@ -188,7 +188,8 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 				Kind: "NstanceMachine", Name: name}}})
 }
 
-// testMachine creates two individual Machines. Kubernetes deletes one, and its shard deletes the other.
+// testMachine creates two individual Machines. One is deleted in Kubernetes. The instance of the other is deleted by
+// the shard.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
 	for _, deletedBy := range []string{"kubernetes", "server"} {

@@ -127,7 +127,7 @@ func killVM(ctx context.Context, stack *local.Stack, rng *rand.Rand) (ident.ID, 
 
 var errNoVM = errors.New("no VM runs")
 
-// awaitReplaced waits until an instance is gone and size others are healthy.
+// awaitReplaced waits until an instance is gone and the given number of others are healthy.
 func awaitReplaced(ctx context.Context, operator *local.Operator, gone ident.ID, size int) error {
 	for {
 		healthy, err := operator.AwaitHealthy(ctx, size)

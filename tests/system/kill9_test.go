@@ -134,7 +134,7 @@ func (k *kill9) start(ctx context.Context) (err error) {
 // changeSize changes the size of the group about once a second.
 func (k *kill9) changeSize(ctx context.Context, rng *rand.Rand) {
 	for local.Pause(ctx, 500*time.Millisecond+time.Duration(rng.Int64N(int64(time.Second)))) == nil {
-		// A failure does not matter: the next call sets another size, and run sets the final one.
+		// A failure does not matter: the next call sets another size, and the method run sets the final one.
 		_ = k.operator.Scale(ctx, group, leastSize+rng.Uint32N(mostSize-leastSize+1))
 	}
 }

@@ -78,7 +78,7 @@ func (w *leaderPoll) reset() {
 	w.led, w.longest = time.Now(), 0
 }
 
-// longestGap returns the longest time without a leader since reset, to about a tenth of a second.
+// longestGap returns the longest time without a leader since the last call of reset, to about a tenth of a second.
 func (w *leaderPoll) longestGap() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -369,7 +369,7 @@ type Fault struct {
 	Text   string
 	// TaskFails is the text with which the call's task fails. The task has no effect.
 	TaskFails string
-	// AnswerLost makes the call take effect and breaks the connection. RequestLost breaks it without effect.
+	// AnswerLost breaks the connection after the call takes effect. RequestLost breaks it, and the call has no effect.
 	AnswerLost, RequestLost bool
 	// Then, if set, is called after the call had its effect, before the answer.
 	Then func()

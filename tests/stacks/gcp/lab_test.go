@@ -138,8 +138,8 @@ func (c *cloud) postSecret(t *testing.T, path, body string) {
 	}
 }
 
-// state returns access to a shard's documents, like nstance-admin. The secrets are in Secret Manager, under names with the
-// prefix. If the prefix is "", they are in the bucket, encrypted.
+// state returns access to a shard's documents, like nstance-admin. The secrets are in Secret Manager, with the prefix
+// in their names. If the prefix is "", they are in the bucket, encrypted.
 func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clusterstate.State {
 	t.Helper()
 	client := option.WithHTTPClient(c.client())
@@ -191,7 +191,7 @@ type shard struct {
 
 var _ scenario.Cloud = shard{}
 
-// find returns the instances in the shard's zone that are not ending and that match.
+// find returns the instances in the shard's zone for which match is true, except those that are ending.
 func (s shard) find(match func(compute.Instance) bool) (ids []string) {
 	for _, i := range s.Compute.Instances() {
 		status := i.Body["status"]

@@ -27,12 +27,13 @@ const Soon = 2 * time.Minute
 // Cloud gives 30 seconds.
 const notice = 20 * time.Second
 
-// Cloud is the cloud of one shard. VMs and servers are named by the IDs that the cloud never uses twice.
+// Cloud is the cloud of one shard. Its methods name VMs and servers by IDs that the cloud never uses twice.
 type Cloud interface {
 	// Workers returns the shard's VMs that are pending or running. Servers returns its servers' machines.
 	Workers() []string
 	Servers() []string
-	// Kill ends a VM without notice. Interrupt announces that a Spot VM ends after a time, and ends it then.
+	// Kill ends a VM without notice. Interrupt announces that a Spot VM will end after a time, and ends the VM at that
+	// time.
 	Kill(id string)
 	Interrupt(id string, after time.Duration) error
 	// Dial connects from a host in the shard's network.

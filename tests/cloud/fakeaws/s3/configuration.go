@@ -178,7 +178,7 @@ func storeVersioning(q *request, document checked) error {
 	return nil
 }
 
-// The header with the minimum size of objects that move to other storage classes, and its default.
+// The header that sets the minimum size of objects that move to other storage classes, and the header's default value.
 const (
 	transitionHeader  = "X-Amz-Transition-Default-Minimum-Object-Size"
 	transitionDefault = "all_storage_classes_128K"

@@ -96,7 +96,7 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 	return q.send(q.Request.Method, path, q.query, q.headers(), body)
 }
 
-// answerHeaders are headers of the server's answer that are not passed back: the front has its own.
+// answerHeaders are headers of the server's answer that are not passed back: the front sends its own.
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 

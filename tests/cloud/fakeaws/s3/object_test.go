@@ -335,7 +335,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("the one before: %s", got)
 	}
 
-	// Read the list in pages. The markers in each answer are where the next page begins.
+	// Read the list in pages. Each answer has the markers with which the next page begins.
 	in, n := sdk.ListObjectVersionsInput{Bucket: ptr("b-1"), MaxKeys: ptr(int32(1))}, 0
 	var paged []string
 	for {

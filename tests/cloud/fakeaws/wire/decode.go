@@ -46,7 +46,7 @@ func Decode(form url.Values, into any) error {
 	return root.decode("", v.Elem())
 }
 
-// node is a part of a parameter's name, split at the dots, with the parts below it.
+// node is one part of a parameter's name, which is split at the dots. It holds the parts below it.
 type node struct {
 	value *string
 	sub   map[string]*node

@@ -52,12 +52,12 @@ func QuotaExceeded(quota string) *Failure {
 
 // Fault lets operations fail late.
 type Fault struct {
-	// Type is the type of the operations, such as "insert", and Collection is the collection of their resources.
+	// Type is the type of the operations that fail, such as "insert". Collection is the collection of their resources.
 	Type, Collection string
 	// Matches chooses resources. Nil: all.
 	Matches func(*Resource) bool
 	Failure *Failure
-	// Times is the number of operations that fail. 0: all, until [Compute.Repair].
+	// Times is the number of operations that fail. 0 means all, until [Compute.Repair].
 	Times int
 
 	used int

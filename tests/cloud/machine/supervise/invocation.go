@@ -14,7 +14,7 @@ import (
 // that left the service may hold the output open.
 const lastOutput = time.Second
 
-// invocation is one run of a service, from its process to the last process that it started.
+// invocation is one run of a service. It lasts until the last process of the service has ended.
 type invocation struct {
 	service *service
 	def     *unit.Service
