@@ -76,11 +76,11 @@ func (a *app) clusterJournalCommand(s *secretFlags) *cobra.Command {
 		Use: "journal", Short: "List the changes that commands made in the bucket", Args: cobra.NoArgs,
 		Long: `Lists what "cluster" commands and "config push" have changed in the bucket: secrets,
 keys, registrations and configurations. Each entry has the time of the change, and the
-names of the user and the machine. Entries are in cluster/journal/. Each new change
-deletes those that are older than 30 days.
+names of the user and the machine. Entries are in cluster/journal/. A command
+that adds an entry deletes entries that are older than 30 days.
 
-The cluster's journal does not have the changes that leaders make for operators. The
-journals of the shards have these: "nstance-admin events --since 24h" shows them.`,
+The cluster's journal does not have the calls of operators to servers, such as new sizes
+of groups. "nstance-admin events --since 24h" shows these, from the shards' journals.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
 	}
 	var since time.Duration

@@ -37,7 +37,7 @@ func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
     must; without the encryption key the command says that this is not checked
   * each shard has a configuration, and the record of each instance belongs to a group of it
 
-For each problem, "restore-check" says what it means after a restore, and the next step.
+"restore-check" prints each problem with its effect after a restore, and the next step.
 If there is a problem, the exit status is 1. The command unpacks the archive into a
 temporary directory, which needs space for all objects, and deletes this directory at the
 end.`,

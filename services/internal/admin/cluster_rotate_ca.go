@@ -37,8 +37,8 @@ nonces, without an interruption, in four steps:
   3. wait until they have certificates of the new CA;
   4. remove the old CA from cluster/ca.crt, and refuse nonces of the old key.
 
-After step 4 of "rotate-ca", unused operator nonces from before step 2 are not valid.
-Make new ones.
+After step 4 of "rotate-ca", unused operator nonces that were made before step 2 are no
+longer valid. Make new nonces.
 
 Leaders follow each step of a CA rotation within three minutes, and agents within five
 more, so a rotation takes about twenty minutes. If "rotate-ca" is interrupted or times
@@ -50,9 +50,9 @@ its own. To renew the certificate in an identity directory, run "nstance-admin c
 register-operator" again while "rotate-ca" waits. Use "nstance-admin cluster operator
 remove" to remove operators that no longer run.
 
-In a cluster that was made before there were workload CAs, files of instances can have
-certificates of the cluster's CA. Step 4 of "rotate-ca" then waits up to four months,
-until those of the old CA have expired. Run the command again after that.
+If a cluster is older than its workload CA, files on its instances can have certificates
+of the cluster's old CA. Step 4 of "rotate-ca" is then possible only when these
+certificates have expired, up to four months later. Run the command again after that.
 
 At its end, a CA rotation removes the old CA and makes unused nonces invalid. Therefore
 "rotate-ca" asks for a confirmation on a terminal, and needs --yes elsewhere. With

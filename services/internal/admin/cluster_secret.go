@@ -274,8 +274,8 @@ certificate is renewed.`,
 func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
-		Long: `Seals every secret that is sealed with an old encryption key again, now with the current
-key. Follow this order, so that servers can read the secrets at any time:
+		Long: `Finds the secrets that are sealed with an old encryption key, and seals them with the
+current key. Follow this order, so that servers can read the secrets at any time:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys

@@ -18,16 +18,17 @@ import (
 func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "snapshot", Short: "Copy the objects of the bucket into one archive", Args: cobra.NoArgs,
-		Long: `Copies from the bucket all objects of the cluster that a restore needs, into one .tar.gz
-file. Servers may run at the same time. If documents change while the command runs, it
-reads them again, up to five times, so that the archive has all documents as they were at
-one moment. If some kept changing, the command says so. It reads locks, journals and logs
-only once, because they change all the time.
+		Long: `Copies all objects that a restore of the cluster needs from the bucket into one .tar.gz
+file. Servers may run at the same time.
 
-In the archive of a snapshot, each object is a file with the path objects/ and the
-object's key. manifest.json lists the SHA-256, ETag and time of each object. "cluster
-snapshot" writes the archive under a temporary name, then renames it. It replaces no
-file.
+The archive of a snapshot has all documents as they were at one moment. If documents
+change while "cluster snapshot" reads them, it reads them again, up to five times. If
+they still change, it prints a warning. It reads locks, journals and logs only once,
+because they change all the time.
+
+In the archive of a snapshot, the object with the key KEY is the file objects/KEY.
+manifest.json lists the SHA-256, ETag and time of each object. "cluster snapshot" writes
+the archive under a temporary name, then renames it. It replaces no file.
 
 Only your user can read the archive of a snapshot. It contains the cluster's keys, sealed
 with the encryption key, and the configurations with all secrets in them. It does not

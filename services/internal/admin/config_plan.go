@@ -114,9 +114,11 @@ func (a *app) configPlanCommand() *cobra.Command {
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a configuration file with the shard's configuration in the bucket, and changes
 nothing. The command shows in which groups instances would be replaced, get new files, or
-all be deleted, and whether the leader would restart. If the configuration in the bucket
-is not valid, the command compares the file with the last one that a leader applied. The
-Terraform provider computes rolling_groups with the same code.`,
+all be deleted, and whether the leader would restart.
+
+If the configuration in the bucket is not valid, "config plan" compares the file with the
+configuration that a leader applied last. The field rolling_groups of its JSON output is
+the same as the attribute of the Terraform resource nstance_shard.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}
@@ -183,8 +185,8 @@ what the differences do to running instances.`,
 func (a *app) configHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
-		Long: `Shows when the leaders of shards applied configurations, and the ETag of each, from the
-shards' journals. "cluster journal" shows who pushed a configuration.`,
+		Long: `Lists the configurations that leaders have applied, from the shards' journals, with the
+time and the ETag of each configuration. "cluster journal" shows who pushed a configuration.`,
 		Example: `  nstance-admin config history --all-shards --since 168h`,
 	}
 	var since time.Duration

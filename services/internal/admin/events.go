@@ -29,9 +29,9 @@ causes, and ends. A leader keeps the newest 10,000 events. The bucket keeps even
 days (server.journal_retention).
 
 With --output json, "events" prints each event as one object on one line. The field "at"
-is the time on the server's clock. "snapshot" is true in the events that describe the
-state at the beginning. Two events snapshot_end mark the end of this part: one for groups
-and one for instances.`,
+is the time on the server's clock. The first events describe the current state and
+have "snapshot": true. Two events of the type snapshot_end, one for groups and one for
+instances, follow when this state is complete.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a

@@ -37,8 +37,8 @@ registered.`}
 func (a *app) groupListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the groups", Args: cobra.NoArgs,
-		Long: "Lists the groups with their desired, existing and healthy numbers of instances, and the\nreason if a " +
-			"group does not have its size.",
+		Long: "Lists the groups, each with the number of desired, existing and healthy instances. If a\ngroup does " +
+			"not have its size, the list shows the reason.",
 		Example: `  nstance-admin group list --all-shards
   nstance-admin group list --shard us-west-2a --output json | jq '.shards[].groups[].group'`,
 	}
@@ -119,7 +119,8 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
 		Args: cobra.MaximumNArgs(1),
-		Long: "Describes groups in full: their merged variables, limits and hashes, and their instances.",
+		Long: "Describes groups in full: all settings, with the values that apply after the merge with\nthe template, " +
+			"and their instances.",
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}
@@ -238,10 +239,10 @@ func (a *app) groupDeleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete GROUP", Short: "Delete a dynamic group, or the changes to a static one",
 		Args: cobra.ExactArgs(1),
-		Long: `Deletes a dynamic group: the leader drains and terminates its instances. Of a static
-group, the command deletes only the changes that were made at run time, so that the
-values of the configuration apply again. To delete the static group itself, remove it
-from the configuration.`,
+		Long: `Deletes a dynamic group: the leader drains and terminates its instances. For a static
+group, the command removes only the changes that operators made to the group. The values
+of the configuration then apply again. To delete the static group itself, remove it from
+the configuration.`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)

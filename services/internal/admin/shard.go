@@ -125,9 +125,9 @@ func (a *app) serverListCommand() *cobra.Command {
 func (a *app) stepDownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "step-down", Short: "Make the leader hand over to another server", Args: cobra.NoArgs,
-		Long: `Makes the leader of a shard hand over to another server, and keeps it out of the election
-for 15 s. If the shard has no other server, the same server leads again after this time.
-The command needs an identity with the role admin.`,
+		Long: `Makes the leader of a shard hand over to another server. The former leader then stays out
+of the election for 15 s. If the shard has no other server, the former leader leads again
+after this time. The command needs an identity with the role admin.`,
 		Example: `  nstance-admin server step-down --shard us-west-2a`,
 	}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
@@ -194,9 +194,9 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 func (a *app) orphansConfirmCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "confirm VM...", Short: "Allow the leader to terminate the orphans of a shard",
 		Args: cobra.MinimumNArgs(1),
-		Long: `Allows the leader to terminate all orphans of a shard: its VMs without a record. Name
-every VM that "orphans list" shows. If these are not all orphans of the shard by now, the
-leader refuses the call. The leader terminates the VMs without a drain.`,
+		Long: `Allows the leader to terminate all orphans of a shard, which are VMs without a record.
+Name every VM that "orphans list" shows. If the shard's orphans have changed since then,
+the leader refuses the call. The leader terminates orphans without a drain.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

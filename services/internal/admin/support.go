@@ -46,9 +46,11 @@ it has:
 A bundle of "support" has only fields that are known to be harmless, such as names of
 groups, and addresses and IDs of VMs. It never has keys, tokens, nonces, certificates,
 boot scripts, contents of files, or values of args, vars and environment variables.
-Objects with secrets are listed by name and not read. From errors and alerts it keeps
-only the words that Nstance itself uses, numbers, times, and names that it shows
-elsewhere. Read the bundle before you send it.
+Objects with secrets are listed by name and not read.
+
+From the texts of errors and alerts, a bundle of "support" has only numbers, times, words
+of Nstance's own messages, and names that it shows elsewhere. Read the bundle before you
+send it.
 
 Like "doctor", "support" tests the bucket: it writes one object and deletes it again.`,
 		Example: `  nstance-admin support --storage-bucket my-bucket
