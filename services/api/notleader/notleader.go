@@ -29,8 +29,8 @@ func FromError(err error) *nstancev1.NotLeader {
 	return nil
 }
 
-// Follow runs call with addr. If that server answers that the leader has another address, Follow runs call once more,
-// with the leader's. leaderAddr picks that address from the answer's detail.
+// Follow runs call with addr. If the error of call has a NotLeader detail, leaderAddr returns the leader's address from
+// this detail, or "". If the leader's address is not addr, Follow runs call once more, with the leader's address.
 func Follow(addr string, leaderAddr func(*nstancev1.NotLeader) string, call func(addr string) error) error {
 	err := call(addr)
 	if leader := leaderAddr(FromError(err)); leader != "" && leader != addr {

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Credentials are gRPC credentials of a client. Each handshake gets its own TLS configuration, so that a client which
-// reconnects uses a renewed certificate. Credentials keep the error of the last handshake, which gRPC does not return.
-// Make new ones for each gRPC client connection. They are safe for concurrent use.
+// Credentials are gRPC credentials of a client. Each handshake gets a new TLS configuration, because the client's
+// certificate may have been renewed. Credentials keep the error of the last handshake, which gRPC does not return.
+// Each gRPC client connection needs its own Credentials. They are safe for concurrent use.
 type Credentials struct {
 	credentials.TransportCredentials // for the methods that a client does not call
 	config                           func() (*tls.Config, error)

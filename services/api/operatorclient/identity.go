@@ -100,8 +100,8 @@ type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 
-// VerifyServer returns a function for [tls.Config.VerifyConnection]. It returns a [PeerError] unless the peer's
-// certificate is one of a server of the cluster and the shard. TLS itself verifies the chain and the host name.
+// VerifyServer returns a function for [tls.Config.VerifyConnection]. That function returns a [PeerError]
+// unless the peer's certificate names a server of the cluster and shard. TLS verifies the chain and the host name.
 func VerifyServer(cluster, shard string) func(tls.ConnectionState) error {
 	return func(state tls.ConnectionState) error {
 		peer, err := authority.ParseIdentity(state.PeerCertificates[0])

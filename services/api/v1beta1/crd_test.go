@@ -48,8 +48,8 @@ func template() *v1beta1.NstanceMachineTemplate {
 		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestCRDSchema checks the CRDs with their CEL rules against a real API server: which writes it accepts, and the error
-// messages of the others.
+// TestCRDSchema checks the CRDs and their CEL rules on a real API server: it accepts the valid writes, and refuses the
+// others with the expected errors.
 func TestCRDSchema(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")

@@ -21,11 +21,11 @@ const (
 const (
 	// PodAnnotation contains "{namespace}/{name}" of the pod for which an on-demand machine was created.
 	PodAnnotation = "nstance.dev/pod"
-	// OwnedFieldsAnnotation on a shard group lists the fields of a static group that Kubernetes has set at any time,
-	// separated by commas. When such a field is removed from the spec, its override is removed from the server.
+	// OwnedFieldsAnnotation on the shard group of a static group lists all fields that its spec has ever set, separated
+	// by commas. When a listed field is removed from the spec, the operator removes the override from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
-	// RemoveAnnotation on a shard group lists the IDs of the instances, separated by commas, that the shard deletes to
-	// reach a lower size. The operator writes the annotation together with the size.
+	// RemoveAnnotation on a shard group lists instance IDs, separated by commas. When the group's size is lowered, the
+	// shard deletes these instances. The operator writes the annotation together with the lower size.
 	RemoveAnnotation = "nstance.dev/remove-instances"
 	// CapacityAnnotation on a MachinePool contains the values that the operator wrote into the cluster autoscaler's
 	// annotations. Other values in the autoscaler's annotations belong to a user and are not changed.
@@ -33,13 +33,13 @@ const (
 	// InstanceAnnotation on a Node of the workload cluster contains "{shard}/{instance}". The Node is removed once the
 	// shard's leader reports that the instance is gone.
 	InstanceAnnotation = "nstance.dev/instance"
-	// SkipShardsAnnotation lists the IDs of shards, separated by commas, that the deletion of an object does not wait
-	// for while they do not answer. On a Cluster it applies to all objects of the Cluster.
+	// SkipShardsAnnotation lists IDs of shards, separated by commas. The deletion of the annotated object does not wait
+	// for a listed shard that does not answer. On a Cluster, the annotation applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
-	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool, which was deleted together with
-	// another MachinePool. The operator removes the annotation after it has created the NstanceMachinePool again.
+	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool. Cluster API deletes that object
+	// together with another MachinePool that shares it. The operator creates it again, then removes the annotation.
 	StoredPoolAnnotation = "nstance.dev/stored-pool"
-	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster lets the operator create the Cluster
+	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster makes the operator create the Cluster
 	// again.
 	RecreateAnnotation = "nstance.dev/recreate"
 	// OnDemandGroupAnnotation on a pod requests an instance of the group for that pod.
@@ -50,8 +50,8 @@ const (
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 
-// Finalizers. ClusterFinalizer lets the operator record the deletion of a Cluster. The others are on the kinds that
-// have a counterpart on the servers.
+// Finalizers. ClusterFinalizer keeps a deleted Cluster until the operator has recorded its deletion. The other
+// finalizers are on the kinds that have a counterpart on the servers.
 const (
 	ClusterFinalizer     = "infrastructure.cluster.x-k8s.io/nstancecluster"
 	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupVersion is the API group, which Cluster API prescribes for infrastructure providers, and the version.
+// GroupVersion is the API group and version of the types. Cluster API prescribes this group for its providers.
 var GroupVersion = schema.GroupVersion{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1"}
 
 // AddToScheme registers the types with a scheme.

@@ -16,11 +16,12 @@ import "github.com/nstance-kit/nstance/services/contract/cloud/all"
 //
 // The comments of the fields below are the descriptions in the schema and in the reference page. The tag `default`
 // holds a field's default. The tag `rule` lists checks of a single field: required, positive (zero is an error),
-// nonnegative, enum=a|b, empty (an empty text is allowed for a duration and means nil). A dot in an enum (enum=.clouds)
-// names one of the lists in registry.go. Rules that involve more than one field are in validate.go and the files beside
-// it.
+// nonnegative, enum and empty. "enum=a|b" lists the allowed values. "enum=.clouds" allows the values of the list clouds
+// in registry.go. "empty" allows an empty text instead of a duration; the field is then nil.
+//
+// Checks that involve more than one field are in validate.go and the other files of this package.
 type Shard struct {
-	// URL of the JSON Schema, for editors; not read.
+	// URL of the JSON Schema, for editors. Nstance ignores this field.
 	Schema string `json:"$schema,omitempty"`
 	// The cluster that the shard belongs to.
 	Cluster Cluster `json:"cluster" rule:"required"`
@@ -55,11 +56,11 @@ type Cluster struct {
 	Secrets Secrets `json:"secrets,omitzero"`
 }
 
-// Storage is a bucket for cluster-scoped keys, if it is not the shard's own bucket.
+// Storage is the bucket of the objects that all shards of a cluster share.
 type Storage struct {
 	// Kind of object store.
 	Provider string `json:"provider" rule:"required,enum=.object_stores"`
-	// Name of the bucket; for file, a directory.
+	// Name of the bucket. With the provider file: path of a directory.
 	Bucket string `json:"bucket" rule:"required"`
 	// Region of the bucket, where the store has regions.
 	Region string `json:"region,omitempty"`
@@ -92,7 +93,7 @@ type KeySource struct {
 	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
 	// parameter.
 	Source string `json:"source,omitempty"`
-	// Project that holds the secret, for stores that have projects and where the source does not name it.
+	// Project that holds the secret. Needed for stores that have projects, if source does not name the project.
 	ProjectID string `json:"project_id,omitempty"`
 }
 
@@ -112,7 +113,7 @@ type Server struct {
 	// Lists of the provider's subnets, by name. Templates and groups refer to a list by its name. The server tries the
 	// subnets of a list in order until one has capacity.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The subnet pools that dynamic groups may use, whether they choose the pool or have that of their template.
+	// The subnet pools that dynamic groups may use. This also limits groups that use the pool of their template.
 	// Default: every pool. An empty list allows none.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
@@ -122,7 +123,7 @@ type Server struct {
 	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
 	// to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
-	// A proof of its VM that an agent must send when it registers, in addition to its nonce. Default: none.
+	// Proof of its VM's identity, which an agent must send with its nonce when it registers. Default: none.
 	Attestation *Attestation `json:"attestation,omitempty"`
 	// Time between two health reports of an agent.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
@@ -134,8 +135,8 @@ type Server struct {
 	ImageRefresh *Duration `json:"image_refresh_interval,omitempty" default:"6h"`
 	// How long a server may take to stop cleanly.
 	ShutdownTimeout *Duration `json:"shutdown_timeout,omitempty" default:"10s" rule:"positive"`
-	// How long the leader waits, after an agent announced that its VM powers off, for the provider to report that the
-	// VM ended. Afterwards the VM is replaced in any case. 0: it is replaced immediately, without asking the provider.
+	// When an agent announces that its VM powers off, the leader waits until the provider reports the VM's end, but at
+	// most for this time. Then the leader replaces the VM. 0: immediately, without asking the provider.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
 	// Removal of VMs without a record and of old tombstones.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
@@ -214,7 +215,7 @@ type GarbageCollection struct {
 
 // Expiry sets maximum ages, counted from launch. nil or zero disables a maximum.
 type Expiry struct {
-	// Age from which an instance is replaced when nothing else changes in its group. Empty or 0: never.
+	// Age from which a healthy instance is replaced, in waves of up to max_surge. Empty or 0: never.
 	EligibleAge *Duration `json:"eligible_age,omitempty" rule:"empty"`
 	// Age at which an instance is replaced in any case. Empty or 0: never.
 	ForcedAge *Duration `json:"forced_age,omitempty" rule:"empty"`
@@ -248,10 +249,10 @@ type ErrorExitJitter struct {
 
 // Tenant is an owner of groups. Its quotas bound what its operators can ask for.
 type Tenant struct {
-	// Most instances that the tenant's operators can ask for: the sizes of all groups of the tenant, and its on-demand
-	// instances. Default: no limit.
+	// Limit of the instances that the tenant's operators can request: the sum of the sizes of all groups of the tenant
+	// and the number of its on-demand instances. Default: no limit.
 	MaxInstances *int `json:"max_instances,omitempty" rule:"nonnegative"`
-	// Most groups that the tenant's operators can create. Default: no limit.
+	// Limit of the groups that the tenant's operators can create. Default: no limit.
 	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`
 }
 
@@ -269,7 +270,7 @@ type Image struct {
 	Provider string `json:"provider" rule:"required,enum=.images"`
 	// Accounts or projects that own the images to consider. Google Cloud requires them.
 	Owners []string `json:"owners,omitempty"`
-	// Filters that an image must match, each with at least one of its values.
+	// Filters that an image must match. An image matches a filter if it has at least one of the filter's values.
 	Filters []ImageFilter `json:"filters,omitempty"`
 	// Sort key of the matching images; the first image is used.
 	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
@@ -315,7 +316,7 @@ type Certificate struct {
 	TTL int `json:"ttl" rule:"required,positive"`
 }
 
-// Defaults are merged beneath every template.
+// Defaults are values that a template inherits unless it sets them itself.
 type Defaults struct {
 	// Arguments of the provider's create call.
 	Args map[string]any `json:"args,omitempty"`
@@ -350,10 +351,10 @@ type Template struct {
 	// Commands or HTTP requests with which agents check what runs on the template's instances, by name. An instance
 	// with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
-	// Whether an instance that a load balancer of its group calls unhealthy is replaced like one whose health check
-	// fails. Every group of the template needs load_balancers.
+	// Whether the leader replaces instances that a load balancer of their group reports as unhealthy, as if a health
+	// check had failed. Every group of the template needs load_balancers.
 	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`
-	// Boot script. Default: that of defaults.
+	// Boot script. Default: defaults.userdata.
 	Userdata *Userdata `json:"userdata,omitempty"`
 	// Number of instances, for groups without size.
 	Size *int `json:"size,omitempty" default:"1" rule:"nonnegative"`
@@ -371,8 +372,8 @@ type Template struct {
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 
-// Permissions lists what operators may choose for the groups of a template. Some of it also applies to the changes that
-// operators make to static groups: sizes, instance types and variables.
+// Permissions lists what operators may choose for the dynamic groups of a template. MaxSize, InstanceTypes and Vars
+// also limit the changes that operators make to static groups of the template.
 type Permissions struct {
 	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
 	// pointer also permits everything below it. Default: none.
@@ -387,8 +388,8 @@ type Permissions struct {
 	SubnetPools []string `json:"subnet_pools,omitzero"`
 	// Load balancers that operators may name. Default: none.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
-	// Variables that operators may set. Default: every variable that the template uses in no argument, no certificate
-	// and no key of a stored object.
+	// Variables that operators may set. Default: all variables except those that the template uses in arguments,
+	// certificates or keys of stored objects.
 	Vars []string `json:"vars,omitzero"`
 }
 
@@ -399,10 +400,10 @@ type File struct {
 	Kind string `json:"kind" rule:"required,enum=certificate|secret|storage|env|json|string"`
 	// For kind certificate: name of the certificate template.
 	Template string `json:"template,omitempty"`
-	// For kind certificate: the public key for which it is issued.
+	// For kind certificate: the public key that the certificate contains.
 	Key *FileKey `json:"key,omitempty"`
-	// For kind secret: its name in the secrets store. For kind storage: a template of the object's key, which begins
-	// with files/.
+	// For kind secret: the secret's name in the secrets store. For kind storage: a template of the object's key, which
+	// begins with files/.
 	Source string `json:"source,omitempty"`
 	// For kind env: templates of the values, by the variable's name.
 	Vars map[string]string `json:"vars,omitempty"`

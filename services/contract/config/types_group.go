@@ -33,8 +33,8 @@ type GroupSpec struct {
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
 	// How instances with an outdated configuration are replaced.
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// When, and how often, instances that still serve may be replaced. Lost and unhealthy instances are always
-	// replaced.
+	// When, and how often, instances may be replaced that are healthy but outdated or old. Lost and unhealthy instances
+	// are always replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
@@ -76,13 +76,13 @@ type Rollout struct {
 	OnImageChange bool `json:"on_image_change,omitempty"`
 }
 
-// Disruption limits the replacement of instances that still serve, because of an outdated configuration or their
-// eligible_age. It does not limit the replacement of lost, unhealthy or forced_age instances.
+// Disruption limits the replacement of healthy instances whose configuration is outdated or that have reached their
+// eligible_age. It does not limit the replacement of instances that are lost, unhealthy or have reached forced_age.
 type Disruption struct {
 	// When waves of replacements may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00
 	// Europe/Berlin" or "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.
 	Windows []string `json:"windows,omitempty"`
-	// A wave begins or grows only while fewer instances than this were created in the group within the last hour.
+	// A wave begins or grows only while the group has created fewer instances than this number in the last hour.
 	// Replacements of lost instances, and instances that a larger size added, count too. 0: no limit.
 	MaxPerHour int `json:"max_per_hour,omitempty" rule:"nonnegative"`
 }
@@ -104,7 +104,7 @@ type Purchase struct {
 	ReturnToSpot Duration `json:"return_to_spot,omitempty"`
 }
 
-// FallbackOnDemand is the value of [Purchase.Fallback] that buys on demand without spot capacity.
+// FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
 const FallbackOnDemand = "on_demand"
 
 // Schedule is a size that begins at certain times.
@@ -162,7 +162,7 @@ type Group struct {
 	Deleted bool
 	// Removed are instances to delete because an operator lowered the size and chose them.
 	Removed []ident.ID `json:",omitempty"`
-	// Protected are instances that are neither rotated nor chosen by a scale-down.
+	// Protected are instances that no rollout replaces and no smaller size deletes.
 	Protected     []ident.ID `json:",omitempty"`
 	Template      string
 	Kind, Arch    string
@@ -196,7 +196,7 @@ type Group struct {
 	// Refused says what an operator chose although the shard config no longer permits it, or "". A refused group keeps
 	// its VMs. The server creates no VM for it.
 	Refused string
-	// RuntimeHash and InfraHash: page "Hashes" of docs/reference/configuration.md.
+	// RuntimeHash and InfraHash are explained in docs/reference/configuration.md, section "Hashes".
 	RuntimeHash, InfraHash string
 }
 

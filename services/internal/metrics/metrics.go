@@ -143,7 +143,7 @@ func NewServer(version, shard string) *Server {
 	return s
 }
 
-// zero creates the series whose labels are known, so that their first increase is seen.
+// zero creates the series with known labels, at 0. Otherwise Prometheus would not see their first increase.
 func (s *Server) zero() {
 	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
 		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseExpired, plan.CauseDrift, plan.CauseReturnToSpot} {

@@ -117,8 +117,8 @@ func TestExpressionsNameMetrics(t *testing.T) {
 	}
 }
 
-// dashboardExpressions returns the queries of a dashboard by their place. It checks that panels do not share an ID and
-// use only the variables that the dashboard defines.
+// dashboardExpressions returns the queries of a dashboard, each under the name of its panel and its letter. It checks
+// that each panel has its own ID, and that queries use only variables that the dashboard defines.
 func dashboardExpressions(t *testing.T, file string) map[string]string {
 	t.Helper()
 	var dashboard struct {
@@ -171,8 +171,8 @@ func dashboardExpressions(t *testing.T, file string) map[string]string {
 	return found
 }
 
-// TestAlertsHaveRunbooks checks that each alert of a leader and each alert rule has a runbook with all sections, which
-// the index lists, and that there are no other runbooks.
+// TestAlertsHaveRunbooks checks that each alert of a leader and each alert rule has a runbook with all sections. The
+// index of runbooks must list each alert rule and runbook. There must be no other runbooks.
 func TestAlertsHaveRunbooks(t *testing.T) {
 	pages := map[string]bool{}
 	for _, kind := range plan.AlertKinds() {

@@ -10,7 +10,7 @@ import (
 
 // Shard is what a server knows of its shard at the time of a scrape. A standby knows only CAs.
 type Shard struct {
-	// Leads is true while this server serves as leader. Unless it is true, all other fields but CAs are zero.
+	// Leads is true while this server serves as leader. On a standby, only the field CAs is set.
 	Leads                                bool
 	Groups                               []Group
 	Instances, AgentsConnected, Reserved int
