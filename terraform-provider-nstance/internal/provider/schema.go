@@ -55,7 +55,7 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Validators:          []validator.String{stringvalidator.OneOf(open.Names()...)},
 					},
 					"bucket": schema.StringAttribute{
-						MarkdownDescription: "Name of the bucket; for `file`, a directory.",
+						MarkdownDescription: "Name of the bucket. With the provider `file`: path of a directory.",
 						Required:            true,
 						Validators:          []validator.String{stringvalidator.LengthAtLeast(1)},
 					},
