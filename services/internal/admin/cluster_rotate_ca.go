@@ -40,15 +40,15 @@ nonces, without an interruption, in four steps:
 After step 4 of "rotate-ca", unused operator nonces that were made before step 2 are no
 longer valid. Make new nonces.
 
-Leaders follow each step of a CA rotation within three minutes, and agents within five
-more, so a rotation takes about twenty minutes. If "rotate-ca" is interrupted or times
+After each step of a CA rotation, leaders need up to three minutes to follow, and agents
+up to five more. A rotation takes about twenty minutes in total. If "rotate-ca" is interrupted or times
 out, the cluster keeps working. Run the command again, and it continues the rotation. If
 no rotation is under way, it starts a new one.
 
 In a CA rotation, operators need certificates of the new CA, too. nstance-operator renews
 its own. To renew the certificate in an identity directory, run "nstance-admin cluster
-register-operator" again while "rotate-ca" waits. Use "nstance-admin cluster operator
-remove" to remove operators that no longer run.
+register-operator" again while "rotate-ca" waits. A rotation also waits for operators that
+no longer run. Remove these with "nstance-admin cluster operator remove".
 
 If a cluster is older than its workload CA, files on its instances can have certificates
 of the cluster's old CA. Step 4 of "rotate-ca" is then possible only when these

@@ -80,8 +80,9 @@ func writeProblems(w io.Writer, shard string, problems []fleet.Problem) {
 func (a *app) configRefreshCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "refresh", Short: "Have shards read and apply their configuration now", Args: cobra.NoArgs,
-		Long: `Makes each shard's leader read its configuration from the bucket and apply it now. An
-invalid configuration changes nothing: its problems are shown and the exit status is 1.`,
+		Long: `Makes each shard's leader read its configuration from the bucket and apply it now. If
+the configuration is not valid, nothing changes: the command shows the problems, and its
+exit status is 1.`,
 		Example: `  nstance-admin config refresh --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)

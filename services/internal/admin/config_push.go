@@ -27,8 +27,8 @@ if another program writes the configuration at the same time.
 
 Like "config plan", "config push" shows what the change does to running instances, and
 whether the leader restarts. It asks for a confirmation on a terminal. Elsewhere it needs
---yes if the change replaces or deletes instances, or if the bucket has neither a valid
-nor an applied configuration to compare the file with.
+--yes if the change replaces or deletes instances. It also needs --yes if the bucket has
+neither a valid configuration nor an applied one, with which it could compare the file.
 
 With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket

@@ -274,10 +274,10 @@ func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
 	switch do {
 	case fleet.PauseRollout:
 		cmd.Short = "Stop the rollout of a group"
-		cmd.Long = `Pauses the rollout of a group: instances are no longer replaced because of an outdated
-configuration or their eligible_age. A replacement that is under way is finished. Lost
-and unhealthy instances are still replaced, with the new configuration. The pause also
-holds under a new leader, until "group resume" ends it.`
+		cmd.Long = `Pauses the rollout of a group: the leader stops replacing instances that are outdated or
+have reached eligible_age. It finishes replacements that are under way. It still replaces
+lost and unhealthy instances, with the new configuration. The pause also holds under a
+new leader, until "group resume" ends it.`
 		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
 	case fleet.ResumeRollout:
 		cmd.Short = "Continue a rollout that is paused or halted"
