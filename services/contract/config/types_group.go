@@ -39,8 +39,8 @@ type GroupSpec struct {
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
-	// Sizes that apply from certain times on. The entry that began last sets the group's size; before any has begun,
-	// the field size does. An operator cannot change the size of a group with schedules.
+	// Sizes that apply from certain times on. The group has the size of the entry that began last. Before any entry has
+	// begun, it has the size in the field size. An operator cannot change the size of a group with schedules.
 	Schedules []Schedule `json:"schedules,omitempty"`
 	// Marks a dynamic group that is being deleted. The group stays in groups/{shard}.jsonc until its last instance is
 	// gone. Only the server sets this, in that file.
