@@ -90,7 +90,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From that time on, each apply takes the steps that are possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
+  description = "The replacement of the CA begins this long before the CA expires, such as \"90d\". From then on, each apply takes the steps of the replacement that are possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }

@@ -219,7 +219,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Number of seconds after which a server's machine is replaced, if the server is new and has not become ready, or if it was unhealthy all this time. While servers are replaced, an old server stays until a new one is ready."
+  description = "Time limit in seconds. A server's machine is replaced if a new server is not ready after this time, or if a server was unhealthy for this time. While servers are replaced, an old server stays until a new one is ready."
   type        = number
   default     = 600
   nullable    = false
