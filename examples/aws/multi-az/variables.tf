@@ -43,7 +43,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "NAT gateways for private subnets, the largest cost: `each` for one in each zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
+  description = "NAT gateways, the largest part of the cost, for private subnets: `each` for one in each zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
   default     = "each"
   nullable    = false

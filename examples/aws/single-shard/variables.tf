@@ -38,7 +38,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "Create a NAT gateway for private subnets, the largest cost. If false, the servers have public addresses, and the VMs cannot reach the internet."
+  description = "Create a NAT gateway, the largest part of the cost, for private subnets. If false, the servers have public addresses, and the VMs cannot reach the internet."
   type        = bool
   default     = true
   nullable    = false
@@ -64,7 +64,7 @@ variable "agent_ami" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become ready, and that a server may be unhealthy, before its machine is replaced."
+  description = "Time limit in seconds. A server's machine is replaced if a new server is not ready after this time, or if a server was unhealthy for this time."
   type        = number
   default     = 600
   nullable    = false

@@ -43,7 +43,7 @@ variable "encryption_key" {
 }
 
 variable "nat" {
-  description = "Create a Cloud NAT gateway, the largest cost. If false, the servers and the VMs reach only Google's APIs, not the internet."
+  description = "Create a Cloud NAT gateway, which is the largest part of the cost. If false, the servers and the VMs reach only Google's APIs, not the internet."
   type        = bool
   default     = true
   nullable    = false
@@ -82,7 +82,7 @@ variable "server_count" {
 }
 
 variable "leader_kind" {
-  description = "How the leader's address follows the leader: `alias` or `load_balancer`. Default: `load_balancer` for two servers, `alias` for one."
+  description = "How the leader's address moves to a new leader: as an alias address of its VM (`alias`), or with a load balancer (`load_balancer`). Default: `load_balancer` for two servers, `alias` for one."
   type        = string
   default     = null
 }

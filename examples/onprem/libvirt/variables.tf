@@ -20,7 +20,7 @@ variable "leader_ipv4" {
 }
 
 variable "image" {
-  description = "Name of the volume in the storage pools that holds the VMs' image. Each VM's disk starts as a copy of this volume."
+  description = "Name of the volume with the VMs' image, in the storage pool of each host. Each VM's disk starts as a copy of this volume."
   type        = string
   default     = "nstance-agent-debian-12.qcow2"
 }
