@@ -20,8 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
-// kubernetes writes what installs the operator: the chart, the components for clusterctl, the CRDs, and dashboards and
-// alert rules.
+// kubernetes writes the operator's Helm chart, components for clusterctl, CRDs, dashboards and alert rules.
 func (r *release) kubernetes(ctx context.Context) error {
 	if err := r.chart(ctx); err != nil {
 		return fmt.Errorf("chart: %w", err)
@@ -70,7 +69,7 @@ func (r *release) monitoring() error {
 	return r.write("nstance-monitoring_"+r.Number+".tar.gz", archive)
 }
 
-// checkSeries checks that clusterctl accepts the release: metadata.yaml must list its series.
+// checkSeries checks that metadata.yaml lists the release's major and minor version. clusterctl refuses other releases.
 func checkSeries(metadata []byte, number string) error {
 	var list struct {
 		Series []struct{ Major, Minor int } `yaml:"releaseSeries"`
@@ -159,7 +158,8 @@ type artifact struct {
 	layer            v1.Layer
 }
 
-// chartArtifact returns a chart in the form of `helm push` (https://helm.sh/docs/topics/registries/).
+// chartArtifact returns a chart as an OCI artifact, as `helm push` would upload it
+// (https://helm.sh/docs/topics/registries/).
 func chartArtifact(about map[string]any, content []byte, created time.Time) (v1.Image, error) {
 	config, err := json.Marshal(about)
 	if err != nil {

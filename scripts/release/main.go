@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// release is one release while it is built.
+// release holds the settings and the state of one build of a release.
 type release struct {
 	Root     string // of the repository
 	Dir      string // what is published, during the build
@@ -160,7 +160,7 @@ func root() (string, error) {
 	return "", errors.New("the working directory is outside the repository")
 }
 
-// check returns tolerable faults of the release as warnings, and faults that no release may have as an error.
+// check looks for faults of the release. Tolerable faults are warnings. A fault that no release may have is an error.
 func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	metadata, err := os.ReadFile(filepath.Join(r.Root, "services/operator/clusterctl/metadata.yaml"))
 	if err != nil {

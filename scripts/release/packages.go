@@ -15,11 +15,12 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm" // registers the format
 )
 
-// machinePackage is a package for the machines of one role. Its units are those of the machine images.
+// machinePackage is a package for the machines of one role. The package has the same systemd units as the machine image
+// of the role.
 type machinePackage struct {
 	role, description string
 	units             []string
-	// directories maps directories, which root owns, to their modes.
+	// directories maps paths to file modes. root owns the directories.
 	directories map[string]fs.FileMode
 	scripts     nfpm.Scripts
 }
@@ -82,8 +83,8 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 		Release: "1", Section: "admin", Priority: "optional", Maintainer: "The Nstance authors <" + source + ">",
 		Description: p.description, Homepage: source, License: "Apache-2.0", MTime: r.Created,
 		Overridables: nfpm.Overridables{Contents: contents, Scripts: scripts,
-			// The program verifies TLS servers with ca-certificates. passwd and shadow-utils contain useradd, which
-			// makes the server's user.
+			// The packaged program verifies TLS servers with ca-certificates. The passwd and shadow-utils packages
+			// provide useradd, which creates the server's user.
 			Depends: map[string][]string{"deb": {"ca-certificates", "passwd"},
 				"rpm": {"ca-certificates", "shadow-utils"}}[format],
 			Deb: nfpm.Deb{Compression: "gzip"},
@@ -100,8 +101,8 @@ func (r *release) pack(p machinePackage, architecture, format string) error {
 	return r.write(packager.ConventionalFileName(info), out.Bytes())
 }
 
-// unit copies a unit file of the machine images and returns the path of the copy. In the copy, the program is in
-// /usr/bin, as in the packages.
+// unit copies a unit file of the machine images and returns the path of the copy. The copy starts the program from
+// /usr/bin, where the packages install it.
 func (r *release) unit(name string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(r.Root, "images/packer/files", name))
 	if err != nil {

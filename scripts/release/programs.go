@@ -26,7 +26,7 @@ func (r *release) binary(program, platform string) string {
 	return filepath.Join(r.Work, "bin", program+"_"+strings.ReplaceAll(platform, "/", "_"))
 }
 
-// architectures returns the architectures of the platforms with Linux.
+// architectures returns the architectures of all Linux platforms.
 func (r *release) architectures() (list []string) {
 	for _, platform := range r.Platforms {
 		if architecture, ok := strings.CutPrefix(platform, "linux/"); ok {

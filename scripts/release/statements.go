@@ -80,8 +80,8 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// provenance writes which commit the files were built from, and how (https://slsa.dev/spec/v1.0/provenance). The
-// statement is as trustworthy as the signature of the checksums, which include it.
+// provenance writes a statement of the commit that the files were built from, and how
+// (https://slsa.dev/spec/v1.0/provenance). The signed list of checksums covers the statement.
 func (r *release) provenance(ctx context.Context) error {
 	version, err := build.Output(ctx, r.Root, "go", "env", "GOVERSION")
 	if err != nil {

@@ -71,8 +71,8 @@ var (
 func (r *release) modules(context.Context) error {
 	archive := "nstance-modules_" + r.Number + ".tar.gz"
 	address := r.URL + "/" + r.Version + "/" + archive
-	// One configuration may use modules of several versions, so the provider of the newest version must fit all of
-	// them.
+	// One configuration may use modules of several versions. So each module accepts its own and every newer provider
+	// below 1.0.
 	required := ">= " + r.Number + ", < 1.0"
 	if semver.Prerelease(r.Version) != "" {
 		required = r.Number // Only an exact version permits a prerelease.

@@ -57,7 +57,8 @@ type billRelation struct {
 	Related string `json:"relatedSpdxElement"`
 }
 
-// billOf returns an artifact that refers to the image and lists the modules in the build information of its binary.
+// billOf returns an artifact that refers to the image. The artifact lists the modules in the binary's build
+// information.
 func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	info, err := buildinfo.ReadFile(binary.Path)
 	if err != nil {
@@ -95,7 +96,7 @@ func billOf(spec Spec, binary Binary, image v1.Image) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The artifact has the same form as an attestation of docker buildx, which registry clients can read.
+	// Registry clients can read the artifact, because it has the form of a docker buildx attestation.
 	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	artifact, err = mutate.AppendLayers(artifact, static.NewLayer(text, SPDX))
 	if err != nil {

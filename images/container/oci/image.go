@@ -180,8 +180,8 @@ func layer(modified time.Time, files ...file) (v1.Layer, error) {
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// roots returns the root certificates that browsers trust, from a pinned Go module. It leaves out certificates with
-// constraints, which a file of certificates cannot express.
+// roots returns the root certificates that browsers trust, from a pinned Go module. roots leaves out certificates with
+// constraints, because a PEM file cannot hold the constraints.
 func roots() []byte {
 	var text bytes.Buffer
 	for root := range bundle.Roots() {

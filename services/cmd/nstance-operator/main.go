@@ -101,8 +101,8 @@ func uninstall(args []string, getenv func(string) string, stdout, stderr io.Writ
 	return 0
 }
 
-// loadKubeconfig returns the client configuration of a kubeconfig file. If path is empty, it returns that of
-// KUBECONFIG, or of the cluster that the process runs in.
+// loadKubeconfig returns the client configuration of a kubeconfig file. If path is empty, loadKubeconfig uses the file
+// in KUBECONFIG, or else the cluster that the process runs in.
 func loadKubeconfig(path string) (*rest.Config, error) {
 	if path != "" {
 		return clientcmd.BuildConfigFromFlags("", path)

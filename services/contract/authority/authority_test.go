@@ -368,8 +368,8 @@ func TestParseIdentity(t *testing.T) {
 	}
 }
 
-// TestParseIdentityRefuses checks that only certificates of the exact forms name an identity. The CA's key may have
-// signed others.
+// TestParseIdentityRefuses checks that ParseIdentity accepts only certificates of the exact forms. The CA's key may
+// have signed certificates of other forms.
 func TestParseIdentityRefuses(t *testing.T) {
 	parent, signer := &x509.Certificate{Subject: pkix.Name{CommonName: "example"}}, key(1)
 	build := func(base authority.Identity, change func(*x509.Certificate)) *x509.Certificate {
@@ -645,7 +645,7 @@ func TestSecretsRedact(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Both keys were made with random(1), so they have the same seed.
+	// The CA key and the nonce key were both made with random(1), so they have the same seed.
 	seed := must[[]byte](t)(io.ReadAll(io.LimitReader(random(1), 32)))
 	for _, leak := range []string{nonce.Reveal(), nonce.Reveal()[60:90], fmt.Sprintf("%x", seed[:8]),
 		strings.Trim(fmt.Sprint(seed[:8]), "[]"), strings.Trim(fmt.Sprintf("%#v", seed[:8]), "[]byte{}")} {

@@ -1,5 +1,6 @@
-// Package authority owns the cluster's certificate authority: its key and certificate, the certificates that it issues,
-// the identities that those carry, and the registration nonces that are exchanged for them.
+// Package authority owns the cluster's certificate authority (CA): its key, the certificates that it issues, and the
+// identities in them. The package also owns the registration nonces, which agents and operators exchange for
+// certificates.
 //
 // Every function depends only on its arguments: a specification, a source of randomness and the time.
 //
@@ -32,8 +33,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how much earlier certificates and nonces become valid than they are issued, because the clock of a new VM
-	// may be slow.
+	// Skew is the time by which the start of validity precedes the issue of a certificate or nonce. The clock of a new
+	// VM may be slow.
 	Skew = 5 * time.Minute
 )
 
@@ -103,9 +104,9 @@ func createCA(template *x509.Certificate, rand io.Reader, start time.Time) (CA, 
 	return newCA(cert, key)
 }
 
-// ImportCA reads an existing CA: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS
-// #1), both in PEM. Ed25519, ECDSA and RSA from 2048 bits are accepted. It is refused unless it is valid now, and
-// certificates for agents, operators and servers that it issues verify against it.
+// ImportCA reads an existing CA: one certificate, and its unencrypted key (PKCS #8, SEC 1 or PKCS #1), both in PEM.
+// Ed25519, ECDSA and RSA from 2048 bits are accepted. ImportCA refuses a CA that is not valid now. It also issues one
+// test certificate of each role, and refuses the CA unless all of them verify.
 func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.Time) (CA, error) {
 	certs, err := ParseBundle(certPEM)
 	if err != nil {
@@ -314,11 +315,12 @@ func (ca CA) GoString() string { return ca.String() }
 // LogValue logs the CA without its key.
 func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 
-// MarshalText writes the CA without its key, also in JSON. It cannot be read back.
+// MarshalText writes the CA without its key. encoding/json uses it too. The CA cannot be read back from the text.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
-// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, newest first by their start. It does not
-// check the signatures of a signed bundle, see [OpenDocument]. Anything else in the file is an error.
+// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates. The certificate with the latest start of
+// validity comes first. It does not check the signatures of a signed bundle, see [OpenDocument]. Anything else in the
+// file is an error.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	content, err := UnverifiedContent(data)
 	if err != nil {
@@ -371,8 +373,8 @@ func Fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Trust identifies the CA that issues and the bundle that its clients get: 16 hexadecimal characters. It is empty
-// unless the bundle holds another CA, as during a rotation of the CA.
+// Trust returns 16 hexadecimal characters that identify the issuing CA together with the bundle that clients get. The
+// result is empty if the bundle holds only that CA, as it does outside a rotation.
 func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	if len(bundle) == 1 && bundle[0].Equal(ca) {
 		return ""
@@ -381,7 +383,7 @@ func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Serial is the certificate's serial number in hexadecimal, 32 characters for those that a [CA] issued.
+// Serial is the certificate's serial number in hexadecimal. It has 32 characters if a [CA] issued the certificate.
 func Serial(cert *x509.Certificate) string { return fmt.Sprintf("%032x", cert.SerialNumber) }
 
 // keyID returns a key identifier by RFC 7093, section 2, method 1.

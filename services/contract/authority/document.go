@@ -20,7 +20,8 @@ import (
 var (
 	// ErrUnsigned means that a document has no signature.
 	ErrUnsigned = errors.New("it is not signed")
-	// ErrSignature means that no trusted CA signed the document for this place in this cluster, or that it was altered.
+	// ErrSignature means that no trusted CA signed the document for this cluster and object key, or that the document
+	// was altered.
 	ErrSignature = errors.New("no CA of the cluster signed it")
 )
 
@@ -184,6 +185,7 @@ func verifyBytes(cert *x509.Certificate, message, signature []byte) bool {
 }
 
 // SignsDocuments reports whether the CA was made by a program that signs every document. With such a CA, an unsigned
-// document is a forgery. RFC 5280, section 4.2.1.3: digitalSignature allows signatures on other things than
-// certificates and revocation lists. CAs of former versions and imported CAs may lack it.
+// document is a forgery. RFC 5280, section 4.2.1.3: the key usage digitalSignature permits signatures on data other
+// than certificates and revocation lists. A CA that was imported, or made by an older version of Nstance, may lack
+// digitalSignature.
 func (ca CA) SignsDocuments() bool { return ca.cert.KeyUsage&x509.KeyUsageDigitalSignature != 0 }

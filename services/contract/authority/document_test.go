@@ -104,7 +104,7 @@ func TestOpenDocumentRefuses(t *testing.T) {
 	}
 }
 
-// An imported CA may have another kind of key. Its signature of the same document is always the same, so a write with
+// An imported CA may have an ECDSA or RSA key. Its signature of the same document is always the same, so a write with
 // an unknown result can be repeated.
 func TestDocumentKeyKinds(t *testing.T) {
 	for name, key := range map[string]crypto.Signer{

@@ -95,9 +95,9 @@ func (i Identity) Validate() error {
 	return fmt.Errorf("role %q is unknown", i.Role)
 }
 
-// ParseIdentity reads the identity in a certificate. The role comes from the one URI SAN; subject, usages and the other
-// names must be exactly what [CA.IssueClient] and [CA.IssueServer] write. It does not verify the chain, the times or
-// the cluster: TLS does the first two, and the caller must compare Cluster (and Shard) with its own.
+// ParseIdentity reads the identity in a certificate. The role comes from the only URI SAN. Subject, key usages and the
+// other names must be exactly what [CA.IssueClient] and [CA.IssueServer] write. TLS verifies the chain and the times.
+// The caller must compare the identity's Cluster (and Shard) with the expected one.
 func ParseIdentity(cert *x509.Certificate) (Identity, error) {
 	identity, err := parseIdentity(cert)
 	if err != nil {

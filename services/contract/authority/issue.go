@@ -21,7 +21,7 @@ import (
 	"unicode/utf8"
 )
 
-// How long certificates last unless their specification says otherwise.
+// Default lifetimes of certificates.
 const (
 	AgentTTL    = 7 * 24 * time.Hour
 	OperatorTTL = 30 * 24 * time.Hour
@@ -38,8 +38,9 @@ type ClientSpec struct {
 	TTL       time.Duration // 0: AgentTTL or OperatorTTL
 }
 
-// IssueClient makes a client certificate: CN the ID, O the tenant, the SPIFFE ID as only SAN, for client authentication
-// only. Like all certificates of a [CA] it begins [Skew] before now and does not outlive the CA.
+// IssueClient makes a certificate for client authentication only. Its CN is the ID, its O is the tenant, and its only
+// SAN is the SPIFFE ID. Like all certificates of a [CA], it is valid from [Skew] before now and does not outlive the
+// CA.
 func (ca CA) IssueClient(spec ClientSpec, rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	i := spec.Identity
 	if i.Role != RoleAgent && i.Role != RoleOperator {
@@ -134,9 +135,9 @@ const (
 	KindServer = "server"
 )
 
-// InstanceSpec asks for a certificate that an instance uses for its own purposes. It comes from a rendered certificate
-// template. Empty strings in lists are left out, because a template renders the IPv6 address of an instance without one
-// as "". Fields must not be longer than RFC 5280 allows.
+// InstanceSpec asks for a certificate that an instance uses for its own purposes. Its fields come from a rendered
+// certificate template. Empty strings in lists are left out: an IPv6 address in the template is rendered as "" if the
+// instance has none. Fields must not be longer than RFC 5280 allows.
 type InstanceSpec struct {
 	Kind         string // KindClient or KindServer: the one extended key usage
 	CommonName   string

@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// How long nonces last unless their specification says otherwise.
+// Default lifetimes of nonces.
 const (
 	AgentNonceTTL    = 5 * time.Minute
 	OperatorNonceTTL = 3 * time.Hour
@@ -69,8 +69,8 @@ func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 // MarshalText returns the redacted form, in JSON too. The nonce cannot be read back from it.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
-// NonceKey signs nonces: an Ed25519 key of the cluster. It prints as redacted. While the cluster's keys are rotated, it
-// also names the other key, old or new, whose nonces are accepted.
+// NonceKey signs nonces: an Ed25519 key of the cluster. It prints as redacted. While the cluster's keys are rotated, a
+// NonceKey also holds the other public key, old or new. Nonces of that key are accepted too.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
 	other   ed25519.PublicKey // nil if there is none

@@ -271,7 +271,7 @@ func FuzzParseNextKeys(f *testing.F) {
 	})
 }
 
-// TestAcceptedNonces checks that a key accepts nonces of itself and of the one other key that it names.
+// TestAcceptedNonces checks that a key accepts its own nonces and those of the one other key that it holds.
 func TestAcceptedNonces(t *testing.T) {
 	key, others := nonceKey(t), []authority.NonceKey{}
 	for seed := range byte(2) {

@@ -11,8 +11,8 @@ import (
 // other: instances trust both.
 type WorkloadCAs []CA
 
-// At returns the CA that issues at a time: the last one that has started, or the CA passed as otherwise if none has
-// started.
+// At returns the CA that issues at the given time: the last one that has started. If none has started, At returns the
+// given default.
 func (w WorkloadCAs) At(now time.Time, otherwise CA) CA {
 	for _, ca := range w {
 		if !now.Before(ca.Starts()) {

@@ -29,8 +29,8 @@ func workloadCAs(t testing.TB) (authority.WorkloadCAs, []byte) {
 	return cas, secret
 }
 
-// TestParseWorkloadCAs reads one CA and two. It refuses others: in another order, the same twice, of another cluster,
-// incomplete.
+// TestParseWorkloadCAs reads one CA and two. It refuses CAs in the wrong order, the same CA twice, a CA that is not for
+// workloads, and an incomplete secret.
 func TestParseWorkloadCAs(t *testing.T) {
 	cas, both := workloadCAs(t)
 	one := must[[]byte](t)(cas[:1].MarshalSecret())
@@ -54,7 +54,8 @@ func TestParseWorkloadCAs(t *testing.T) {
 	}
 }
 
-// TestWorkloadCAsAt checks which CA issues: the cluster's, then each from its start on.
+// TestWorkloadCAsAt checks that the cluster's CA issues until the first workload CA starts, and then each workload CA
+// from its start.
 func TestWorkloadCAsAt(t *testing.T) {
 	cas, _ := workloadCAs(t)
 	cluster := must[authority.CA](t)(authority.CreateCA("example", random(3), t0))

@@ -1,10 +1,9 @@
 // Package bootscript owns the boot scripts of machines (userdata): their commands for systemd, and the quoting of
 // values in them.
 //
-// A script writes the service's environment file, installs the binary if the image lacks it and records its location,
-// and starts the unit. A server's script also writes the network configuration of the leader's interface. It is a POSIX
-// sh script of less than 4 KiB, or 8 KiB with a download, not counting the caller's own commands. It can be run
-// repeatedly.
+// A script writes the service's environment file, installs the program and its units if the image lacks them, and
+// starts the unit. A server's script also writes the network configuration of the leader's interface. A script is for
+// POSIX sh and can be run repeatedly. Without the caller's commands, it has less than 4 KiB, or 8 KiB with a download.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
 // commands.
@@ -23,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// MaxSize is the maximum size of a script in bytes. The smallest limit of a cloud is 16 KiB of userdata, and the
-// agent's script grows by the CA certificate and the nonce when the server renders it.
+// MaxSize is the maximum size of a script in bytes. The smallest userdata limit of all clouds is 16 KiB. The difference
+// leaves room for the CA certificate and the nonce, which the server adds when it renders an agent's script.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 const MaxSize = 12 << 10
 

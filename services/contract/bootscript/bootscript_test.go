@@ -477,8 +477,8 @@ func FuzzServer(f *testing.F) {
 		}
 		m := newMachine(t)
 		m.mustBoot(t, script)
-		// The file holds only assignments, which systemd and sh read as the same values. Some variables have a special
-		// meaning in sh.
+		// systemd and sh must read the same values from the file. sh may fail, because some variables are special to
+		// it.
 		file := m.read(t, "etc/nstance/server.env")
 		if strings.Count(file, "\n") != 2 {
 			t.Fatalf("%q", file)

@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// LeaderNetwork is the network interface that the leader acquires, as systemd-networkd has to configure it. The zero
-// value means that the image configures it.
+// LeaderNetwork is the systemd-networkd configuration of the leader's interface, which moves from leader to leader. The
+// zero value means that the image configures the interface.
 //
-// Without such a configuration, the interface gets routes like every other one, and replies from its addresses leave by
-// the primary interface. A network that checks sources drops them, because the address is not the primary interface's.
+// Without this configuration, replies from the interface's addresses leave by the machine's primary interface. A
+// network that checks source addresses drops those replies, because the primary interface does not have these
+// addresses.
 type LeaderNetwork struct {
 	MAC string
 	// IPv4 and IPv6 are the addresses of the interface, or "".
@@ -21,8 +22,8 @@ type LeaderNetwork struct {
 	Gateway string
 }
 
-// networkFile is the path of the configuration. In the order of names, systemd-networkd uses the first file that
-// matches an interface. netplan's files begin with 10, those of other tools with 07 or more.
+// networkFile is the path of the configuration. systemd-networkd sorts files by name and uses the first one that
+// matches an interface. The names of netplan's files begin with 10, and those of other tools with 07 or more.
 const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 
 // leaderTable is the routing table of packets from the leader's addresses.
@@ -52,10 +53,10 @@ func (l LeaderNetwork) validate(errs *problems) {
 	}
 }
 
-// commands returns the part of the script that writes the configuration. systemd-networkd must be able to read the file
-// as the user that it runs as. The configuration also applies to an interface that is attached later.
+// commands returns the part of the script that writes the configuration. The file is readable by all users, because
+// systemd-networkd does not run as root. The configuration also applies to an interface that is attached later.
 //
-// All replies go to the subnet's router, which also reaches the VMs of the same subnet.
+// All replies go to the subnet's router. It forwards replies to VMs of the same subnet too.
 // https://www.freedesktop.org/software/systemd/man/252/systemd.network.html
 func (l LeaderNetwork) commands() string {
 	if l == (LeaderNetwork{}) {

@@ -12,8 +12,7 @@ type Block struct {
 	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
 	Hidden bool
 
-	// SpotArgs are the paths of the args by which a VM would be bought as a spot instance. Nil: the cloud has no spot
-	// market.
+	// SpotArgs are the paths of the args that request a spot instance. Nil: the cloud has no spot market.
 	SpotArgs [][]any
 
 	// NeedsZone reports whether region and zone are required.
@@ -30,15 +29,14 @@ type Block struct {
 	// proofs. If not, the cloud publishes its keys.
 	AttestationCertificates bool
 
-	// LeaderNetwork is the zero value of the struct that package all embeds for the cloud's own fields of
-	// server.leader_network. Nil: the cloud has no such fields.
+	// LeaderNetwork is the zero value of the struct with the cloud's own fields of server.leader_network. The package
+	// named all embeds that struct. Nil: the cloud has no such fields.
 	LeaderNetwork any
 	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: the cloud has only one kind, and a
 	// configuration must not name it.
 	LeaderNetworkKinds []string
-	// LoadBalancer is the zero value of the struct that package all embeds for the cloud's own fields of a load
-	// balancer. Nil: the cloud has no load balancers. A struct without fields: its load balancers have no fields of
-	// their own.
+	// LoadBalancer is the zero value of the struct with the cloud's own fields of a load balancer. The struct may be
+	// empty. The package named all embeds the struct. Nil: the cloud has no load balancers.
 	LoadBalancer any
 
 	// CheckZone checks that a zone is in a region. The paths of its problems begin at server.provider.

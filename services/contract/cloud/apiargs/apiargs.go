@@ -43,8 +43,8 @@ const SetByServer = "cannot be set in args"
 // Decoder checks args and collects their problems.
 type Decoder struct {
 	Call Call
-	// Templates reports whether texts may still contain templates, as before rendering. The result then leaves out each
-	// field whose value holds a template although its type is not text.
+	// Templates reports whether texts may contain templates that are not rendered yet. Decode then leaves out each
+	// template in a field that is not of type text.
 	Templates bool
 	// Found are the problems so far.
 	Found []cloud.Problem
@@ -66,7 +66,7 @@ func (d *Decoder) Decode(args map[string]any) map[string]any {
 	return decoded
 }
 
-// Report adds a problem. The format makes its message.
+// Report adds a problem. Its message is the format with args filled in.
 func (d *Decoder) Report(path []any, hint, format string, args ...any) {
 	d.Found = append(d.Found, cloud.Problem{Path: slices.Clone(path), Message: fmt.Sprintf(format, args...),
 		Hint: hint})

@@ -59,7 +59,7 @@ var argFields = map[string]map[string]string{
 	}
 }
 
-// typeName returns the table's name of a type, and adds the objects in the type to the table.
+// typeName returns the name that a type has in the table. It adds the struct types inside the type to the table.
 func typeName(t *testing.T, table map[string]map[string]string, typ reflect.Type) string {
 	t.Helper()
 	switch {

@@ -53,7 +53,7 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 	d.checkTags(args)
 }
 
-// checkFixed reports a text below path that differs from the only allowed text. It does not report a template.
+// checkFixed reports the text at path if it differs from want, the only text allowed. It does not report a template.
 func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path ...any) {
 	var value any = args
 	for _, name := range path {

@@ -25,9 +25,8 @@ var reserved = map[string]string{
 // with every value in the type of its field. Texts with numbers or booleans are converted, because templates yield only
 // texts. Names are case-sensitive. A null counts as absent, because a merge uses null to unset a value.
 //
-// With templates, texts may still contain templates, as before rendering. The result leaves out each field whose value
-// holds a template although its type is not text.
-// https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
+// If templates is true, texts may contain templates that are not rendered yet. The result then leaves out each template
+// in a field that is not of type text. https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
 func DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Problem) {
 	d := argsDecoder{apiargs.Decoder{Call: insertCall, Templates: templates}}
 	decoded := d.Decode(args)

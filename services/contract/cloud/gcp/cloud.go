@@ -21,8 +21,8 @@ const OptionProject = "project"
 // Attestation is the method of server.attestation: the VM's identity token, signed by Google.
 const Attestation = "gcp-identity-token"
 
-// Audience returns the audience of an instance's identity token. A token for another audience is no proof, because its
-// receiver could register in the VM's place.
+// Audience returns the audience of an instance's identity token. The server accepts no token for another audience: the
+// service that received it could use it to register in the VM's place.
 func Audience(instance string) string { return "nstance:" + instance }
 
 // Block describes the cloud.
@@ -55,7 +55,7 @@ const (
 	LeaderLoadBalancer = "load_balancer"
 )
 
-// LeaderAddress says where the leader's address is.
+// LeaderAddress holds Google Cloud's own fields of server.leader_network.
 type LeaderAddress struct {
 	// Google Cloud, kind alias: the secondary range of the servers' subnet that holds the address. Default: the primary
 	// range.

@@ -92,8 +92,8 @@ type generator struct {
 	table   map[string]map[string]string
 }
 
-// typeName returns the table's name of a type, and adds the objects in the type to the table. An object without a name
-// gets the name of its place.
+// typeName returns the name that a type has in the table. It adds the object types inside the type to the table. An
+// object type without a name is named by place.
 func (g generator) typeName(place string, s schema) string {
 	switch {
 	case s.Ref != "":

@@ -13,8 +13,8 @@ import (
 // Prefix is the prefix of labels and metadata keys that only the server writes.
 const Prefix = "nstance-"
 
-// Keys of the instance metadata that hold a VM's userdata: a script for the guest environment of Google's images, or
-// anything else for cloud-init.
+// Keys of the instance metadata that hold a VM's userdata. The guest environment of Google's images runs a script in
+// startup-script. cloud-init reads user-data.
 const (
 	StartupScript = "startup-script"
 	UserData      = "user-data"
@@ -94,8 +94,8 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 	}
 }
 
-// checkInterfaces refuses an address that only one VM could have, and a network for the first interface. The first
-// interface gets its subnet from the group.
+// checkInterfaces refuses an address that only one VM could have. It also refuses to set the first interface's network,
+// which comes from the group's subnet.
 func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	for i, nic := range objectsOf(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {

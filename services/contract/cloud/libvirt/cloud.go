@@ -153,8 +153,8 @@ type Args struct {
 	Image string
 	// DiskGiB is the size of the disk; 0: the size of the image.
 	DiskGiB int
-	// Kernel and Initrd are volumes of the pool that are booted instead of the disk. Cmdline holds the kernel's
-	// parameters.
+	// Kernel and Initrd name volumes of the pool. If they are set, the VM boots from them instead of its disk. Cmdline
+	// holds the kernel's parameters.
 	Kernel, Initrd, Cmdline string
 }
 

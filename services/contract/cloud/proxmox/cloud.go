@@ -134,8 +134,8 @@ func parseFingerprints(text string) (all [][]byte, err error) {
 
 // Args are the args of a template or group.
 type Args struct {
-	// Template is the name of the VM template on the VM's node, or else on any node with shared storage. New content
-	// needs a new name.
+	// Template is the name of the VM template. If the VM's node has no such template, one with shared storage on
+	// another node is used. A template with new content needs a new name.
 	Template string
 	// Storage is where a full clone stores its disks; "": the VM is a linked clone, on the template's storage.
 	Storage string

@@ -86,8 +86,8 @@ func TestParseSubnet(t *testing.T) {
 	}
 }
 
-// FuzzParseOptions checks that no text makes the parser panic, and that it accepts no endpoint without HTTPS or with
-// more than a host and a port, and no fingerprint of another length.
+// FuzzParseOptions checks that no text makes the parser panic. An accepted endpoint must be HTTPS with only a host and
+// a port. An accepted fingerprint must have the length of a SHA-256 hash.
 func FuzzParseOptions(f *testing.F) {
 	f.Add("https://pve1:8006, https://pve2:8006/", strings.Repeat("AB:", 31)+"ab")
 	f.Add("https://root:secret@pve1:8006?x#y", "AB:CD")

@@ -68,8 +68,8 @@ type Options struct {
 	Command string
 	// NodesDir, if set, gets a Kubernetes Node document for each VM: {NodesDir}/{instance ID}.json.
 	NodesDir string
-	// MaxVMs is the number of VMs in Dir for which there is room. A create call beyond it fails for lack of capacity.
-	// 0: no limit.
+	// MaxVMs is the maximum number of VMs in Dir. A create call beyond it fails with an error for missing capacity. 0:
+	// no limit.
 	MaxVMs int
 }
 
