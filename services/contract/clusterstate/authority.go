@@ -33,9 +33,9 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 }
 
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
-// EnsureCA makes a CA, and created is true. Of two concurrent callers, both return the same CA. A cluster with any of
-// these but without `ca.key` is an error, [ErrCALost]. EnsureCA writes `ca.crt` again if it is missing, and signs the
-// documents that an older version of Nstance left unsigned. An object that cannot be read is an error.
+// EnsureCA makes a CA and returns created as true. Two concurrent callers get the same CA. If only `ca.key` is missing,
+// the error is [ErrCALost]. EnsureCA writes a missing `ca.crt`, and signs the documents that an older version of
+// Nstance left unsigned. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err

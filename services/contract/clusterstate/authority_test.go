@@ -89,7 +89,7 @@ func TestEnsureWorkloadCA(t *testing.T) {
 	}
 }
 
-// A cluster that is in use gets no second CA, whichever of its objects are left.
+// A cluster in use gets no second CA, even if some of its objects are lost.
 func TestNoSecondCA(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *clusterstate.State, bucket objstore.Store) error{
 		"bundle": func(t *testing.T, s *clusterstate.State, bucket objstore.Store) error {

@@ -34,8 +34,8 @@ type Following struct {
 	Shards []ShardFollowing `json:"shards"`
 	// Operators are the operators that have not followed.
 	Operators []OperatorName `json:"operators"`
-	// FilesUntil is when the last certificate of the old CA in files of instances expires. It is zero if there are
-	// none, or the next step does not remove the old CA.
+	// FilesUntil is the expiry of the last certificate in instances' files that the old CA signed. It is zero if no
+	// such certificate is left, or if the next step does not remove the old CA.
 	FilesUntil time.Time `json:"files_until,omitzero"`
 }
 
@@ -95,8 +95,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 			out.Shards = append(out.Shards, followed)
 		}
 	}
-	// Operators are checked after the leaders: until a leader follows, it may renew an operator's certificate in the
-	// old way.
+	// Check operators after leaders. A leader that has not followed may renew an operator's certificate without the new
+	// trust value.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
@@ -106,9 +106,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	return out, nil
 }
 
-// checkFiles returns when the last certificate of the old CA in files of instances expires, zero if there are none. In
-// a cluster that is older than its workload CA, the cluster's CA signed such certificates until the workload CA
-// started.
+// checkFiles returns the expiry of the last certificate in instances' files that the old CA signed, or zero if none is
+// left. The cluster's CA signs certificates in files until the workload CA starts.
 func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
 		return time.Time{}, nil
@@ -129,8 +128,8 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	return until, nil
 }
 
-// checkShard checks the leader before the instances: until the leader has followed, it issues certificates in the old
-// way.
+// checkShard checks the leader before the instances. A leader that has not followed issues certificates without the new
+// trust value.
 func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollowing, ok bool, err error) {
 	s := f.state
 	options := s.options
@@ -185,8 +184,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	case rec.Certificate != nil:
 		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
 	case rec.State == record.Reserved:
-		// An earlier leader may have created a VM for the instance's reservation. The present leader will soon find
-		// such a VM.
+		// An earlier leader may have created a VM for this reservation. The present leader soon finds the VM, if there
+		// is one.
 		return rec.ReservedTerm < term, false
 	}
 	// The boot script of an instance that has not registered holds the bundle that its leader knew at the creation of

@@ -22,8 +22,8 @@ func (s *State) LoadNonceKey(ctx context.Context) (authority.NonceKey, error) {
 	return key, nil
 }
 
-// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Of two concurrent
-// callers, both return the same key. Call [State.EnsureCA] first, because it notices a wrong prefix.
+// EnsureNonceKey returns the key that signs registration nonces, and makes one if there is none. Two concurrent callers
+// get the same key. Call [State.EnsureCA] first, because EnsureCA notices a wrong prefix.
 func (s *State) EnsureNonceKey(ctx context.Context) (key authority.NonceKey, created bool, err error) {
 	key, err = s.LoadNonceKey(ctx)
 	if !errors.Is(err, secretstore.ErrNotFound) {
@@ -51,7 +51,7 @@ func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond se
 }
 
 // The functions below are the three steps of a rotation of the nonce key. A leader reads the nonce key again when it
-// notices a change of the CA, so each step must be written before the same step of the CA.
+// notices a change of the CA. So each step of the nonce key must be written before the corresponding step of the CA.
 
 // announceNonceKey lets leaders accept nonces of the new key. That key is zero if an older version of Nstance began the
 // rotation. Then the nonce key does not change.

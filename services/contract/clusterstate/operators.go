@@ -84,8 +84,8 @@ func (s *State) UnverifiedOperator(ctx context.Context, tenant string, id ident.
 	return rec, object.Token, nil
 }
 
-// ListOperators reads the records of one tenant's operators, or all for "", tombstones included, sorted by tenant and
-// age.
+// ListOperators reads the records of a tenant's operators, tombstones included, sorted by tenant and age. An empty
+// tenant selects the operators of all tenants.
 func (s *State) ListOperators(ctx context.Context, tenant string) ([]record.Operator, error) {
 	prefix := keys.OperatorPrefix()
 	if tenant != "" {

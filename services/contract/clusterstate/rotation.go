@@ -16,7 +16,7 @@ import (
 // RotationStep says how far a rotation of the CA is.
 type RotationStep int
 
-// The steps of a rotation, in their order. After RotationIssued follows RotationNone.
+// The steps of a rotation, in their order. RotationNone follows RotationIssued.
 const (
 	// RotationNone: the bundle holds only the CA in `ca.key`.
 	RotationNone RotationStep = iota
@@ -40,8 +40,8 @@ type Rotation struct {
 	Current *x509.Certificate
 	// Other is the new CA until it issues, then the old one. It is nil for RotationNone.
 	Other *x509.Certificate
-	// Trust is authority.Trust of Current and the bundle. A leader that reports this value, and the holder of a
-	// certificate issued with it, trust both CAs.
+	// Trust is the result of authority.Trust for Current and the bundle. Two parties trust both CAs: a leader that
+	// reports this value, and the holder of a certificate that records it.
 	Trust string
 }
 
@@ -91,7 +91,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	case pending:
 		r.Step = RotationAnnounced
 	case r.Other != nil:
-		// If ca-next.key was lost before its CA issued anything, Other is that CA, and the rotation ends without it.
+		// ca-next.key may be lost before its CA issues anything. Then Other is that CA, and the rotation ends by
+		// removing it.
 		r.Step = RotationIssued
 	}
 	return r, nil
@@ -206,8 +207,8 @@ func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 }
 
 // RemoveOldCA ends a rotation: nonces of the old key are refused, and the old CA leaves the bundle. Do not call it
-// while certificates of the old CA are in use, because from then on their holders are refused. It changes nothing if no
-// rotation is under way.
+// while certificates of the old CA are in use, because those certificates are refused afterwards. It changes nothing if
+// no rotation is under way.
 func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("remove the old CA: %w", err) }
 	r, err := s.readRotation(ctx)
@@ -250,9 +251,10 @@ func (s *State) shards(ctx context.Context) ([]string, error) {
 	return shards, nil
 }
 
-// RotateCA continues a rotation of the CA from its present step. Without a rotation under way, it begins one. Before
-// each step that needs it, RotateCA calls wait, which reports whether all leaders, instances and operators have
-// followed. If wait returns false, RotateCA returns the step that the rotation has reached: call it again to continue.
+// RotateCA continues a rotation of the CA from its present step. Without a rotation under way, it begins one. After the
+// first step, RotateCA calls wait before each step. wait reports whether all leaders, instances and operators have
+// followed. If wait returns false, RotateCA returns the step that the rotation has reached. Call RotateCA again to
+// continue.
 func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
 	error) {
 	r, err := s.AnnounceCA(ctx)

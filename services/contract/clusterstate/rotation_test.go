@@ -71,8 +71,8 @@ func rotate(ctx context.Context, s *clusterstate.State, check func(clusterstate.
 	return nil
 }
 
-// TestInterruptedRotation stops a process that rotates the CA before or after each of its writes. Then the cluster must
-// still work, and another process must complete the same rotation, of CA and nonce key.
+// TestInterruptedRotation stops a rotation before and after each of its writes. Then the cluster must still work, and
+// another process must complete the same rotation of the CA and the nonce key.
 func TestInterruptedRotation(t *testing.T) {
 	for n, complete := 1, false; !complete; n++ {
 		for _, late := range []bool{false, true} {
@@ -147,8 +147,8 @@ func TestInterruptedRotation(t *testing.T) {
 	}
 }
 
-// TestNonceKeyRotation checks that in each step of a rotation, leaders that know of the step and leaders that know only
-// of the step before accept each other's nonces. When the rotation has ended, nonces of the old key are refused.
+// TestNonceKeyRotation checks that leaders accept each other's nonces in each step of a rotation, even if one leader
+// does not know of the step yet. When the rotation has ended, nonces of the old key are refused.
 func TestNonceKeyRotation(t *testing.T) {
 	_, s, _ := newCluster(t)
 	first, _, err := s.EnsureNonceKey(t.Context())

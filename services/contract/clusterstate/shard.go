@@ -238,7 +238,7 @@ func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
 	}
 }
 
-// ListCertLog reads a tenant's entries, or those of all tenants for "", sorted by tenant and time.
+// ListCertLog reads a tenant's entries, sorted by tenant and time. An empty tenant selects the entries of all tenants.
 func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLog, error) {
 	if err := s.checkShard(); err != nil {
 		return nil, fmt.Errorf("list certificate log: %w", err)

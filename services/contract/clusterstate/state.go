@@ -4,8 +4,8 @@
 // Clock, randomness, goroutines and the pauses between retries are injected, so that a single-threaded simulator can
 // run the package.
 //
-// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is settled
-// before it is reported; a document that cannot be read is an error, never "absent".
+// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is certain when
+// it is returned; a document that cannot be read is an error, never "absent".
 package clusterstate
 
 import (
@@ -51,8 +51,8 @@ type Options struct {
 }
 
 // State reads and writes the documents of one cluster and one of its shards. It remembers nothing but the CA and the
-// trust bundle, and may be used concurrently. Errors match objstore's and secretstore's where those packages define
-// one.
+// trust bundle, and may be used concurrently. Errors wrap those of objstore and secretstore, such as
+// objstore.ErrNotFound.
 type State struct {
 	options Options
 	known   atomic.Pointer[trust] // the last that was read; nil if there was no CA
@@ -99,9 +99,9 @@ func belongs(what, says, want string) error {
 	return nil
 }
 
-// put writes an object if its present version has the given token ("" for no object), and settles the result. If the
-// store already holds the same bytes, put succeeds, because an earlier call with an unknown result wrote them. That is
-// certain for a record, because its bytes name their writer. For a configuration it does not matter who wrote them.
+// put writes an object if its present version has the given token ("" for no object), and returns a certain result. If
+// the store already holds the same bytes, put succeeds. A record names its writer, so an earlier call with an unknown
+// result must have written the same bytes. For a configuration it does not matter who wrote them.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

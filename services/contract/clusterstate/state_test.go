@@ -269,7 +269,7 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// backwards makes all calls concurrently, and starts the last one first.
+	// backwards makes all calls concurrently, and starts the last call first. most is the limit that it is given.
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit

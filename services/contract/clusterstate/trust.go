@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// trust holds what verifies the signed documents of the cluster. Its root is the CA in `ca.key`. That key is sealed or
-// kept in a secrets service, so a writer of the bucket can neither read nor forge it.
+// trust holds the CAs that verify the signed documents of the cluster. Its root is the CA in `ca.key`. That secret is
+// sealed or kept in a secrets service, so a writer of the bucket can neither read nor forge the CA.
 type trust struct {
 	// ca signs new documents. It is zero in a cluster without a CA.
 	ca authority.CA
@@ -127,8 +127,8 @@ func (s *State) OpenDocument(ctx context.Context, key string, data []byte) ([]by
 }
 
 // openDocument verifies a document of the cluster. The CA may have changed since the trust was read, so openDocument
-// reads it again before it refuses a document. before is the document's highest version that this process had seen when
-// it began to read data.
+// reads it again before it refuses a document. The parameter before is the highest version of the document that this
+// process had seen when it began to read data.
 func (s *State) openDocument(ctx context.Context, key string, data []byte, before uint64) (authority.Document,
 	error) {
 	t, fresh, err := s.trusted(ctx)
@@ -170,7 +170,8 @@ func (s *State) noteWritten(key string, body []byte, version uint64) {
 	}
 }
 
-// Trust returns authority.Trust of the CA and the bundle that this State read last. It is empty if it has read none.
+// Trust returns the result of authority.Trust for the CA and the bundle that this State read last, or "" if the State
+// has read none.
 func (s *State) Trust() string {
 	if known := s.known.Load(); known != nil {
 		return authority.Trust(known.ca.Certificate(), known.bundle)
@@ -228,8 +229,9 @@ func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, er
 	return certs, nil
 }
 
-// CABundleSignedBy reads `ca.crt` for a program that does not have the CA's key but remembers CA certificates of the
-// cluster. One of them must have signed it. An unsigned `ca.crt` of a former version must hold exactly one of them.
+// CABundleSignedBy reads `ca.crt` for a program that does not have the CA's key but knows CA certificates of the
+// cluster. One of the known CAs must have signed `ca.crt`. If an older version of Nstance left `ca.crt` unsigned, it
+// must hold exactly one certificate, which must be known.
 func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate) ([]*x509.Certificate, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {
@@ -252,9 +254,9 @@ func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate)
 	return certs, nil
 }
 
-// WriteCABundle replaces `ca.crt`. Each of signers signs it, so that it can be verified while `ca.key` changes from one
-// of them to another. certs must contain the certificates of all signers. WriteCABundle returns objstore.ErrConflict if
-// another program wrote `ca.crt` in the meantime.
+// WriteCABundle replaces `ca.crt`. Each of signers signs `ca.crt`, so that programs can verify it while `ca.key`
+// changes from one signer to another. certs must contain the certificates of all signers. WriteCABundle returns
+// objstore.ErrConflict if another program wrote `ca.crt` in the meantime.
 func (s *State) WriteCABundle(ctx context.Context, signers []authority.CA, certs ...*x509.Certificate) error {
 	t, err := s.readTrust(ctx)
 	if err != nil {
@@ -305,8 +307,8 @@ func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error
 	}
 }
 
-// SignDocuments signs the operator records that the CA in `ca.key` has not signed: unsigned ones of a former version if
-// they are still accepted, and those that another CA of the bundle has signed.
+// SignDocuments signs the operator records that the CA in `ca.key` has not signed: records that another CA of the
+// bundle has signed, and, as long as they are accepted, unsigned records of an older version of Nstance.
 func (s *State) SignDocuments(ctx context.Context) error {
 	t, err := s.readTrust(ctx)
 	if err != nil {

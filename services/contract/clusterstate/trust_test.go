@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// formerCA is a CA of a version that did not sign documents.
+// formerCA returns a CA from an older version of Nstance that did not sign documents.
 func formerCA(t *testing.T) authority.CA {
 	t.Helper()
 	secret, err := os.ReadFile(filepath.Join("..", "testdata", "v1", "ca-former.key"))
@@ -30,8 +30,8 @@ func formerCA(t *testing.T) authority.CA {
 	return ca
 }
 
-// A cluster of a former version keeps working. The first leader signs its documents, and from then on unsigned ones are
-// refused.
+// A cluster with unsigned documents of an older version of Nstance keeps working. The first leader signs the cluster's
+// documents. From then on, unsigned documents are refused.
 func TestFormerClusterIsSigned(t *testing.T) {
 	bucket, ca := mem.New(), formerCA(t)
 	secret, err := ca.MarshalSecret()
@@ -198,7 +198,7 @@ func TestHostileAppliedConfiguration(t *testing.T) {
 	if _, err := s.ReadApplied(t.Context()); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("rolled back: %v", err)
 	}
-	// WriteApplied replaces each of these documents, also one that is refused.
+	// WriteApplied replaces the stored document even if reading that document fails.
 	if err := s.WriteApplied(t.Context(), []byte("{}"), "c", 3); err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,16 @@ import (
 )
 
 // WorkloadNotice is the time from the creation of a workload CA to the first certificate that it signs, in a cluster in
-// use. Within this time every instance receives the CA's certificate, services on the instances load it, and the
-// operators of the cluster upgrade all shards, and all boot scripts that hold a CA.
+// use. During this time every instance receives the CA's certificate, and services on the instances load it. The people
+// who run the cluster upgrade all shards and all boot scripts that hold a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
 // newCluster is the age of the cluster's CA up to which instances do not depend on certificates that it signed.
 const newCluster = time.Hour
 
-// EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Of
-// two concurrent callers, both return the same CAs. In a cluster with an older CA, the new one starts after a notice of
-// 30 days, see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
+// EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two
+// concurrent callers get the same CAs. If the cluster's CA is more than an hour old, the workload CA starts only after
+// [WorkloadNotice], see [authority.CA.Starts]. Call [State.EnsureCA] first, which returns the cluster's CA.
 func (s *State) EnsureWorkloadCA(ctx context.Context, cluster authority.CA) (cas authority.WorkloadCAs, created bool,
 	err error) {
 	fail := func(err error) (authority.WorkloadCAs, bool, error) {

@@ -70,8 +70,8 @@ func TestRotateWorkloadCA(t *testing.T) {
 	}
 }
 
-// TestRotateWorkloadCATooSoon checks that a workload CA that has not started is not replaced: the cluster's CA still
-// issues, and would issue for longer.
+// TestRotateWorkloadCATooSoon checks that a workload CA is not replaced before it starts. A replacement would start
+// later, and until then the cluster's CA would have to issue.
 func TestRotateWorkloadCATooSoon(t *testing.T) {
 	now := t0
 	s := open(t, mem.New(), 1, func(o *clusterstate.Options) { o.Now = func() time.Time { return now } })

@@ -10,8 +10,8 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	// roll, push, empty and shrink list static groups as tenant/name, sorted: groups with another infra hash, groups
-	// with only another runtime hash, removed groups, groups with a smaller size.
+	// Static groups as tenant/name, sorted. roll lists groups with a changed infra hash, and push those where only the
+	// runtime hash changed. empty lists removed groups, and shrink groups with a smaller size.
 	roll, push, empty, shrink []string
 
 	rollTemplates []string // templates with dynamic groups that roll
@@ -105,7 +105,7 @@ func (c Change) Destructive() bool {
 	return len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates
 }
 
-// ofTemplates returns, by template name, the effective group of a dynamic group that overrides nothing.
+// ofTemplates maps the name of each template to the group that results if a dynamic group overrides nothing.
 func ofTemplates(s *Shard) map[string]Group {
 	sample := *s
 	groups := map[string]GroupSpec{}

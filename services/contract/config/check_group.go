@@ -326,7 +326,7 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree renders every text inside the value tree with the parameter text. The parameter at turns a path in the value
+// tree calls the function text to render every text inside the given value. The function at turns a path in the value
 // into a path in the document.
 func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {

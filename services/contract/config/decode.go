@@ -38,7 +38,8 @@ type finding struct {
 	hint    string
 	warning bool
 	ofCloud bool // found by a cloud's own check
-	// whenWritten makes the finding an error only where a configuration is written: servers accept what is stored.
+	// whenWritten means that the finding is an error when a configuration is written. In a stored configuration it is a
+	// warning, so that servers still accept it.
 	whenWritten bool
 	onKey       bool     // the field's name is wrong, not its value
 	offset      int      // in the file, or -1 to look the path up

@@ -7,9 +7,8 @@ import (
 )
 
 // runtimeInput and infraInput hold exactly the fields that a group's hashes cover. The hashes are computed before
-// rendering, from values without their defaults. A field that a later version adds therefore changes no hash until it
-// is set. Both hashes are stored in the tags and records of running VMs, so a change of these structs rotates every
-// fleet.
+// rendering. Fields that are unset or have their default value are left out, so a new field changes no hash until it is
+// set. Both hashes are stored in the tags and records of running VMs, so a change of these structs rotates every fleet.
 type (
 	runtimeInput struct {
 		Vars         map[string]string      `json:"vars,omitempty"`

@@ -32,8 +32,8 @@ type DeniedError struct{ Problems Problems }
 
 func (e *DeniedError) Error() string { return e.Problems.Error() }
 
-// CheckQuota returns a problem for each quota that a tenant's changed usage exceeds. A change that does not raise a
-// number is always permitted.
+// CheckQuota returns a problem for each quota that a tenant's changed usage exceeds. An exceeded quota is no problem if
+// the change does not raise the number that the quota limits.
 func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	c := &checker{s: s}
 	c.quota(tenant, "", before, after)
@@ -199,8 +199,9 @@ func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, 
 	}
 }
 
-// permittedVars reports the variables that operators may not set. Without a list in the template, those are the
-// variables that choose a resource of the cloud, an object of the bucket, or the subject of a certificate.
+// permittedVars reports the variables that operators may not set. If the template does not list the permitted
+// variables, some are still refused: those that choose a cloud resource, an object of the bucket, or the subject of a
+// certificate.
 func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path string) {
 	if len(spec.Vars) == 0 {
 		return
@@ -222,8 +223,8 @@ func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path s
 	}
 }
 
-// reservedVars returns the variables in arguments, certificates and keys of stored objects of a group with a template.
-// all is true if one of these texts can read every variable.
+// reservedVars returns the variables that a group's arguments, certificates and object keys refer to. all is true if
+// one of these texts can read every variable.
 func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]bool, all bool) {
 	names = map[string]bool{}
 	text := func(text string) {

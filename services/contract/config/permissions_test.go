@@ -9,8 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// permissionsShard returns a shard with tenants a and b. Tenant a has a static group of template t. The template's
-// variable role is used in an argument. dynamic is the template's field, and more are further fields of the template.
+// permissionsShard returns a shard with tenants a and b. Tenant a has a static group of template t. An argument of t
+// uses the variable role. The parameter dynamic is the content of t's field dynamic. The parameter more holds further
+// fields of t.
 func permissionsShard(t testing.TB, dynamic, more string) *Shard {
 	t.Helper()
 	return mustParse(t, `{
@@ -139,7 +140,7 @@ func TestPermissions(t *testing.T) {
 		if err := CheckUpsert(s, tt.key, spec); errors.As(err, &denied) != (tt.want != "") {
 			t.Errorf("%s: CheckUpsert: %v", tt.name, err)
 		}
-		// Recorded groups are checked by the same rules. A refused group keeps its size.
+		// Groups that are already stored are checked by the same rules. A refused group keeps its size.
 		one := Groups{Tenants: map[string]map[string]GroupSpec{tt.key.Tenant: {tt.key.Group: spec}}}
 		merged, _ := s.Merged(one)
 		if g := merged[tt.key]; (g.Refused == "") != (tt.want == "") || spec.Size != nil && g.Size != *spec.Size {
@@ -191,7 +192,7 @@ func TestCheckQuota(t *testing.T) {
 			t.Errorf("%s, %v to %v: (-want +got)\n%s", tt.tenant, tt.before, tt.after, diff)
 		}
 	}
-	// Recorded groups that together exceed a quota are reported. Static groups count.
+	// Stored groups that together exceed a quota are reported. Static groups count towards the quota.
 	_, problems := s.Merged(groupsOf(t,
 		`{"a": {"x": {"template": "t", "size": 1}, "y": {"template": "t"}, "z": {"template": "t", "deleted": true}}}`))
 	want := []string{

@@ -232,7 +232,7 @@ func TestValidate(t *testing.T) {
 			"b": {"provider": "gcp", "owners": ["o"], "filters": [{"name": "family", "values": ["debian-12"]}]},
 			"c": {"provider": "gcp", "fallback": "x"}}`), []string{`images.a.owners: is required for provider gcp`}},
 
-		// The clouds' own tables are tested in other tests.
+		// The tests of the clouds' packages cover all args. Here, a few show that the clouds' checks are called.
 		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
@@ -410,8 +410,8 @@ func TestOneMistakeIsReportedOnce(t *testing.T) {
 		src  string
 		want []string
 	}{
-		// A misspelt field is one problem. The right field is not also reported as missing, and neither are references
-		// to it.
+		// A misspelt field is one problem. The correct field is not reported as missing, and references to it are not
+		// reported as wrong.
 		{strings.Replace(with("", "", "", ""), `"templates"`, `@"templatez"`, 1),
 			[]string{`templatez: there is no such field (did you mean "templates"?)`}},
 		{strings.Replace(with("", "", "", ""), `"subnet_pools"`, `@"subnet_pool"`, 1),

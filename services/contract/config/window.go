@@ -123,7 +123,7 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
 }
 
-// longestPast is how far back the last time of a schedule is looked for. A leap day comes at least every eight years.
+// longestPast bounds the search for the latest past time of a schedule. A leap day comes at least every eight years.
 const longestPast = 9 * 366 * 24 * time.Hour
 
 // around returns the last time of the schedule that is not after now, and the first one after now; zero: none.

@@ -51,9 +51,9 @@ type Marks struct {
 	encoded string // the result of the last Encode, empty after a change
 }
 
-// Observe records the version in which an object was read. before is the object's mark when the read began, so that a
-// write during the read does not count. Observe returns [ErrRolledBack] if version is below before. Unsigned objects
-// have version 0.
+// Observe records the version in which an object was read. The parameter before is the object's mark when the read
+// began, so that a write during the read does not count. Observe returns [ErrRolledBack] if version is less than
+// before. Unsigned objects have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {
 	if version < before {
 		return fmt.Errorf("%s has version %d, and version %d was there before: %w", key, version, before, ErrRolledBack)
@@ -87,8 +87,8 @@ func (m *Marks) Highest(key string) uint64 {
 }
 
 // Encode returns the marks as text for [Marks.Merge], empty if there are none. The same marks give the same text. Of
-// more than 512 marks it leaves out those with the lowest versions. That keeps secrets and the trust bundle, which
-// count versions in milliseconds since 1970. Other documents count from 1.
+// more than 512 marks it leaves out those with the lowest versions. Marks of secrets and of the trust bundle are kept,
+// because their versions are milliseconds since 1970. Versions of other documents count from 1.
 func (m *Marks) Encode() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -50,7 +50,8 @@ func TestEncodedMarksAreMerged(t *testing.T) {
 	}
 }
 
-// TestMarksOfAnotherCluster checks that a shard can move to a cluster with earlier versions.
+// TestMarksOfAnotherCluster checks that a shard can move to another cluster, even if the objects of that cluster have
+// lower versions.
 func TestMarksOfAnotherCluster(t *testing.T) {
 	former, next := highwater.Marks{Scope: "former"}, highwater.Marks{Scope: "next"}
 	former.Raise("cluster/ca.crt", 9)

@@ -11,8 +11,8 @@ const DefaultTenant = "default"
 const (
 	// MaxName is the maximum length of the name of a shard, group, template or subnet pool, in characters.
 	MaxName = 32
-	// MaxOuterName is the maximum length of the name of a cluster or tenant. It is less than MaxName, because the
-	// Cluster API name joins both with "--" and may have 63 characters.
+	// MaxOuterName is the maximum length of the name of a cluster or tenant. It is less than MaxName, because a Cluster
+	// API name consists of a cluster's name, "--" and a tenant's name, and may have 63 characters.
 	MaxOuterName = 30
 )
 

@@ -113,8 +113,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestTextIsNoRandomKey checks that a ring says whether its key is a text that a person may have chosen. An encoded or
-// binary key is not.
+// TestTextIsNoRandomKey checks that Ring.IsText is set for a key that is text, which a person may have chosen. It is
+// not set for a base64 or binary key.
 func TestTextIsNoRandomKey(t *testing.T) {
 	for value, want := range map[string]bool{
 		"thisisatest32bytekey123456789012": true, "a password of 32 characters ~~~~": true,

@@ -45,7 +45,8 @@ type Key struct {
 	Term, First uint64
 }
 
-// layout has one entry for each kind. The groups of a pattern are the parts of the key, which [Key.set] checks.
+// layout has one entry for each kind. The named groups of a regular expression match the parts of the key, which
+// [Key.set] checks.
 var layout = []struct {
 	kind    Kind
 	pattern *regexp.Regexp

@@ -205,8 +205,8 @@ func TestProbeRaces(t *testing.T) {
 	}
 }
 
-// TestProbeReportsTrouble checks that an error at any step proves nothing about the bucket. Probe returns the error
-// unchanged, or ignores it if it is that of one of the concurrent puts.
+// TestProbeReportsTrouble checks that an error at any step proves nothing about the bucket. Probe ignores the error of
+// a concurrent put, and returns any other error unchanged.
 func TestProbeReportsTrouble(t *testing.T) {
 	var steps atomic.Uint64
 	count := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {

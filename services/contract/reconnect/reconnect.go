@@ -1,5 +1,5 @@
-// Package reconnect defines how fast agents reconnect to a leader. Agents and the planner share it: the planner must
-// not count an agent as silent that only waits for its next try.
+// Package reconnect defines how fast agents reconnect to a leader. Agents and the planner share this package: while an
+// agent only waits for its next try, the planner must not count it as silent.
 package reconnect
 
 import "time"
@@ -22,9 +22,9 @@ func LongestPause(reportInterval time.Duration) time.Duration {
 	return min(max(reportInterval, minLongest), MaxPause)
 }
 
-// ReturnTime returns how long after the first agent's return to a new leader every other agent can have connected and
-// sent a report. An agent that has just started does not know its interval, so it may wait for the longest pause of any
-// agent.
+// ReturnTime returns the time in which all agents can have connected to a new leader and sent a report, counted from
+// the first agent's return. An agent that has just started does not know its report interval, so it may wait for
+// [MaxPause].
 func ReturnTime(reportInterval time.Duration) time.Duration {
 	return MaxPause + AttemptTimeout + reportInterval
 }

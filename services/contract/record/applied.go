@@ -11,8 +11,8 @@ const AppliedSchema = 1
 // MaxConfig is the largest configuration that can be kept as applied, in bytes.
 const MaxConfig = 4 << 20
 
-// appliedMark begins the first line of an applied configuration, which is a comment in JSONC: the document stays a
-// configuration.
+// appliedMark begins the first line of an applied configuration. That line is a comment in JSONC, so the whole document
+// is still a valid configuration.
 const appliedMark = "// nstance-applied "
 
 // Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`: the configuration

@@ -48,8 +48,8 @@ func decode(what string, data []byte, newest int, v any) error {
 	return nil
 }
 
-// checkNames walks one value and refuses what encoding/json lets pass: repeated names, and, in the document itself,
-// field names in another case.
+// checkNames walks one value and refuses what encoding/json accepts: repeated names, and capital letters in the field
+// names of the top level.
 func checkNames(dec *json.Decoder, depth int) error {
 	token, err := dec.Token()
 	if err != nil {

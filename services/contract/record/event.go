@@ -69,7 +69,7 @@ type Event struct {
 	// Actor is the cause of the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`
 	Message string `json:"message,omitempty"`
-	// TookSeconds is how long the step took that ended with the event, where that is known.
+	// TookSeconds is the duration of the step that the event completes, if it is known.
 	TookSeconds float64 `json:"took_seconds,omitempty"`
 }
 
@@ -80,7 +80,7 @@ const (
 	maxMessage   = 4 << 10
 )
 
-// EncodeEvents writes events as lines of JSON. A longer message is cut.
+// EncodeEvents writes events as lines of JSON. It cuts a message that is longer than maxMessage.
 func EncodeEvents(events []Event) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

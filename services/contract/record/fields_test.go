@@ -14,8 +14,8 @@ import (
 )
 
 // TestFields compares the schema version and the fields of every document with those of the first release. A server
-// refuses a document of a newer schema and a document with a field that it does not know, so a difference decides
-// whether a shard can go back to the version before.
+// refuses a document with a newer schema or an unknown field. So a difference can prevent a downgrade of the shard's
+// servers.
 func TestFields(t *testing.T) {
 	var all strings.Builder
 	for _, document := range []struct {

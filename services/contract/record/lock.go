@@ -20,7 +20,8 @@ const (
 )
 
 // Lock is the election lock of a shard, `shard/{shard}/leader.json`: the leader, its term, and how long other servers
-// wait after they have seen it. It is replaced by conditional writes and never deleted. Values are comparable.
+// wait after they have read the lock. Servers replace the lock by conditional writes and never delete it. Values are
+// comparable.
 //
 // Incarnation and Revision together identify one version: the holder never writes two different bodies under the same
 // pair.

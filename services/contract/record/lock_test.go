@@ -49,8 +49,8 @@ func TestLockGolden(t *testing.T) {
 	}
 }
 
-// TestLockWithMarksGolden checks that a lock with marks has schema version 2, so that older programs say that it is
-// newer.
+// TestLockWithMarksGolden checks that a lock with marks has schema version 2, so that older programs refuse it with
+// ErrNewer.
 func TestLockWithMarksGolden(t *testing.T) {
 	lock := sampleLock()
 	lock.Marks = sampleMarks

@@ -48,9 +48,9 @@ type OperatorRole string
 const (
 	// RoleViewer may read.
 	RoleViewer OperatorRole = "viewer"
-	// RoleOperator may also change what belongs to its tenant.
+	// RoleOperator may read, and change what belongs to the operator's tenant.
 	RoleOperator OperatorRole = "operator"
-	// RoleAdmin may also do what concerns the whole shard.
+	// RoleAdmin may do everything that RoleOperator may, and make changes to the whole shard.
 	RoleAdmin OperatorRole = "admin"
 )
 

@@ -50,7 +50,8 @@ type Instance struct {
 // Cluster is the cluster that the instance belongs to.
 type Cluster struct {
 	ID string
-	// CACert is the cluster's CA in PEM, one certificate or more. In files, the workload CA is appended.
+	// CACert is the cluster's CA in PEM, one certificate or more. For files of instances, the PEM of the workload CA is
+	// appended to it.
 	CACert string
 	// WorkloadCACert is the CA of the certificates in files, in PEM, or both CAs while one replaces the other.
 	WorkloadCACert string

@@ -186,7 +186,8 @@ func FuzzEnv(f *testing.F) {
 		if diff := cmp.Diff(want, readAsSystemd(t, string(file))); diff != "" {
 			t.Errorf("systemd's rules read other values (-want +got):\n%s", diff)
 		}
-		// What a shell does with double quotes: only these four characters mean anything, and each is escaped.
+		// Inside double quotes, only these four characters have a meaning in a shell. The file must escape each of
+		// them.
 		if line, ok := strings.CutPrefix(string(file), `A="`); ok {
 			body := line[:len(line)-len("\"\nB=next\n")]
 			unescaped := strings.NewReplacer(`\\`, "", `\"`, "", "\\`", "", `\$`, "").Replace(body)

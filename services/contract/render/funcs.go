@@ -8,8 +8,9 @@ import (
 	"text/template"
 )
 
-// budget bounds one call: its output, and the results of its templates' functions. Functions of text/template that make
-// text are replaced by functions that charge the budget. The others (len, index, slice, eq, and, …) make none.
+// budget bounds the output of one call, and the results of its templates' functions. Functions of text/template that
+// make text are replaced by functions that charge the budget. The other functions (len, index, slice, eq, and, …) make
+// no text.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
@@ -79,8 +80,8 @@ func (b *budget) printf(format string, args ...any) (string, error) {
 	if err := b.scalars(args, 0); err != nil {
 		return "", err
 	}
-	// Any verb may print any argument, as %[1]s; 2000 bytes are enough for a number at the greatest width and
-	// precision.
+	// A verb such as %[1]s can print any argument, so count the longest argument for each verb. 2000 bytes are enough
+	// for a number at the greatest width and precision.
 	if err := b.spend(len(format) + strings.Count(format, "%")*(longest*escapeFactor+2000)); err != nil {
 		return "", err
 	}

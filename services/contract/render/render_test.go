@@ -130,7 +130,8 @@ func TestVars(t *testing.T) {
 }
 
 // TestClaimsReachOnlyFiles checks that only the template of a file's content can print what an agent claims. Other
-// templates cannot, not even through a variable, which compiling does not follow.
+// templates cannot print it, not even through a template variable, whose fields are not checked when the template is
+// compiled.
 func TestClaimsReachOnlyFiles(t *testing.T) {
 	d := render.Sample()
 	d.Claimed.Hostname = "api.example.internal"

@@ -159,7 +159,7 @@ func (t *Template) execute(d Data, root any, b *budget) (string, error) {
 	return out.text.String(), nil
 }
 
-// limitedWriter keeps what all templates of one call write within MaxOutput.
+// limitedWriter limits the output of all templates of one call to MaxOutput.
 type limitedWriter struct {
 	budget *budget
 	text   strings.Builder
@@ -257,8 +257,8 @@ func (c *checker) node(node parse.Node, dotIsRoot bool) {
 	}
 }
 
-// checkPrinted refuses a template that prints a whole struct or map in Go's notation, because a field name is missing
-// then.
+// checkPrinted refuses a template that prints a whole struct or map. Its author has probably forgotten the name of a
+// field.
 func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	if len(n.Pipe.Decl) > 0 || len(n.Pipe.Cmds) != 1 || len(n.Pipe.Cmds[0].Args) != 1 {
 		return

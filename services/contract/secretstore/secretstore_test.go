@@ -45,8 +45,8 @@ func TestObjects(t *testing.T) {
 	})
 }
 
-// TestObjectsLoseAnswers runs the suite with a bucket that loses answers of writes in turn. Every writer must still
-// learn the result of its write.
+// TestObjectsLoseAnswers runs the suite with a bucket that loses the answer of every third put and delays another
+// third. Every writer must still learn the result of its write.
 func TestObjectsLoseAnswers(t *testing.T) {
 	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
 		bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {

@@ -2,9 +2,9 @@
 // {dir}/cluster/ca.crt, where a person can read it.
 //
 // Invariant: an acknowledged object is completely on the disk, even if the process or machine is killed afterwards. A
-// condition is checked, and the write becomes visible by one rename, under one lock. All processes that use the
-// directory take this lock (flock on {dir}/.objstore/lock). Reads take no lock. The directory must be on a local file
-// system.
+// put holds a lock while it checks its condition and makes the new object visible by one rename. All processes that use
+// the directory share this lock (flock on {dir}/.objstore/lock). Reads do not take the lock. The directory must be on a
+// local file system.
 //
 // Two keys cannot both exist if one is a directory of the other ("a" and "a/b"). The layout of the bucket has no such
 // keys.

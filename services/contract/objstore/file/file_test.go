@@ -164,7 +164,7 @@ func TestKeyCannotBeBelowAnotherKey(t *testing.T) {
 	}
 }
 
-// TestLeftovers checks that files which a crash between two steps leaves do not block later writes.
+// TestLeftovers checks that a file or directory left by a crash does not block later writes.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -107,7 +107,7 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		if o.Endpoint != "" {
 			s.BaseEndpoint = aws.String(o.Endpoint)
 		}
-		// Many S3 servers do not support checksums newer than Content-MD5 and that of the signature.
+		// Many S3 servers support only Content-MD5 and the SHA-256 in the signature, but no newer checksums.
 		s.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		s.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 	})}, nil

@@ -38,8 +38,8 @@ func (s secretsManager) get(ctx context.Context, name string) ([]byte, error) {
 	return out.SecretBinary, nil
 }
 
-// put stores content that is text as a string, so that a person can read and edit it in the console. Only CreateSecret
-// creates a secret.
+// put stores content that is text as a string, so that a person can read and edit it in the console. PutSecretValue
+// fails for a missing secret, so put then calls CreateSecret.
 func (s secretsManager) put(ctx context.Context, name string, content []byte, create bool) (err error) {
 	if len(content) > maxSecret {
 		return fmt.Errorf("%w: %d bytes, at most %d are allowed", secretstore.ErrInvalid, len(content), maxSecret)

@@ -3,9 +3,9 @@
 // Invariant: Get returns exactly the bytes of Put. Of concurrent creations one succeeds. A secret with a disabled or
 // destroyed version is an error and never "not found", because a second CA would be made in its place.
 //
-// A secret of the service has versions, and is created without one. Only the creator of a secret adds the version of a
-// Put with IfAbsent. The alias "latest" is eventually consistent, so Get also asks for the versions after it by number,
-// which is strongly consistent. https://cloud.google.com/secret-manager/docs/reference/consistency
+// The service creates a secret without a version. A Put with IfAbsent adds a version only if it has created the secret.
+// The alias "latest" is eventually consistent. So Get then asks for the version with the next number, until there is
+// none. Reads by number are strongly consistent. https://cloud.google.com/secret-manager/docs/reference/consistency
 package googlesecretmanager
 
 import (
@@ -33,11 +33,11 @@ const (
 	maxSecret = 65536
 	// maxID is the maximum length of the ID of a secret.
 	maxID = 255
-	// abandonedAfter is the age of a secret without versions at which its creator has failed. It is longer than any
-	// Put takes.
+	// abandonedAfter is the age from which a secret without versions counts as abandoned by its creator. No Put takes
+	// that long.
 	abandonedAfter = time.Minute
-	// creationTimeout bounds a Put from the creation of the secret to the request for its version. It also bounds the
-	// time that others wait for that version.
+	// creationTimeout is the maximum time between the start of a creation and the request that adds the first version.
+	// It also bounds the time that other callers wait for that version.
 	creationTimeout = 20 * time.Second
 	// tries bounds the attempts to create a secret, while others create and delete it at the same time.
 	tries = 5
@@ -209,7 +209,8 @@ func (s *Store) replace(ctx context.Context, resource string, content []byte) (e
 	return err
 }
 
-// create creates a secret. Its creation decides between concurrent callers, and then only the winner adds a version.
+// create creates a secret and its first version. Only one of several concurrent callers can create the secret, and only
+// that caller adds the version.
 func (s *Store) create(ctx context.Context, resource string, content []byte) error {
 	began := s.now()
 	for {
@@ -260,8 +261,8 @@ func (s *Store) removeAbandoned(ctx context.Context, resource string) error {
 	return err
 }
 
-// createEmpty creates a secret without versions. It is one attempt: after a lost answer, a repetition would find its
-// own secret.
+// createEmpty creates a secret without versions. It does not repeat the request: after a lost answer, a second request
+// would fail because the first one created the secret.
 func (s *Store) createEmpty(ctx context.Context, resource string) (*secretmanager.Secret, error) {
 	id := resource[strings.LastIndexByte(resource, '/')+1:]
 	return s.secrets.Create(s.project, &secretmanager.Secret{Replication: &secretmanager.Replication{
