@@ -80,7 +80,7 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// provenance writes a statement of the commit that the files were built from, and how
+// provenance writes a statement that says from which commit the files were built, and how
 // (https://slsa.dev/spec/v1.0/provenance). The signed list of checksums covers the statement.
 func (r *release) provenance(ctx context.Context) error {
 	version, err := build.Output(ctx, r.Root, "go", "env", "GOVERSION")

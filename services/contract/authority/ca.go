@@ -33,8 +33,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is the time by which the start of validity precedes the issue of a certificate or nonce. The clock of a new
-	// VM may be slow.
+	// Skew is subtracted from the time of issue to get the start of validity of a certificate or nonce, because the
+	// clock of a new VM may be slow.
 	Skew = 5 * time.Minute
 )
 
@@ -318,8 +318,8 @@ func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 // MarshalText writes the CA without its key. encoding/json uses it too. The CA cannot be read back from the text.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
-// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates. The certificate with the latest start of
-// validity comes first. It does not check the signatures of a signed bundle, see [OpenDocument]. Anything else in the
+// ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, sorted by the start of their validity,
+// newest first. ParseBundle does not check the signatures of a signed bundle, see [OpenDocument]. Anything else in the
 // file is an error.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	content, err := UnverifiedContent(data)

@@ -50,7 +50,7 @@ type Nonce struct {
 	text func() string // a function: see envelope.Key
 }
 
-// Reveal returns the JWT, for userdata or the person who asked for it.
+// Reveal returns the JWT. It is for userdata, or for the person who asked for the nonce.
 func (n Nonce) Reveal() string {
 	if n.text == nil {
 		return ""
@@ -342,9 +342,9 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 	return c, c.validate()
 }
 
-// ParseNonce verifies a presented nonce with any of the keys and returns its claims. With allowExpired it accepts an
-// expired nonce: the caller must then refuse every key but the one that has consumed this nonce. Errors never quote the
-// nonce.
+// ParseNonce verifies a presented nonce with any of the keys and returns its claims. With allowExpired it also accepts
+// an expired nonce. The caller must then refuse the registration, unless the same agent key has consumed the nonce
+// before. Errors never quote the nonce.
 func ParseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	claims, err := parseNonce(keys, cluster, text, now, allowExpired)
 	if err != nil {

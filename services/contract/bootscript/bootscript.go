@@ -43,7 +43,7 @@ type Common struct {
 	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
 	// Environment is added to the environment of the unit. If [ScalingGroupVariable] is set in it, a server's machine
-	// also reports the server's health.
+	// also reports the server's health to that scaling group.
 	Environment map[string]string
 	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
 	CommandsBefore []string
@@ -66,8 +66,8 @@ type Server struct {
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent: a template of [render.UserdataText] for `userdata.content`. The
-// caller's commands may contain templates. The environment must not contain any.
+// Agent is the boot script of nstance-agent: a template for [render.UserdataText], as the value of `userdata.content`.
+// The caller's commands may contain templates. The environment must not contain any.
 type Agent struct{ Common }
 
 // FieldError is the error of one field.

@@ -52,8 +52,8 @@ func head(c Common, p program) string {
 	return b.String()
 }
 
-// install returns the part of the script that downloads the program, if the image lacks it, and installs its units. All
-// images with cloud-init have Python, but some lack curl.
+// install returns the part of the script that downloads the program, if the image lacks it, and installs its units.
+// Without curl, the script downloads with Python, which all images with cloud-init have.
 func install(c Common, p program) string {
 	if len(c.Binaries) == 0 {
 		return ""

@@ -33,9 +33,9 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 }
 
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
-// EnsureCA makes a CA and returns created as true. Two concurrent callers get the same CA. If only `ca.key` is missing,
-// the error is [ErrCALost]. EnsureCA writes a missing `ca.crt`, and signs the documents that an older version of
-// Nstance left unsigned. An object that cannot be read is an error.
+// EnsureCA makes a CA and returns created as true. Two concurrent callers get the same CA. If `ca.key` is missing but
+// one of the others exists, the error is [ErrCALost]. EnsureCA writes a missing `ca.crt`, and signs the documents that
+// an older version of Nstance left unsigned. An object that cannot be read is an error.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err
@@ -87,7 +87,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 		return authority.CA{}, false, err
 	}
 	if evidence != "" {
-		// Another program may have created the CA since.
+		// Another program may have created the CA in the meantime.
 		ca, err := s.LoadCA(ctx)
 		if errors.Is(err, secretstore.ErrNotFound) {
 			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",

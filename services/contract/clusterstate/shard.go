@@ -138,8 +138,8 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 }
 
 // WriteApplied records the configuration that the leader of a term accepted, the token under which the leader had read
-// it (source), and the CA that this State read last. If a leader of a higher term has accepted one, WriteApplied
-// returns objstore.ErrConflict and replaces nothing.
+// it (source), and the CA that this State read last. If a leader of a higher term has already accepted a configuration,
+// WriteApplied returns objstore.ErrConflict and replaces nothing.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)

@@ -51,7 +51,7 @@ type Options struct {
 }
 
 // State reads and writes the documents of one cluster and one of its shards. It remembers nothing but the CA and the
-// trust bundle, and may be used concurrently. Errors wrap those of objstore and secretstore, such as
+// trust bundle, and may be used concurrently. Errors match those of objstore and secretstore, such as
 // objstore.ErrNotFound.
 type State struct {
 	options Options
@@ -99,9 +99,9 @@ func belongs(what, says, want string) error {
 	return nil
 }
 
-// put writes an object if its present version has the given token ("" for no object), and returns a certain result. If
-// the store already holds the same bytes, put succeeds. A record names its writer, so an earlier call with an unknown
-// result must have written the same bytes. For a configuration it does not matter who wrote them.
+// put writes an object if its present version has the given token ("" for no object). It repeats the write until the
+// result is known. If the store already holds the same bytes, put also succeeds: for a record, which names its writer,
+// an earlier call must have written them. For a configuration it does not matter who wrote them.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()
@@ -117,7 +117,7 @@ func (s *State) put(ctx context.Context, store objstore.Store, key string, body 
 	return newToken, err
 }
 
-// Superseded means that a record was not written because another version than the expected one is there. It matches
+// Superseded means that a record was not written because the stored version is not the expected one. It matches
 // objstore.ErrConflict.
 type Superseded[R any] struct {
 	ID ident.ID
@@ -163,7 +163,7 @@ func putRecord[R any](ctx context.Context, s *State, store objstore.Store, key s
 }
 
 // load reads objects, many at a time. It leaves out objects that were deleted since they were listed. The error names
-// every object that cannot be read, up to a few.
+// the first objects that cannot be read, and counts the others.
 func load[T any](ctx context.Context, s *State, n int, read func(ctx context.Context, i int) (T, error)) ([]T, error) {
 	items, errs := make([]*T, n), make([]error, n)
 	err := s.options.ForEach(ctx, n, parallel, func(ctx context.Context, i int) error {

@@ -28,8 +28,8 @@ type trust struct {
 	token     objstore.Token
 }
 
-// signed reports whether every operator record is signed, so that an unsigned one is a forgery. After an upgrade from a
-// version without signatures, the operator records are signed before `ca.crt` is.
+// signed reports whether every operator record is signed, so that an unsigned one is a forgery. An upgrade from a
+// version without signatures signs `ca.crt` last, so a signed `ca.crt` shows that the records are signed.
 func (t trust) signed() bool { return t.version > 0 || t.wasSigned || t.mustSign() }
 
 // mustSign reports whether every document of the cluster was signed from the beginning.
@@ -101,8 +101,8 @@ func (s *State) openBundle(ca authority.CA, data []byte) ([]*x509.Certificate, u
 	return certs, doc.Version, nil
 }
 
-// trusted returns the trust that this process read last, or reads it. fresh means that it was read now. In a cluster
-// with unsigned documents it is always read, because another process may sign them at any time.
+// trusted returns the trust that this process read last, or reads it. fresh means that it was read now. While the
+// cluster has unsigned documents, the trust is always read again, because another process may sign them at any time.
 func (s *State) trusted(ctx context.Context) (t trust, fresh bool, err error) {
 	if known := s.known.Load(); known != nil && known.signed() {
 		return *known, false, nil
@@ -114,7 +114,7 @@ func (s *State) trusted(ctx context.Context) (t trust, fresh bool, err error) {
 // acceptsUnsigned reports whether a document without a signature is accepted under a key.
 func (t trust) acceptsUnsigned(key string) bool {
 	if parsed, err := keys.Parse(key); err == nil && parsed.Kind == keys.KindApplied {
-		// A shard that an older version of Nstance served has an unsigned document until its leader writes it again.
+		// An applied configuration of an older version of Nstance is unsigned until the leader writes it again.
 		return !t.mustSign()
 	}
 	return !t.signed()

@@ -16,7 +16,7 @@ import (
 // who run the cluster upgrade all shards and all boot scripts that hold a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the age of the cluster's CA up to which instances do not depend on certificates that it signed.
+// newCluster is the maximum age of a cluster's CA at which no instance depends on certificates that the CA signed.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two
@@ -85,11 +85,10 @@ func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 	return cas[1].Starts().Add(config.MaxCertificateTTL)
 }
 
-// RotateWorkloadCA takes the step of a rotation of the workload CA that is possible now, and returns the CAs. Without a
-// rotation under way it makes a new CA, which starts after the notice. From its start on, the new CA issues
-// certificates. The old CA stays trusted until the last of its certificates has expired, see [WorkloadCAEnd]. After
-// that, RotateWorkloadCA removes the old CA. Both CAs are in one secret, so each step is one write: an interrupted step
-// has either happened or changed nothing.
+// RotateWorkloadCA takes the next step of a workload CA rotation, if that is possible now, and returns the CAs. Without
+// a rotation under way it makes a new CA, which starts after the notice. From its start on, the new CA issues
+// certificates. When the last certificate of the old CA has expired, see [WorkloadCAEnd], RotateWorkloadCA removes the
+// old CA. Both CAs are in one secret, so each step is one write.
 func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
 	fail := func(err error) (authority.WorkloadCAs, error) {
 		return nil, fmt.Errorf("rotate the workload CA: %w", err)

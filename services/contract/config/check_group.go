@@ -405,7 +405,7 @@ func (r *rendering) template(path string, err error) {
 	r.value(path, errors.New("template: "+strings.TrimPrefix(err.Error(), ": ")))
 }
 
-// value reports a problem of a rendered text, once for all groups.
+// value reports a problem of a rendered text. It reports the same problem only once for all groups.
 func (r *rendering) value(path string, err error) {
 	if err == nil {
 		return

@@ -62,7 +62,7 @@ func Validate(s *Shard) Problems {
 }
 
 // Encode encodes a shard config in its canonical form: indented JSON, sorted map keys, no unset fields. [Parse] accepts
-// the result. The shard must be valid: its free trees must hold JSON values only.
+// the result. The shard must be valid: its args and JSON files must hold only JSON values.
 func Encode(s *Shard) []byte {
 	out := cloned(s)
 	for tenant, groups := range out.Groups {

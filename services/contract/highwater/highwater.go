@@ -52,8 +52,8 @@ type Marks struct {
 }
 
 // Observe records the version in which an object was read. The parameter before is the object's mark when the read
-// began, so that a write during the read does not count. Observe returns [ErrRolledBack] if version is less than
-// before. Unsigned objects have version 0.
+// began, so that a write during the read does not count. Observe returns [ErrRolledBack] if version is less than that
+// mark. Unsigned objects have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {
 	if version < before {
 		return fmt.Errorf("%s has version %d, and version %d was there before: %w", key, version, before, ErrRolledBack)

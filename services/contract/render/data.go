@@ -50,8 +50,8 @@ type Instance struct {
 // Cluster is the cluster that the instance belongs to.
 type Cluster struct {
 	ID string
-	// CACert is the cluster's CA in PEM, one certificate or more. For files of instances, the PEM of the workload CA is
-	// appended to it.
+	// CACert is the cluster's CA in PEM, one certificate or more. In files of instances, CACert also includes the
+	// workload CA.
 	CACert string
 	// WorkloadCACert is the CA of the certificates in files, in PEM, or both CAs while one replaces the other.
 	WorkloadCACert string

@@ -51,11 +51,11 @@ func ValidateEnvName(s string) error {
 	return nil
 }
 
-// quoteEnv quotes a value for a POSIX shell and for systemd. It uses double quotes, because inside them both have the
-// same rules (POSIX Shell Command Language, section 2.2.3; systemd.exec(5), EnvironmentFile=): a backslash before ", \,
-// ` or $ makes that character literal, and line breaks are literal. It does not use single quotes, because systemd
-// cannot express a single quote inside them. A value of harmless characters is not quoted, so that simpler parsers can
-// read it. ~ is not harmless, because a shell expands it.
+// quoteEnv quotes a value for a POSIX shell and for systemd. It uses double quotes, because both programs have the same
+// rules inside them: a backslash before ", \, ` or $ makes that character literal, and line breaks are literal. See
+// POSIX Shell Command Language, section 2.2.3, and systemd.exec(5), EnvironmentFile=. In systemd, single quotes cannot
+// enclose a single quote. A value of harmless characters is not quoted, so that simpler parsers can read it. ~ is not
+// harmless, because a shell expands it.
 func quoteEnv(s string) (string, error) {
 	if !utf8.ValidString(s) {
 		return "", errors.New("the value is not valid UTF-8")

@@ -14,7 +14,7 @@ const (
 	MaxSource = 256 << 10
 	// MaxOutput is the longest text that one call renders, in bytes.
 	MaxOutput = 1 << 20
-	// MaxVars is how many vars, or images, a template's data may have: loops over them end soon enough.
+	// MaxVars is the maximum number of vars, and of images, in a template's data. It limits loops over them.
 	MaxVars = 1000
 
 	maxWork      = 8 << 20 // bytes that the functions of one execution may make

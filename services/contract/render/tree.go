@@ -14,7 +14,7 @@ const maxDepth = 100
 // templates. The result shares no maps or slices with the tree. The limits apply to the output of all texts together.
 func Tree(name string, tree any, d Data) (any, error) { return walk(name, tree, 0, d, newBudget()) }
 
-// JSON renders a document whose texts are templates, indented, with a newline at the end.
+// JSON renders a document whose texts are templates. The result is indented JSON with a newline at the end.
 func JSON(name string, tree any, d Data) ([]byte, error) {
 	value, err := Tree(name, tree, d)
 	if err != nil {

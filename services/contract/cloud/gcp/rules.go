@@ -94,8 +94,8 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 	}
 }
 
-// checkInterfaces refuses an address that only one VM could have. It also refuses to set the first interface's network,
-// which comes from the group's subnet.
+// checkInterfaces refuses an address that only one VM could have. It also refuses a network in the args of the first
+// interface, because the group determines that interface's subnet.
 func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	for i, nic := range objectsOf(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {

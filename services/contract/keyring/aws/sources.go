@@ -20,8 +20,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 )
 
-// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". A source is given by its name or its
-// ARN. An ARN also determines the region. All other settings come from the SDK's default configuration.
+// Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". In the configuration, the source of a
+// key is the name or the ARN of its secret or parameter. An ARN also determines the region. All other settings come
+// from the SDK's default configuration.
 func Sources() []keyring.Source {
 	return []keyring.Source{{Name: "aws-secrets-manager", Read: readSecret},
 		{Name: "aws-parameter-store", Read: readParameter}}

@@ -19,8 +19,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 )
 
-// Sources returns the source "google-secret-manager". A source is the secret's name in the project, or its whole name
-// such as projects/p/secrets/s. Either may end in /versions/ and a version. The default is the latest one.
+// Sources returns the source "google-secret-manager". In the configuration, the source of a key is the secret's name in
+// the project, or its full name such as projects/p/secrets/s. Both may end in /versions/ and a version. The default is
+// the latest version.
 func Sources() []keyring.Source {
 	return []keyring.Source{{Name: "google-secret-manager", Read: readSecret}}
 }
