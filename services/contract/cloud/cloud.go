@@ -1,5 +1,5 @@
 // Package cloud describes the parts of a cloud that the shard configuration needs: its fields, its stores, and checks
-// that need no network. Each cloud has a sub-package with one [Block]. Package all lists them.
+// that need no network. Each cloud has a sub-package with one [Block]. The package cloud/all lists them.
 //
 // Invariant: neither this package nor its sub-packages link a cloud's SDK, so every program can check a configuration
 // for every cloud.

@@ -98,9 +98,9 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	return r, nil
 }
 
-// AnnounceCA begins a rotation of the CA, or continues one: it makes a new CA and a new nonce key, lets leaders accept
-// nonces of the new key, and adds the CA to the bundle. It changes nothing if that has been done. The next step is
-// [State.IssueFromNewCA], after every client has followed, see [Followers].
+// AnnounceCA begins a rotation of the CA, or continues one. It makes a new CA and a new nonce key, lets leaders accept
+// nonces of the new key, and adds the new CA to the bundle. It changes nothing if that has been done. When every client
+// has followed (see [Followers]), the next step is [State.IssueFromNewCA].
 func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version

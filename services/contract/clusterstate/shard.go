@@ -137,9 +137,9 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 	return applied, object.Token, nil
 }
 
-// WriteApplied records the configuration that the leader of a term accepted, the token under which the leader had read
-// it (source), and the CA that this State read last. If a leader of a higher term has already accepted a configuration,
-// WriteApplied returns objstore.ErrConflict and replaces nothing.
+// WriteApplied records a configuration that the leader of the given term has accepted. It also records source, the
+// token of the configuration that the leader read, and the CA that this State read last. If a leader of a higher term
+// has already accepted a configuration, WriteApplied returns objstore.ErrConflict and replaces nothing.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)

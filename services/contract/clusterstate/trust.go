@@ -21,7 +21,7 @@ type trust struct {
 	ca authority.CA
 	// bundle holds the CA certificates of `ca.crt`, newest first. ca signed it.
 	bundle []*x509.Certificate
-	// version of `ca.crt`, 0 if it is missing or in the former, unsigned format.
+	// version of `ca.crt`, 0 if it is missing or unsigned.
 	version uint64
 	// wasSigned means that this process has seen a signed `ca.crt`.
 	wasSigned bool
@@ -286,9 +286,9 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 	return err
 }
 
-// ensureBundle writes `ca.crt` if it is missing or in the former, unsigned format. In the latter case it signs the
-// operator records first, because an unsigned record is refused as soon as `ca.crt` is signed. A bundle without the CA
-// is an error: its readers would not trust certificates of this CA.
+// ensureBundle writes `ca.crt` if it is missing or unsigned. Before it signs an unsigned `ca.crt`, it signs the
+// operator records, because unsigned records are refused as soon as `ca.crt` is signed. A bundle without the CA is an
+// error: its readers would not trust certificates of this CA.
 func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error) {
 	for {
 		t, err := s.readBundle(ctx, ca)
@@ -307,8 +307,9 @@ func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error
 	}
 }
 
-// SignDocuments signs the operator records that the CA in `ca.key` has not signed: records that another CA of the
-// bundle has signed, and, as long as they are accepted, unsigned records of an older version of Nstance.
+// SignDocuments signs the operator records that the CA in `ca.key` has not signed. Another CA of the bundle may have
+// signed them, or an older version of Nstance may have left them unsigned. An unsigned record that is no longer
+// accepted is an error.
 func (s *State) SignDocuments(ctx context.Context) error {
 	t, err := s.readTrust(ctx)
 	if err != nil {

@@ -88,8 +88,8 @@ func TestRotateWorkloadCATooSoon(t *testing.T) {
 	}
 }
 
-// TestInterruptedWorkloadCARotation lets the write of each step fail, with and without an effect. Afterwards the CAs
-// are those of before or after the step, and the repeated command continues from there.
+// TestInterruptedWorkloadCARotation lets the write of each step fail, with and without an effect. Afterwards either the
+// CAs from before the step or those from after it are stored, and the repeated command continues from there.
 func TestInterruptedWorkloadCARotation(t *testing.T) {
 	for _, landed := range []bool{false, true} {
 		now := t0

@@ -95,7 +95,7 @@ func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	})
 }
 
-// Rolling returns the static groups whose instances are replaced, sorted.
+// Rolling returns the static groups with instances that are replaced, sorted.
 func (c Change) Rolling() []string {
 	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
 }

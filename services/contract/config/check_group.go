@@ -153,7 +153,7 @@ type argSource struct {
 	tree map[string]any
 }
 
-// argSources returns the places from which a group's args are merged, the one that takes precedence first.
+// argSources returns the places from which a group's args are merged, in order of precedence.
 func (c *checker) argSources(spec GroupSpec, path string) []argSource {
 	return []argSource{{ChildPath(path, "args"), spec.Args},
 		{ChildPath("templates", spec.Template) + ".args", c.s.Templates[spec.Template].Args},

@@ -15,9 +15,8 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
 
-// ParseStored is [Parse] for a configuration that is in the bucket already. A value above a limit that older versions
-// of Nstance did not have is only a warning, because the program that wrote the configuration may be older than this
-// one.
+// ParseStored is [Parse] for a configuration that is in the bucket already. A value above a new limit is only a
+// warning, because an older version of Nstance without that limit may have written the configuration.
 func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten })

@@ -55,7 +55,7 @@ func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
 }
 
 // permissions reports the choices in a group that the config does not permit to operators of the group's tenant. spec
-// is the complete entry in groups/: a dynamic group, or the override of a static group. path is that of the group.
+// is the complete entry in groups/: a dynamic group, or the override of a static group. path is the path of the group.
 // permissions returns the reasons as one text, or "". It does not report a template that does not exist.
 func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string {
 	known := len(c.found)
@@ -266,7 +266,7 @@ func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]boo
 	return names, all
 }
 
-// quota reports what [CheckQuota] returns. path is that of the tenant's groups, or "" if only one group is checked.
+// quota reports what [CheckQuota] returns. path is the path of the tenant's groups, or "" if only one group is checked.
 func (c *checker) quota(tenant, path string, before, after Usage) {
 	limits := c.s.Tenants[tenant]
 	for _, q := range []struct {

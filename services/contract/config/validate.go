@@ -170,8 +170,8 @@ func (c *checker) server() {
 	}
 }
 
-// leaderNetworkKind checks the kind of the leader's address against those of the provider. On a cloud for development
-// the kind may be missing. Then no server takes the address.
+// leaderNetworkKind checks that the provider has the given kind of leader address. For a development cloud the kind may
+// be missing. Then no server takes the address.
 func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	const at = "server.leader_network.kind"
 	kinds := block.LeaderNetworkKinds

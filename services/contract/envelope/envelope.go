@@ -73,8 +73,8 @@ func Seal(key Key, cluster, name string, version uint64, plaintext []byte, rand 
 	return aead.Seal(blob, nonce, plaintext, data), nil
 }
 
-// Open decrypts a blob that was sealed for this name in this cluster, and returns the version of the secret, 0 for a
-// blob of format 1. Of the keys, it uses the one that the blob names.
+// Open decrypts a blob that was sealed for this name in this cluster, and returns the secret and its version. The
+// version is 0 for a blob of format 1. Open uses the key that the blob names.
 func Open(keys []Key, cluster, name string, blob []byte) ([]byte, uint64, error) {
 	id, err := KeyID(blob)
 	if err != nil {
@@ -107,8 +107,8 @@ func sizeOfHeader(format byte) int {
 	return headerSize
 }
 
-// Version returns the version of the secret that a blob claims. Only [Open] proves it. It is 0 for a blob of format 1,
-// and for what is not a blob.
+// Version returns the version of the secret that a blob claims, or 0 for a blob of format 1 and for data that is not a
+// blob. Only [Open] proves that the version is true.
 func Version(blob []byte) uint64 {
 	if _, err := KeyID(blob); err != nil || len(headerOf(blob)) < headerSize {
 		return 0

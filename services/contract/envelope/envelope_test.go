@@ -62,7 +62,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A blob of the former format has no version of the secret.
+// A blob of format 1 does not hold a version of the secret.
 func TestFormerFormatOpens(t *testing.T) {
 	blob, err := os.ReadFile(filepath.Join("..", "testdata", "v1", "envelope.bin"))
 	if err != nil {

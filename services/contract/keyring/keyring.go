@@ -48,7 +48,7 @@ type Source struct {
 	Read func(ctx context.Context, source config.KeySource) ([]byte, error)
 }
 
-// Sources returns the sources that need no SDK. Package all adds those of the clouds.
+// Sources returns the sources that need no SDK. The package keyring/all adds the sources of the clouds.
 func Sources() []Source {
 	return []Source{{Name: config.EnvKeySource, Read: readEnv}, {Name: config.FileKeySource, Read: readFile}}
 }

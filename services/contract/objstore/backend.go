@@ -16,7 +16,7 @@ type Location struct {
 	PathStyle bool
 }
 
-// Backend describes a kind of object store. Each sub-package has one, and package open lists them all.
+// Backend describes a kind of object store. Each sub-package has one, and the package objstore/open lists all of them.
 type Backend struct {
 	// Name is the value of cluster.storage.provider and of the programs' flags.
 	Name string

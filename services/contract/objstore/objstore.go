@@ -8,8 +8,8 @@
 //   - The Put did not take effect and never will (ErrConflict and every other definite error).
 //   - The result is not known yet (ErrIndeterminate). Settle turns it into one of the other two.
 //
-// Back ends are sub-packages, so that importing this package links no SDK. Package open selects a back
-// end by name. All back ends run the conformance suite in objstoretest.
+// Back ends are sub-packages, so that importing this package links no SDK. The package objstore/open selects a back end
+// by name. All back ends run the conformance suite in objstoretest.
 package objstore
 
 import (

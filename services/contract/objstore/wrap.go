@@ -57,8 +57,8 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 	return entries, err
 }
 
-// WithTimeout bounds each call on store. request is the limit of a get, put or delete; list is that of a whole listing
-// with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
+// WithTimeout bounds each call on store. request is the limit of a get, put or delete; list is the limit of a whole
+// listing with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
 func WithTimeout(store Store, request, list time.Duration) Store {
 	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
 }
@@ -190,8 +190,8 @@ func WithObserver(store Store, observe func(op string, took time.Duration, err e
 	}}
 }
 
-// WithLimit bounds the number of concurrent calls on store. Other calls wait until their ctx ends. If ctx ends first,
-// nothing was sent, and the error is that of ctx.
+// WithLimit bounds the number of concurrent calls on store. A call over the limit waits until another call ends. If its
+// ctx ends first, nothing was sent, and the call returns the error of ctx.
 func WithLimit(store Store, calls int) Store {
 	turns := make(chan struct{}, calls) // holds one element for each call in progress
 	return &intercepted{store, func(ctx context.Context, op, key string, call func(context.Context) error) error {

@@ -15,8 +15,8 @@ const MaxConfig = 4 << 20
 // is still a valid configuration.
 const appliedMark = "// nstance-applied "
 
-// Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`: the configuration
-// as it was written, after one line of comment that says where it came from.
+// Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`. A comment in the
+// first line says where the configuration came from. The configuration follows as it was written.
 type Applied struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.

@@ -99,7 +99,7 @@ func EncodeLock(l Lock) ([]byte, error) {
 }
 
 // DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are
-// errors: a server must not take over a lock that it cannot read, because it does not know how long to wait.
+// errors. A server must not take over a lock that it cannot read, because it does not know how long to wait.
 func DecodeLock(data []byte) (Lock, error) {
 	var l Lock
 	if err := decode("lock", data, lockSchema, &l); err != nil {

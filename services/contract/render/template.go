@@ -282,8 +282,8 @@ func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	return nil, false
 }
 
-// loop checks a range: it may go only over a map of the data, and not be inside another range, so that the number of
-// steps is bounded.
+// loop checks a range. It may iterate only over a map of the data, and must not be inside another range, so that the
+// number of steps is bounded.
 func (c *checker) loop(n *parse.RangeNode, dotIsRoot bool) {
 	if c.inLoop {
 		c.fail(n, "a range inside another is not available")

@@ -6,7 +6,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Backend describes a kind of secrets store. Each sub-package has one, and package open lists them all.
+// Backend describes a kind of secrets store. Each sub-package has one, and the package secretstore/open lists all of
+// them.
 type Backend struct {
 	// Name is the value of cluster.secrets.provider and of the programs' flags.
 	Name string

@@ -208,7 +208,7 @@ func (d *Daemon) KillVM(ctx context.Context, name string) error {
 		while kill -0 "$pid" 2>/dev/null; do sleep 0.01; done`, name)
 }
 
-// run runs a script of the shell with arguments in the namespaces.
+// run runs a shell script with arguments in the namespaces.
 func (d *Daemon) run(ctx context.Context, what, script string, args ...string) error {
 	out, err := d.Enter(ctx, append([]string{"sh", "-c", script, "sh"}, args...)...).CombinedOutput()
 	if err != nil {

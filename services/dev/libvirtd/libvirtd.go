@@ -1,6 +1,6 @@
-// Package libvirtd starts a real libvirtd for development and tests, in its own directory and its own mount and process
-// namespaces, so that it uses no files of the machine's libvirtd. It needs Linux, root, libvirtd and QEMU. QEMU
-// emulates the CPU of the VMs, because the machine may lack hardware virtualization.
+// Package libvirtd starts a real libvirtd for development and tests. The daemon has its own directory, mount namespace
+// and process namespace, so that it uses no files of the machine's libvirtd. The package needs Linux, root, libvirtd
+// and QEMU. QEMU emulates the CPU of the VMs, because the machine may lack hardware virtualization.
 package libvirtd
 
 import (

@@ -193,8 +193,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestInstanceIDsAreNames checks that every instance ID is a valid name of a VM and a valid value of a label, and that
-// the longest names of clusters, shards, groups and tenants are valid values of labels.
+// TestInstanceIDsAreNames checks that every instance ID is a valid VM name and a valid label value. The longest names
+// of clusters, shards, groups and tenants must be valid label values too.
 func TestInstanceIDsAreNames(t *testing.T) {
 	for _, seed := range []string{"\x00\x00\x00\x00\x00\x00\x00\x00", "\xff\xff\xff\xff\xff\xff\xff\xff"} {
 		id, err := ident.NewID("zzz", time.UnixMilli(1<<47), strings.NewReader(seed))

@@ -37,7 +37,7 @@ type Options struct {
 	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If there is an endpoint, the last
 	// default is us-east-1, because most S3 servers ignore the region.
 	Region string
-	// Endpoint is the URL of an S3 server other than that of AWS.
+	// Endpoint is the URL of an S3 server that does not belong to AWS.
 	Endpoint string
 	// PathStyle puts the bucket into the path of URLs instead of in front of the host name.
 	PathStyle bool
