@@ -26,8 +26,8 @@ var (
 )
 
 const (
-	// signatureMark begins the last line of a signed document. It is a comment in JSONC, and text outside the blocks of
-	// PEM.
+	// signatureMark begins the last line of a signed document. That line is a comment in JSONC. In PEM, it is text
+	// outside the blocks.
 	signatureMark = "// nstance-signature "
 	// maxSignatureLine is the maximum size in bytes of the line with the signatures.
 	maxSignatureLine = 8 << 10
@@ -38,8 +38,8 @@ const (
 	documentContext = "nstance signed document 1\x00"
 )
 
-// Document is an object of the bucket that is signed by the cluster's CA. A signed document is its content and one more
-// line with the signatures, so a person can read it where it is stored.
+// Document is an object of the bucket that is signed by the cluster's CA. A signed document consists of its content and
+// one more line with the signatures, so a person can read the content in the bucket.
 type Document struct {
 	// Cluster and Key are the cluster and the object's key in the bucket. They are signed but not stored, so a copy of
 	// the document under another key or in another cluster is refused.

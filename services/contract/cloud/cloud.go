@@ -95,6 +95,6 @@ type SecretsStore struct {
 	Name string
 	// TakesProject reports whether project_id may be given.
 	TakesProject bool
-	// NeedsProject reports whether an encryption key with this source must be given with its project_id. Optional.
+	// NeedsProject reports whether an encryption key with the given source also needs a project_id. Optional.
 	NeedsProject func(source string) bool
 }

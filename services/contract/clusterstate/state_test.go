@@ -165,7 +165,8 @@ func TestInstance(t *testing.T) {
 	}
 }
 
-// Exactly one of two leaders wins each version, and both know which, also when answers of writes are lost.
+// Exactly one of two leaders wins each version, and both learn which leader has won, even if answers of writes are
+// lost.
 func TestInstanceRaces(t *testing.T) {
 	for seed := range byte(200) {
 		dice := rand.New(rand.NewPCG(uint64(seed), 1))

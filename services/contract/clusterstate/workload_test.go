@@ -132,7 +132,7 @@ func TestInterruptedWorkloadCARotation(t *testing.T) {
 
 var errLost = errors.New("the answer is lost")
 
-// lossy is a store with writes that fail, with an effect if land is set.
+// lossy is a store with writes that fail. If land is set, a failed write still takes effect.
 type lossy struct {
 	objstore.Store
 

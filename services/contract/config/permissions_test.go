@@ -224,7 +224,7 @@ func FuzzParsePointer(f *testing.F) {
 		if again != text {
 			t.Errorf("%q was read as %q", text, names)
 		}
-		// An object with this member is permitted, and one with another member is not.
+		// An object with the last member of the pointer is permitted. An object with another member is not.
 		args := map[string]any{names[len(names)-1]: 1}
 		other := map[string]any{names[len(names)-1] + "x": 1}
 		for i := len(names) - 2; i >= 0; i-- {

@@ -64,7 +64,7 @@ type Event struct {
 	// Instance and Replaces are instance IDs.
 	Instance string `json:"instance,omitempty"`
 	Replaces string `json:"replaces,omitempty"`
-	// Cause is a planner's cause, or the kind of an alert.
+	// Cause is why the planner decided on the step, such as scale_down, or the kind of an alert.
 	Cause string `json:"cause,omitempty"`
 	// Actor is the cause of the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`

@@ -38,7 +38,7 @@ type Operator struct {
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`
 	RemovedAt   time.Time      `json:"removed_at,omitzero"`
-	// NonceExpires is when the nonce expires. The tombstone stays for longer.
+	// NonceExpires is when the nonce expires. A tombstone of the operator stays for longer.
 	NonceExpires time.Time `json:"nonce_expires,omitzero"`
 }
 

@@ -50,8 +50,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// envOf returns an env file that holds values, and the values by name. The templates in the file refer to the values as
-// vars.
+// envOf returns an env file that holds values, and the values by name. The templates of the file read the values from
+// .Vars.
 func envOf(t *testing.T, values []string) ([]byte, map[string]string) {
 	t.Helper()
 	d := render.Sample()

@@ -1,7 +1,8 @@
 // Package aws stores the cluster's secrets in a service of AWS: Secrets Manager, or Systems Manager's Parameter Store.
 //
-// Invariant: Get returns exactly the bytes of Put. Of concurrent creations one succeeds. A secret that is marked for
-// deletion is an error and never "not found", because a second CA would be made in its place.
+// Invariant: Get returns exactly the bytes of Put. Exactly one of several concurrent creations succeeds. Get of a
+// secret that is marked for deletion is an error other than "not found". Otherwise, Nstance would make a second CA if
+// that secret is the CA.
 package aws
 
 import (

@@ -1,7 +1,8 @@
 // Package googlesecretmanager stores the cluster's secrets in Google Secret Manager.
 //
-// Invariant: Get returns exactly the bytes of Put. Of concurrent creations one succeeds. A secret with a disabled or
-// destroyed version is an error and never "not found", because a second CA would be made in its place.
+// Invariant: Get returns exactly the bytes of Put. Exactly one of several concurrent creations succeeds. Get of a
+// secret with a disabled or destroyed version is an error other than "not found". Otherwise, Nstance would make a
+// second CA if that secret is the CA.
 //
 // The service creates a secret without a version. A Put with IfAbsent adds a version only if it has created the secret.
 // The alias "latest" is eventually consistent. So Get then asks for the version with the next number, until there is
