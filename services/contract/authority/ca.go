@@ -315,7 +315,8 @@ func (ca CA) GoString() string { return ca.String() }
 // LogValue logs the CA without its key.
 func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 
-// MarshalText writes the CA without its key. encoding/json uses it too. The CA cannot be read back from the text.
+// MarshalText writes the CA without its key. encoding/json uses MarshalText too. The CA cannot be read back from the
+// text.
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
 // ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, sorted by the start of their validity,

@@ -66,7 +66,7 @@ func (n Nonce) GoString() string { return n.String() }
 // LogValue redacts.
 func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 
-// MarshalText returns the redacted form, in JSON too. The nonce cannot be read back from it.
+// MarshalText returns the redacted form. encoding/json uses MarshalText too. The nonce cannot be read back from it.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
 // NonceKey signs nonces: an Ed25519 key of the cluster. It prints as redacted. While the cluster's keys are rotated, a
@@ -171,7 +171,7 @@ func (k NonceKey) GoString() string { return k.String() }
 // LogValue redacts.
 func (k NonceKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText returns the redacted form, in JSON too. The key cannot be read back from it.
+// MarshalText returns the redacted form. encoding/json uses MarshalText too. The key cannot be read back from it.
 func (k NonceKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // NonceSpec asks for a nonce.

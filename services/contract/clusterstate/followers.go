@@ -16,8 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators have followed a step of a rotation of the CA. It remembers
-// them, so that repeated checks read only what changed. It is not safe for concurrent use.
+// Followers checks which leaders, instances and operators have followed a step of a CA rotation, that is, use the CAs
+// of that step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
+// concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step

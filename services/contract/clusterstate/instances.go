@@ -141,7 +141,8 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 }
 
 // LoadInstances reads every instance record of the shard, many at a time. Then it calls take for each, one after the
-// other, sorted by tenant and age. If one record cannot be read, it fails: decisions need knowledge of all instances.
+// other, sorted by tenant and age. LoadInstances fails if one record cannot be read, because decisions need knowledge
+// of all instances.
 func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }

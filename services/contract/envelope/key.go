@@ -66,5 +66,5 @@ func (k Key) GoString() string { return k.String() }
 // LogValue returns [Key.String], which is redacted.
 func (k Key) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
-// MarshalText returns [Key.String], which is redacted, also in JSON. A key cannot be unmarshaled.
+// MarshalText returns [Key.String], which is redacted. encoding/json uses MarshalText too. A key cannot be unmarshaled.
 func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }

@@ -5,8 +5,8 @@
 // prefix (objstore.WithPrefix adds it).
 //
 // Builders join their arguments without checking them: names come from packages that have validated them (ident). IDs
-// are in storage form, "{uuid with dashes}-{prefix}", which sorts by time. No part may hold a dot except a secret's
-// name and a file's, so dots separate the parts of a last segment.
+// are in storage form, "{uuid with dashes}-{prefix}", which sorts by time. Only the names of secrets and files may hold
+// dots, so dots separate the parts of a key's last segment.
 package keys
 
 import (

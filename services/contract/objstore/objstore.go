@@ -33,7 +33,7 @@ type Object struct {
 	Token Token
 }
 
-// Entry is one object in a listing. Modified is a time of the store's clock. Use it only for ages of hours.
+// Entry is one object in a listing. Modified is a time of the store's clock, so use it only for ages of hours or more.
 type Entry struct {
 	Key      string
 	Token    Token

@@ -11,9 +11,10 @@ import (
 // contenders is the number of concurrent puts in a race of [Probe].
 const contenders = 32
 
-// race sends concurrent puts with the same condition, which holds for all of them when they are sent. Exactly one may
-// succeed, and the object must then have its content. race returns the token of that put. A put that fails without a
-// conflict, for example because the store throttles it, proves nothing. It is ignored, unless it took effect.
+// race sends concurrent puts with the same condition, which holds for all of them when they are sent. Exactly one put
+// may succeed, and the object must then have the content of that put. race returns the token of that put. A put that
+// fails without a conflict, for example because the store throttles it, proves nothing. It is ignored, unless it took
+// effect.
 func race(ctx context.Context, store Store, key, round string, cond Condition, promise string) (Token, error) {
 	type result struct {
 		body  []byte

@@ -53,7 +53,8 @@ type Cluster struct {
 	// CACert is the cluster's CA in PEM, one certificate or more. In files of instances, CACert also includes the
 	// workload CA.
 	CACert string
-	// WorkloadCACert is the CA of the certificates in files, in PEM, or both CAs while one replaces the other.
+	// WorkloadCACert is the CA that signs the certificates in files, in PEM. While one CA replaces another, it holds
+	// both.
 	WorkloadCACert string
 }
 
@@ -91,7 +92,7 @@ func (Nonce) GoString() string { return redacted }
 // LogValue hides the nonce.
 func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalText hides the nonce, from JSON too.
+// MarshalText returns a redacted text. encoding/json uses MarshalText too.
 func (Nonce) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // Sample returns data in which every field is filled, for checking templates before there is an instance. Vars and

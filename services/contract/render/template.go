@@ -14,7 +14,8 @@ const (
 	MaxSource = 256 << 10
 	// MaxOutput is the longest text that one call renders, in bytes.
 	MaxOutput = 1 << 20
-	// MaxVars is the maximum number of vars, and of images, in a template's data. It limits loops over them.
+	// MaxVars is the maximum number of vars, and of images, in a template's data. It limits the steps of loops over
+	// them.
 	MaxVars = 1000
 
 	maxWork      = 8 << 20 // bytes that the functions of one execution may make

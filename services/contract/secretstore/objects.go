@@ -118,8 +118,8 @@ func (o *Objects) replace(ctx context.Context, name string, value Value) error {
 	}
 }
 
-// nextVersion returns a version above the one in the bucket and those that this process has seen. It is the time in
-// milliseconds, so that it rises even after the secret was deleted.
+// nextVersion returns a version above the one in the bucket and those that this process has seen. The version is at
+// least the time in milliseconds, so that it rises even after the secret was deleted.
 func (o *Objects) nextVersion(key string, there uint64) uint64 {
 	if there > highwater.MaxVersion { // not a version that this package wrote
 		there = 0

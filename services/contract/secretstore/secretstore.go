@@ -1,6 +1,5 @@
-// Package secretstore owns the storage of the cluster's secrets: a small interface, the back end that seals secrets
-// into object storage, and a cache. Back ends of clouds are sub-packages. All of them run the conformance suite in
-// secretstoretest.
+// Package secretstore owns the storage of the cluster's secrets: a small interface, and the back end that seals secrets
+// into object storage. Back ends of clouds are sub-packages. All of them run the conformance suite in secretstoretest.
 //
 // Invariant: a secret leaves this process either sealed by this package, or sent to a service that encrypts it. It is
 // never written to object storage in plain text.
@@ -112,7 +111,8 @@ func (v Value) GoString() string { return v.String() }
 // LogValue returns [Value.String], which is redacted.
 func (v Value) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// MarshalText returns [Value.String], which is redacted, also in JSON. A value cannot be unmarshaled.
+// MarshalText returns [Value.String], which is redacted. encoding/json uses MarshalText too. A value cannot be
+// unmarshaled.
 func (v Value) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // ValidateName checks a name. Its error wraps [ErrInvalid]. Back ends call it first.

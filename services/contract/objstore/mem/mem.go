@@ -56,7 +56,7 @@ type Fault struct {
 	// next request, or in Land. A put takes effect only if its condition still holds then. The caller gets
 	// ErrIndeterminate immediately.
 	Late int
-	// Stale makes a List return the state before this number of latest writes (at most 256).
+	// Stale makes a List leave out this number of the latest writes (at most 256).
 	Stale int
 }
 
@@ -330,7 +330,8 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// For each key, the list shows the state before the oldest change that it must not include.
+	// A stale list leaves out the latest changes. So past holds, for each of their keys, the state before the oldest of
+	// them.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]

@@ -34,8 +34,8 @@ const connections = 128
 // Options holds the location of the bucket and the credentials.
 type Options struct {
 	Bucket string
-	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If there is an endpoint, the last
-	// default is us-east-1, because most S3 servers ignore the region.
+	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If the SDK finds none and there is an
+	// endpoint, it is us-east-1, because most S3 servers ignore the region.
 	Region string
 	// Endpoint is the URL of an S3 server that does not belong to AWS.
 	Endpoint string
@@ -46,8 +46,8 @@ type Options struct {
 }
 
 // WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
-// AWS_S3_USE_PATH_STYLE. The last one is a boolean as in strconv.ParseBool, and the SDK itself does not know it. getenv
-// is os.Getenv.
+// AWS_S3_USE_PATH_STYLE. AWS_S3_USE_PATH_STYLE is a boolean as in strconv.ParseBool. The SDK does not know that
+// variable. getenv is os.Getenv.
 func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
 	if text := getenv("AWS_S3_USE_PATH_STYLE"); text != "" && !o.PathStyle {
