@@ -77,8 +77,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes examples/config-tmux.jsonc as the configuration of the shard, after adapting it to this stack and
-// then calling change on it, unless change is nil.
+// PutConfig writes the shard's configuration to the bucket: examples/config-tmux.jsonc, adapted to this stack. If
+// change is not nil, change edits the configuration before the write.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)
@@ -118,9 +118,8 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 	return err
 }
 
-// giveAgentsAllServers changes the boot script so that agents know the addresses of every server. It does so only if
-// the leader has no fixed address: an agent that knew only the address of a hanging leader would not find the next
-// leader.
+// giveAgentsAllServers writes the addresses of all servers into the boot script, unless the leader has a fixed address.
+// An agent that knew only one server could not find the next leader when that server hangs.
 func (s *Stack) giveAgentsAllServers(shard *config.Shard) {
 	script := shard.Defaults.Userdata
 	if s.Network != nil || script == nil {

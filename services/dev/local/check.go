@@ -58,8 +58,8 @@ func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	return ids, err
 }
 
-// CheckConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. The error
-// lists every difference; nil means that each VM has a record, each record has a VM, and no other agent runs.
+// CheckConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. It
+// returns nil if each instance has exactly one of each. Otherwise the error lists every difference.
 func (s *Stack) CheckConsistent(ctx context.Context) error {
 	records, err := s.LiveRecords(ctx)
 	if err != nil {

@@ -36,7 +36,8 @@ func (s *Stack) Lines(server string) ([]Line, error) {
 	return lines, nil
 }
 
-// AwaitLine waits until a server has logged the message in a term above the given one. It returns the first such line.
+// AwaitLine waits until any server has logged the message msg in a term greater than `above`, and returns that log
+// line.
 func (s *Stack) AwaitLine(ctx context.Context, msg string, above uint64) (Line, error) {
 	for {
 		for n := 1; n <= s.Servers; n++ {

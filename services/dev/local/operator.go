@@ -99,7 +99,8 @@ func (o *Operator) Watch(ctx context.Context) {
 	both.Wait()
 }
 
-// repeat calls fn until ctx ends, because fn reads a stream, which ends when the leader's term ends.
+// repeat calls fn again each time fn returns, until ctx ends. fn reads a stream, and every stream ends with the
+// leader's term.
 func repeat(ctx context.Context, fn func(context.Context) error) {
 	for ctx.Err() == nil {
 		_ = fn(ctx)                         // the next call opens the stream again
@@ -193,7 +194,7 @@ func transient(err error) bool {
 	return false
 }
 
-// retry calls fn until it succeeds, returns an error that is not transient, or ctx ends.
+// retry calls fn again as long as fn fails with a transient error. It gives up when ctx ends.
 func retry[T any](ctx context.Context, fn func(context.Context) (T, error)) (T, error) {
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -284,8 +285,9 @@ func lastSeen(instances string) error {
 	return errors.New("last seen:" + instances)
 }
 
-// serverConns are connections to the servers of a shard. Calls go to the current one. A call that fails because that
-// server does not lead or does not answer makes the next one current. It implements [grpc.ClientConnInterface].
+// serverConns holds one connection to each server of a shard. Calls use the current connection. If a call shows that
+// its server does not lead or does not answer, the next connection becomes the current one. serverConns implements
+// [grpc.ClientConnInterface].
 type serverConns struct {
 	all     []*grpc.ClientConn
 	current atomic.Uint32 // modulo len(all)
@@ -332,7 +334,8 @@ func (c *serverConns) NewStream(ctx context.Context, desc *grpc.StreamDesc, meth
 	return &serverStream{ClientStream: stream, conns: c, at: at}, nil
 }
 
-// serverStream skips its server when the stream fails.
+// serverStream is a stream of serverConns. When the stream fails, it calls skip, so that the next call uses another
+// server.
 type serverStream struct {
 	grpc.ClientStream
 	conns *serverConns

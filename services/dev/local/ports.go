@@ -10,12 +10,13 @@ import (
 
 const (
 	loopback = "127.0.0.1"
-	// portStep is the distance between the same port of two servers, as with nstance-server --instance.
+	// portStep is the difference between a port of one server and the same port of the next server. The option
+	// --instance of nstance-server uses the same difference.
 	portStep = 10
 )
 
-// Ports are the ports of a stack on the loopback address: those of the object store, of the page, and of the first
-// server. The ports of each further server are ten higher.
+// Ports are the ports of a stack: those of the object store, of the web page, and of the first server. Each further
+// server's ports are ten higher than those of the server before it.
 type Ports struct {
 	Store, Health, Election, Registration, Operator, Agent, Page int
 }
@@ -35,7 +36,7 @@ func (p Ports) ofServer(n int) Ports {
 		Operator: p.Operator + by, Agent: p.Agent + by, Page: p.Page}
 }
 
-// Busy returns the ports of a stack with the given number of servers on which a program already listens.
+// Busy returns those ports of the stack that are already in use. servers is the stack's number of servers.
 func (p Ports) Busy(ctx context.Context, servers int) (busy []int) {
 	ports := []int{p.Store, p.Page}
 	for n := 1; n <= servers; n++ {
@@ -58,9 +59,9 @@ func listen(ctx context.Context, port int) (net.Listener, error) {
 	return c.Listen(ctx, "tcp", Address(port))
 }
 
-// ReservePorts finds free ports for a stack with that many servers. No other caller on this machine gets the same ports
-// until release is called: ReservePorts listens on the port before the first one. The ports are below the range of
-// ephemeral ports.
+// ReservePorts finds free ports for a stack with the given number of servers. Until release is called, it listens on
+// the port just below them, so that no other caller on this machine gets the same ports. The ports are below the range
+// of ephemeral ports.
 func ReservePorts(ctx context.Context, servers int) (ports Ports, release func(), err error) {
 	const first, last = 10000, 30000
 	size := portStep * (servers + 1)

@@ -115,9 +115,8 @@ func (f Found) Program() string {
 // String returns the PID and the command line.
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
-// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack runs
-// by a path below the stack's directory. So Find returns all of them, also agents, which are children of tmux, and
-// programs that an earlier process started.
+// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack has
+// such a path. So Find also returns agents, which are children of tmux, and programs that an earlier process started.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)
 	if err != nil {
@@ -143,8 +142,8 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 	return found, nil
 }
 
-// Running returns the PIDs of the running object store, servers and page by name, also of those that an earlier process
-// started.
+// Running maps the names of the running object store, servers and web page to their PIDs. It includes programs that an
+// earlier process started.
 func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 	found, err := s.Processes(ctx)
 	running := map[string]int{}

@@ -66,8 +66,8 @@ func (s *Stack) VMs() ([]VM, error) {
 	return vms, nil
 }
 
-// WipeDisks removes identities, keys and received files of all VMs. The documents of the provider stay, as the control
-// plane of a cloud outlives the VMs.
+// WipeDisks removes identities, keys and received files of all VMs. It keeps the provider's documents, because a
+// cloud's control plane survives the loss of disks.
 func (s *Stack) WipeDisks() error {
 	disks, err := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "*"))
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Stack) WipeDisks() error {
 	return nil
 }
 
-// Call is a line of the provider's journal: one step of a call by a server.
+// Call is a line of the provider's journal. It says that a create or delete call of a server began or ended.
 type Call struct {
 	Time     time.Time `json:"time"`
 	Op       string    `json:"op"` // create_entered, create_done, create_failed, delete_entered, delete_done

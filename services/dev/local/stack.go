@@ -2,7 +2,8 @@
 // of one shard, and VMs that are tmux windows with an agent in each. nstance-dev and the system tests use it.
 //
 // Invariant: every program of a stack runs by a path below the stack's directory and writes only there. So any number
-// of stacks run side by side, [Find] finds the processes of a stack by its directory, and [Stack.Clean] leaves nothing.
+// of stacks can run side by side. [Find] finds a stack's processes by that directory, and [Stack.Clean] removes
+// everything.
 package local
 
 import (
@@ -53,7 +54,8 @@ type Options struct {
 	// Network has a machine for each program. Without it every program runs on this machine and listens on the loopback
 	// address.
 	Network Network
-	// AccessKey is the access key ID that the object store accepts; empty: a random one, kept in Dir.
+	// AccessKey is the access key ID that the object store accepts. If it is empty, the stack uses a random ID and
+	// keeps it in Dir.
 	AccessKey string
 	// Environment returns additional variables for the program of that name ([Store], [ServerName]). They override the
 	// variables of the stack. Optional.
@@ -128,8 +130,8 @@ type Stack struct {
 	processes []*Process
 }
 
-// New prepares the directory of a stack. It starts no program. A stack takes over the directory and the running
-// programs of an earlier stack.
+// New prepares the directory of a stack. It starts no program. If the directory belongs to an earlier stack, New takes
+// over that stack with its running programs.
 func New(o Options) (*Stack, error) {
 	for _, path := range []*string{&o.Root, &o.Dir} {
 		abs, err := filepath.Abs(*path)
@@ -340,8 +342,8 @@ func (s *Stack) Tmux(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// KillAll sends SIGKILL to every process of the stack, as a power cut would end them: object store, servers, agents and
-// the tmux server, unless that is the user's.
+// KillAll sends SIGKILL to every process of the stack, as in a power cut: to the object store, the servers, the agents
+// and the stack's own tmux server. It spares the user's tmux server.
 func (s *Stack) KillAll(ctx context.Context) error {
 	// A process may start another one before it is killed, so there are several rounds.
 	for range 50 {

@@ -25,7 +25,7 @@ type Terraform struct {
 	dir     string
 }
 
-// Terraform copies examples/local into the stack. program is the path of tofu or terraform.
+// Terraform copies examples/local into the directory of the stack. program is the path of tofu or terraform.
 func (s *Stack) Terraform(program string) (*Terraform, error) {
 	t := &Terraform{stack: s, program: program, dir: filepath.Join(s.Dir, "terraform")}
 	if err := os.MkdirAll(t.dir, 0o700); err != nil {
@@ -60,9 +60,9 @@ func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
 
-// Destroy destroys what was applied with the given variables. Meanwhile the operator speeds up the deletion of VMs. It
-// calls RefreshConfig, because the leader reads its configuration only every 3 minutes. It acknowledges drains, which
-// otherwise end at their deadline.
+// Destroy destroys what was applied with the given variables. Meanwhile the client `operator` speeds up the deletion of
+// VMs. It calls RefreshConfig, because the leader reads its configuration only every 3 minutes. It also acknowledges
+// drains, which would otherwise last until their deadline.
 func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operator *Operator) error {
 	helping, stop := context.WithCancel(ctx)
 	var helpers sync.WaitGroup
@@ -101,8 +101,8 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	// A separate session keeps the terminal's Ctrl-C from the CLI, which would count as a second interrupt after the
-	// one below. After one interrupt, the CLI completes its request and writes its state.
+	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends one interrupt, after which
+	// the CLI completes its request and writes its state. A second interrupt would abort both.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

@@ -50,7 +50,8 @@ const (
 	exitUsage   = 2
 )
 
-// Run runs one command line, without the program's name, until the command ends or ctx ends. It returns the exit code.
+// Run runs one command line until the command or ctx ends, and returns the exit code. args does not include the
+// program's name.
 func Run(ctx context.Context, args []string, version string, env Environment) int {
 	a := newApp(version, env)
 	root := a.command()

@@ -41,7 +41,7 @@ func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record
 	}
 }
 
-// pruneClusterJournal deletes the journal entries that are older than the time before.
+// pruneClusterJournal deletes the journal entries from before the given time.
 func pruneClusterJournal(ctx context.Context, bucket objstore.Store, before time.Time) error {
 	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
 	if err != nil {
@@ -119,7 +119,7 @@ of groups. "nstance-admin events --since 24h" shows these, from the shards' jour
 	return cmd
 }
 
-// readClusterJournal returns the entries that are not older than from, the oldest entry first.
+// readClusterJournal returns the journal's entries since the time `from`, the oldest entry first.
 func readClusterJournal(ctx context.Context, bucket objstore.Store, from time.Time) ([]record.ClusterEvent, error) {
 	entries, err := bucket.List(ctx, keys.ClusterJournalPrefix())
 	if err != nil {

@@ -103,7 +103,7 @@ type registration struct {
 	renew                      bool // also if the certificate is not due for renewal
 }
 
-// changes reports whether the registration gives the operator a name or role that differs from its record.
+// changes reports whether the registration asks for another name or role than the operator's record has.
 func (r registration) changes(have record.Operator) bool {
 	return r.name != "" && r.name != have.Name || r.role != "" && r.role != cmp.Or(have.Role, record.RoleOperator)
 }
@@ -124,8 +124,8 @@ func (r registered) what() string {
 	return "still good"
 }
 
-// register writes the operator's record first, then the file with the certificate. If it fails in between, the next run
-// of the command finds the record by its key and issues another certificate.
+// register writes the operator's record, then the file with the certificate. If it fails between the two writes, the
+// next run finds the record by the operator's key and issues another certificate.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
 	ca, bundle, err := c.state.ReadCA(ctx)
 	if err != nil {
@@ -266,7 +266,8 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 }
 
 // stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
-// life left. During a CA rotation, trust names the present step, and the certificate must be from that step.
+// life left. During a CA rotation, trust identifies the current step, and the certificate must have been issued in that
+// step.
 func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {
@@ -279,7 +280,8 @@ func (a *app) stillGood(r registration, rec record.Operator, trust string) (time
 	return leaf.NotAfter.UTC(), a.Now().Before(authority.RenewAt(leaf))
 }
 
-// recordOperator writes the record of a new certificate if the record has not changed since it was read.
+// recordOperator writes the operator's record with a new certificate. It fails if the record has changed since it was
+// read.
 func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
 	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
 	writer, err := a.writer()

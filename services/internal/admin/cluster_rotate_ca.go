@@ -19,7 +19,7 @@ const (
 	// rotationTime is the default of --timeout. Leaders look for a new CA every three minutes, and agents spread their
 	// renewals over five minutes.
 	rotationTime = time.Hour
-	// rotationPause is the time between two checks of which clients already use the new CA.
+	// rotationPause is how long rotate-ca waits before it checks again which clients use the new CA.
 	rotationPause = 10 * time.Second
 )
 

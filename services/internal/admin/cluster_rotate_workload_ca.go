@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// leastWorkloadNotice is the shortest time before a new workload CA may start: leaders look for it every half an hour.
+// leastWorkloadNotice is the minimum of --notice, the time from the creation of a new workload CA until it issues
+// certificates. Leaders look for a new CA every half an hour.
 const leastWorkloadNotice = 2 * time.Hour
 
 func (a *app) rotateWorkloadCACommand(s *secretFlags) *cobra.Command {

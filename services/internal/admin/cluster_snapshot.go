@@ -56,8 +56,8 @@ tells how to restore it.`,
 	return cmd
 }
 
-// namedLeftOut is the largest number of objects that the command lists as left out. A bucket may hold many objects of
-// other programs.
+// namedLeftOut is how many left-out objects the command names at most. A snapshot leaves out the objects of other
+// programs, and a bucket may hold many of them.
 const namedLeftOut = 10
 
 // snapshot writes the archive to path. First it copies the objects into a directory beside path, not into the temporary

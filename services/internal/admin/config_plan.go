@@ -27,8 +27,8 @@ type compared struct {
 	applied bool
 }
 
-// parseBefore parses the stored configuration. If it is not valid, parseBefore takes the configuration that a leader
-// applied last, and does not check its signature: it is used only to describe a change.
+// parseBefore parses the stored configuration. If that is not valid, parseBefore takes the configuration that a leader
+// applied last. It does not check the signature of the applied configuration, which is used only to describe a change.
 func (c *compared) parseBefore(ctx context.Context, state *clusterstate.State) {
 	if c.before, _ = config.ParseStored(c.name, c.stored); c.before != nil || c.stored == nil {
 		return
@@ -91,7 +91,8 @@ type configPlan struct {
 	destructive bool
 }
 
-// planOf returns the effects of the file in c. It lists none unless both configurations are valid.
+// planOf returns the effects of the file's configuration. Its lists of effects are empty unless the configurations
+// before and after the change are valid.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
 		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{},

@@ -136,7 +136,7 @@ func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared,
 	return had, checkDynamic(ctx, state, c.after)
 }
 
-// writePush writes the file of c if the stored configuration still has the token `had`.
+// writePush writes the file's configuration to the bucket if the stored configuration still has the token `had`.
 func (a *app) writePush(ctx context.Context, bucket objstore.Store, c compared, had objstore.Token) error {
 	token, err := a.shardState(bucket, c.after).WriteConfig(ctx, c.name, c.file, had)
 	if errors.Is(err, objstore.ErrConflict) {

@@ -58,7 +58,7 @@ func (a *app) checkPermission(what string, err error) finding {
 	return finding{what, true, "works with your credentials (the servers' may differ)", ""}
 }
 
-// writeProbe writes and deletes one object, and returns the time at which the bucket says it was written.
+// writeProbe writes and deletes one object, and returns the time of the write by the bucket's clock.
 func writeProbe(ctx context.Context, bucket objstore.Store) (modified time.Time, err error) {
 	key := probeKey()
 	if _, err := bucket.Put(ctx, key, []byte("doctor\n"), objstore.IfAbsent()); err != nil {

@@ -66,7 +66,7 @@ func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	}
 }
 
-// none prints text, which says that nothing was found, unless a shard failed.
+// none prints text if no shard failed. text says that nothing was found.
 func (a *app) none(failed []*fleet.Error, text string) error {
 	if len(failed) == 0 {
 		a.note("%s", text)
@@ -173,7 +173,8 @@ func groupFacts(shard string, g fleet.Group) []fact {
 	}
 }
 
-// groupLines returns a function that prints the results of a change of groups, one line per shard without an error.
+// groupLines returns a function that prints the result of a group change in each shard, one line per shard. It skips
+// shards that failed.
 func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.GroupAnswer) error {
 	return func(w io.Writer, answers []fleet.GroupAnswer) error {
 		for _, answer := range answers {

@@ -21,7 +21,7 @@ type serveOptions struct {
 	bind, tokenFile, certFile, keyFile string
 	insecure                           bool
 	bucket                             bucketFlags
-	// opened is called with the address when the server listens.
+	// opened is called with the page's URL as soon as the HTTP server listens.
 	opened func(url string)
 }
 

@@ -81,7 +81,8 @@ func (b *pageBucket) Lock(ctx context.Context, shard string) web.Lock {
 	return view
 }
 
-// describeHeld says what a shard that cannot be reached waits for while its lock is not stale, and what to do next.
+// describeHeld describes a shard that cannot be reached and whose lock is not stale. It says what the shard waits for,
+// and what to do next.
 func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 	if age < lock.Lease() {
 		return fmt.Sprintf("the lease of %s has not ended: if it still leads, it cannot be reached from here; if not, "+

@@ -74,8 +74,8 @@ Like "doctor", "support" tests the bucket: it writes one object and deletes it a
 	return cmd
 }
 
-// checkSupport refuses wrong command lines. It takes missing servers and a missing identity from the environment or the
-// saved context.
+// checkSupport refuses wrong command lines. If the flags name no servers or no identity, it takes them from the
+// environment or the saved context.
 func (a *app) checkSupport(o *supportOptions) error {
 	saved, err := a.currentContext()
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 const (
 	// maxSupportEvents is the largest number of events in a bundle for each shard.
 	maxSupportEvents = 2000
-	// maxMetrics is the largest answer that is read from a server's metrics, in bytes.
+	// maxMetrics is how many bytes of a server's metrics are read at most.
 	maxMetrics = 8 << 20
 )
 
@@ -61,7 +61,7 @@ func (r *supportRun) shards() (shards []string) {
 	return slices.Compact(shards)
 }
 
-// readShard adds everything about one shard.
+// readShard adds everything about one shard to the bundle.
 func (r *supportRun) readShard(ctx context.Context, shard string) {
 	dir := "shards/" + shard + "/"
 	servers, _ := endpoints.Parse(r.servers) // checked before
@@ -92,7 +92,7 @@ func (r *supportRun) readShard(ctx context.Context, shard string) {
 	r.readMetrics(ctx, shard, dir, current, lock)
 }
 
-// readLock adds the state of the election and of the newest server.
+// readLock adds the election's lock and the last report about a new server to the bundle. It returns the lock.
 func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, shard, dir string) record.Lock {
 	lock, _, err := state.ReadLock(ctx, shard)
 	if err != nil {
@@ -109,8 +109,8 @@ func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, sh
 	return lock
 }
 
-// readConfigurations adds the documents of the configuration, and returns the configuration in force or, if that is not
-// known, the newest one.
+// readConfigurations adds the shard's configurations and dynamic groups to the bundle. It returns the configuration in
+// force or, if that is not known, the newest one.
 func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate.State, shard,
 	dir string) (current *config.Shard) {
 	newest, token, err := state.ReadConfig(ctx, shard)
@@ -190,7 +190,7 @@ func (r *supportRun) putEvents(dir, about string, events []fleet.JournalEvent) {
 	r.put(dir+"events.json", about, support.Events, events)
 }
 
-// readJournal adds the newest events of the journal in the bucket.
+// readJournal reads the newest events of the journal from the bucket and adds them to the bundle.
 func (r *supportRun) readJournal(ctx context.Context, shard, dir string) {
 	if r.bucket == nil {
 		return
@@ -258,7 +258,7 @@ func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.K
 	return events
 }
 
-// readMetrics adds the metrics of the shard's leader, from its health port.
+// readMetrics reads the metrics from the health port of the shard's leader and adds them to the bundle.
 func (r *supportRun) readMetrics(ctx context.Context, shard, dir string, current *config.Shard, lock record.Lock) {
 	text, err := fetchMetrics(ctx, metricsAddress(current, lock))
 	if err != nil {

@@ -89,9 +89,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 		})
 }
 
-// await calls done for every selected shard repeatedly, until done has returned true for each. It prints every change.
-// Errors that may end by themselves, such as a lost leader, are printed and do not end the wait. hint is the command
-// that explains what blocks the change.
+// await calls done for all selected shards repeatedly, until done returns true for all of them in the same round. It
+// prints the text that done returns whenever the text changes. Temporary errors, such as a lost leader, are printed and
+// do not end the wait. hint is the command that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	if patient.timeout <= 0 {

@@ -229,8 +229,8 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes m
 	})
 }
 
-// ScaleTotal divides a size evenly over the shards that have the group. The remainder goes to the first of them, one
-// each. If a shard does not answer, nothing is changed.
+// ScaleTotal divides a size evenly over the shards that have the group. If there is a remainder, the first shards get
+// one instance more each. If any shard does not answer, ScaleTotal changes nothing.
 func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, total uint32) []GroupAnswer {
 	with, sizes, failed := f.divide(ctx, shards, name, total)
 	switch {

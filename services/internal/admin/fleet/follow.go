@@ -22,8 +22,8 @@ type Watcher struct {
 	// Event is called for every event. Each stream begins with the current state, marked Snapshot, also after every
 	// reconnection.
 	Event func(Event)
-	// Lost is called when a shard's event streams fail. The fleet opens them again after retry, or never if retry is
-	// zero. Found is called when events arrive again.
+	// Lost is called when a shard's event streams fail. The fleet opens them again after the duration retry, or never
+	// if retry is zero. Found is called when events arrive again.
 	Lost  func(err *Error, retry time.Duration)
 	Found func(shard string)
 }

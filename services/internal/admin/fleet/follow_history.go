@@ -6,9 +6,9 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// FollowHistory passes the stored events of a shard's journal after a position to the function each, and then new
-// events. The empty position is before all events. FollowHistory returns an error when the connection is lost or ctx
-// ends.
+// FollowHistory passes the events of a shard's journal to the function `each`: first the stored events after the
+// position `after`, then new events. An empty position means the beginning of the journal. FollowHistory returns an
+// error when the connection is lost or ctx ends.
 func (f *Fleet) FollowHistory(ctx context.Context, shard string, filter HistoryFilter, after string,
 	each func(JournalEvent)) *Error {
 	return asError(shard, f.reach(ctx, shard, func(ctx context.Context, c Client) error {

@@ -7,7 +7,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// StatusAnswer says which server leads one shard and whether the shard is well.
+// StatusAnswer says which server leads one shard, and which problems the shard has.
 type StatusAnswer struct {
 	Outcome
 	*Status
@@ -32,7 +32,7 @@ type Status struct {
 	Errors      []Event   `json:"errors,omitempty" jsonschema:"description=The active alerts"`
 }
 
-// Status returns which server leads each shard and whether the shard is well.
+// Status returns for each shard which server leads it, and which problems it has.
 func (f *Fleet) Status(ctx context.Context, shards []string) []StatusAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *StatusAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {

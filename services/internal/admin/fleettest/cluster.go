@@ -64,8 +64,8 @@ func NewCluster(t testing.TB, id string) *Cluster {
 	return &Cluster{ID: id, CA: ca, rand: random}
 }
 
-// Identity writes the identity of a tenant's operator to a new directory and returns its path. The certificate is valid
-// for ttl, beginning at the time issued.
+// Identity writes the identity of a tenant's operator to a new directory and returns the directory's path. The
+// certificate is valid for ttl from the time `issued`.
 func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, Now, c.rand)

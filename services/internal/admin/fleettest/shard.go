@@ -34,7 +34,7 @@ type Shard struct {
 	Instances []*nstancev1.InstanceStatus
 	// LongPages gives pages of instances the size that the client requests. Otherwise they have one instance.
 	LongPages bool
-	// Drained makes the deletion of an instance end when a client next asks for the instance's status.
+	// Drained makes GetInstanceStatus complete the deletion of an instance that is being deleted.
 	Drained bool
 	// Explanations are the answers of ExplainGroup by group.
 	Explanations map[string]*nstancev1.ExplainGroupResponse

@@ -74,8 +74,8 @@ func (a *api) followEvents(c *call, send func(any)) error {
 	return nil
 }
 
-// serveFollow streams what the function follow of a route sends, until the client disconnects or stops reading, or the
-// server stops.
+// serveFollow calls the route's follow function and streams the values that this function sends. It ends when the
+// client disconnects or stops reading, or when the server stops.
 func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
 	select {
 	case a.followers <- struct{}{}:

@@ -148,8 +148,9 @@ func New(options Options) http.Handler {
 	return a.guard(cross.Handler(mux))
 }
 
-// guard sets the common headers and limits, and rejects requests for host names of other machines: a page of another
-// site may use a name that resolves to this machine (DNS rebinding).
+// guard sets the common headers and limits the number of requests. Without tokens, it rejects requests for host names
+// of other machines. Another site's page could otherwise call the API by a name that resolves to this machine (DNS
+// rebinding).
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")

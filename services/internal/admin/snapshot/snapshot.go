@@ -73,7 +73,8 @@ type Options struct {
 }
 
 const (
-	// rounds is how many times Copy reads again, at most: each time, the objects that changed during the last reading.
+	// rounds is how many times Copy reads objects, at most. After the first time, it reads only objects that changed
+	// since they were read.
 	rounds = 5
 	// parallel is how many objects are read at a time.
 	parallel = 32
@@ -87,7 +88,7 @@ type copier struct {
 }
 
 // Copy reads all objects that a restore needs into options.Dir, and returns their manifest without Cluster and Program.
-// It reads objects that change meanwhile again, up to rounds times.
+// Objects that change meanwhile are read again, in at most `rounds` rounds in total.
 func Copy(ctx context.Context, store objstore.Store, options Options) (Manifest, error) {
 	m := Manifest{Schema: Schema, Began: options.Now().UTC()}
 	c := &copier{store: store, options: options, copied: map[string]Object{}}

@@ -190,7 +190,8 @@ func (u *unpacker) writeObject(key string, size int64, r io.Reader) error {
 	return nil
 }
 
-// reading is a reader that remembers its own error, so that the caller can tell that error from one of the disk.
+// reading is a reader that remembers its own error. The caller can then tell a read error from a write error of the
+// disk.
 type reading struct {
 	io.Reader
 	err error

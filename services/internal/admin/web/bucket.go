@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Bucket reads from the bucket what the shards' leaders do not answer. It must be safe for concurrent use.
+// Bucket gives access to data in the bucket that the operator API does not return. It must be safe for concurrent use.
 type Bucket interface {
 	// Lock returns the election lock of a shard that has no leader.
 	Lock(ctx context.Context, shard string) Lock

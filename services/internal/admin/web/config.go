@@ -45,7 +45,7 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "config", "Configuration", live, view)
 }
 
-// compare compares the configurations of a shard in the bucket.
+// compare compares the configuration that a leader of the shard applied last with the newest one in the bucket.
 func (p *page) compare(r *http.Request, shard string) (*Comparison, *problem) {
 	comparison, err := p.Bucket.Compare(r.Context(), shard)
 	if err != nil {

@@ -118,8 +118,8 @@ func badFilter(name string, err error) error {
 	return &httpError{http.StatusBadRequest, name + ": " + err.Error(), "Correct the filter."}
 }
 
-// matches reports whether a filter selects a new event. It ignores the filter's times, because a new event is newer
-// than the page.
+// matches reports whether a filter selects an event that has just happened. A filter with an end time (Until) selects
+// none. Start times need no check, because the event is later.
 func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
 	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
 		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&

@@ -71,8 +71,8 @@ type row struct {
 // classes are the classes of instances. Classes that need attention come first.
 var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stopping", "drifted", "healthy", "deleted"}
 
-// classOf returns the class of an instance: "deleted", "drifted" for a healthy one that is outdated, or otherwise its
-// health.
+// classOf returns "deleted" for a deleted instance, and "drifted" for a healthy but outdated one. For other instances
+// it returns their health.
 func classOf(i fleet.Instance) string {
 	switch {
 	case i.State == "deleted":

@@ -79,7 +79,7 @@ func (h *hub) run(ctx context.Context) {
 
 func (h *hub) followState(ctx context.Context, shard string) {
 	for ctx.Err() == nil {
-		// FollowShards returns early if the shard refuses, for example because the identity has expired.
+		// FollowShards returns early if a shard rejects the client, for example because the identity has expired.
 		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
 			Event: func(e fleet.Event) { h.addEvent(e) },
 			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
@@ -161,7 +161,8 @@ func (h *hub) publish(c change) {
 // again.
 const listenerRoom = 256
 
-// listen adds a listener. number is the number of the last change before the listener. end removes the listener.
+// listen adds a listener. number is the number of the last change before the listener was added. end removes the
+// listener.
 func (h *hub) listen() (l *listener, number uint64, end func()) {
 	l = &listener{changes: make(chan change, listenerRoom), missed: make(chan struct{}, 1)}
 	h.mu.Lock()

@@ -111,7 +111,7 @@ func (r *replacements) statistics(group string, now time.Time) statistics {
 	return s
 }
 
-// quantile returns the smallest of the sorted values that is at least as large as percent % of the values.
+// quantile returns the smallest of the sorted values that is not less than `percent` percent of the values.
 func quantile(sorted []time.Duration, percent int) time.Duration {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }

@@ -112,7 +112,7 @@ func New(options Options) *Page {
 }
 
 // guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests for host names
-// of other machines: another site may use a name that resolves to this machine (DNS rebinding).
+// of other machines. Another site's page could otherwise use a name that resolves to this machine (DNS rebinding).
 func (p *page) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
