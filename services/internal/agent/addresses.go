@@ -75,8 +75,8 @@ func parseAnnounced(text string) ([]string, error) {
 	return addrs, err
 }
 
-// candidates returns the addresses to try next: those that a leader announced. At every fourth try since the last
-// session, it returns those of the agent's configuration.
+// candidates returns the addresses to try next: usually those that a leader announced. If no leader has announced any,
+// and at every fourth try since the last session, it returns the configured addresses.
 func (c *Client) candidates(tries int) []string {
 	announced := c.announcedAddrs()
 	if len(announced) == 0 || tries%configuredEvery == configuredEvery-1 {

@@ -63,7 +63,7 @@ type Options struct {
 	Machine    Machine
 	// Attest returns a proof of the VM that the agent runs on, for the registration. Optional.
 	Attest func(ctx context.Context) ([]byte, error)
-	// Hook runs after a batch changed files and receives their names. Calls never overlap. Optional.
+	// Hook is called after received files have changed, with the names of these files. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
 	// Probe runs a health check once. Optional. Without it the agent runs no health checks.
 	Probe check.Probe
@@ -221,8 +221,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. If a server names the leader, the client tries the leader next, without a
-// long delay: after half a minute more without a session, the leader might count the agent as dead.
+// addresses are the servers to try in turn. If a server names the leader, the client tries the leader after only a
+// short pause. After a longer pause, the leader might count the agent as dead.
 type addresses struct {
 	configured []string
 	turn       int
@@ -232,9 +232,9 @@ type addresses struct {
 	tries      int    // calls of next since a server accepted the agent
 }
 
-// next returns the address to try, and how long the try may take. It does not return the same configured address twice
-// in a row. One of several servers is given little time at first: a suspended server process still accepts connections,
-// but never answers. A server that is only busy gets more time with every try.
+// next returns the address to try, and the timeout of the try. With several configured addresses, it never takes the
+// same one twice in a row. The first timeouts are then short, because a suspended server process accepts connections
+// but never answers. They grow with every try, so that a busy server has enough time.
 func (a *addresses) next() (addr string, timeout time.Duration) {
 	addr, timeout = a.hinted, reconnect.AttemptTimeout
 	a.hinted, a.followed = "", addr != ""
@@ -252,8 +252,8 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 }
 
 // hint takes the leader's address from an error that contains one. It reports whether to try that address immediately.
-// It returns false if the last try already followed a hint: two servers that name each other are not called without
-// pause.
+// The result is false if the last try already followed a hint. Otherwise the client would call two servers that name
+// each other in a loop without a pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)

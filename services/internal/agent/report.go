@@ -162,8 +162,8 @@ func (r *reporter) stream(ctx context.Context) error {
 	}
 }
 
-// listen reads the server's header: it stores the leader's addresses and sends the report interval to intervals. Then
-// it waits for the end of the stream, and sends its error to answer.
+// listen reads the server's header. It stores the leader's addresses, and sends the report interval to the channel
+// intervals. Then it waits for the end of the stream, and sends the stream's error to the channel answer.
 func (r *reporter) listen(stream grpc.ClientStreamingClient[nstancev1.ReportHealthRequest,
 	nstancev1.ReportHealthResponse], intervals chan<- time.Duration, answer chan<- error) {
 	if header, err := stream.Header(); err == nil && header != nil { // nil: the stream ended without a header

@@ -24,8 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/systemd"
 )
 
-// farewell is the longest time for which the agent, before it ends, tries to report to the server why it was signaled
-// to end.
+// farewell is the time limit for telling the server why the agent ends.
 const farewell = 3 * time.Second
 
 // Run runs the agent of this machine. It returns nil after a signal or the end of ctx, and an error if it cannot start.

@@ -36,8 +36,8 @@ const (
 	maxKeyRequests = 16
 )
 
-// errRenewed ends a session because the agent has a new certificate. The next session uses the new one, because a
-// server closes a connection when its client certificate expires.
+// errRenewed ends a session so that the next session uses the new certificate. A server closes a connection when the
+// connection's client certificate expires.
 var errRenewed = errors.New("the certificate was renewed")
 
 // connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
@@ -89,8 +89,8 @@ func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, 
 	)
 }
 
-// session holds one connection to a server with its streams until one of them ends. accepted reports whether the server
-// accepted the agent.
+// session connects to a server, opens the agent's streams, and returns when one of the streams ends. accepted reports
+// whether the server accepted the agent.
 func (c *Client) session(ctx context.Context, addr string, timeout time.Duration) (accepted bool, err error) {
 	conn, err := c.connect(addr, timeout)
 	if err != nil {
@@ -227,7 +227,7 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends, and hands its requests for keys and its health checks
+// receiveFiles stores the batches of files that the server sends. It hands the server's key requests and health checks
 // to the agent. If the stream ends in the middle of a batch, the batch is dropped.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {

@@ -22,8 +22,8 @@ const (
 	streamKinds
 )
 
-// agent is what one leadership knows about an instance's agent, in addition to the leader's State: its streams, and
-// what was sent to it.
+// agent holds what one leadership knows about an instance's agent beyond the leader's State: the agent's streams, and
+// what was sent to the agent.
 type agent struct {
 	id   ident.ID
 	name string // of id
@@ -49,8 +49,8 @@ type agent struct {
 	claimsMissing bool
 }
 
-// sentFile is a file as it was sent. It is unconfirmed until the agent's next report with a list of its files. Maps
-// hold pointers to sentFiles to save memory: a map allocates room for eight values.
+// sentFile is a file as the server sent it. It is unconfirmed until the agent's next report with a list of files. Maps
+// hold pointers to sentFiles to save memory, because even a small map allocates room for eight values.
 type sentFile struct {
 	filegen.Have
 	unconfirmed bool

@@ -57,8 +57,8 @@ type Leadership struct {
 	CertLog        CertLog
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
-	// RecheckFiles means that the CAs in files may have changed. The server then makes each instance's files once in
-	// this term, and sends those that differ.
+	// RecheckFiles means that CA certificates in the instances' files may be outdated. The server then makes each
+	// instance's files once in this term, and sends those that differ.
 	RecheckFiles bool
 	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
@@ -108,8 +108,8 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership. When the leadership ends, the service drops the board and with it the
-// State.
+// boardOf returns the board of a leadership. When the leadership ends, the service drops the board, so that the
+// leader's State can be freed.
 func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *Service) Deleted(ctx context.Context, id ident.ID) {
 }
 
 // Configured ends the health streams whose headers contain an outdated report interval or outdated addresses of the
-// leader. Their agents connect again and receive the new ones.
+// leader. The agents connect again and receive the current values.
 func (s *Service) Configured() {
 	s.mu.Lock()
 	b := s.board
@@ -213,14 +213,14 @@ type call struct {
 	noticed bool
 }
 
-// authorize checks that the caller may speak for the instance that the caller's message names. instanceID gets the ID
-// in the certificate and must return the ID in the message.
+// authorize checks that the caller may speak for the instance that the caller's message names. instanceID receives the
+// instance ID in the certificate, and returns the instance ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWith(ctx, instanceID, speaksFor)
 	return c, err
 }
 
-// authorizeWith is authorize with check in the place of speaksFor. It also returns the record.
+// authorizeWith is like authorize, but calls check instead of speaksFor. It also returns the instance's record.
 func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
 	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
@@ -293,8 +293,8 @@ func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
 	}
 }
 
-// errForeign refuses a message that names another instance than id, the one in the certificate. It does not repeat the
-// ID in the message, which is untrusted text.
+// errForeign is the answer to a message that names another instance than the certificate does. id is the instance in
+// the certificate. The error does not repeat the ID in the message, which is untrusted text.
 func errForeign(id ident.ID) error {
 	return status.Errorf(codes.PermissionDenied, "instance_id: is not the one in the client certificate, %s", id)
 }

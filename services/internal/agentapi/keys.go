@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// KeyGenRequests requests from an agent the public keys that its instance's files need and that it has not submitted.
+// KeyGenRequests requests public keys from an agent: those that the files of its instance need and that the agent has
+// not submitted.
 func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
 	stream grpc.ServerStreamingServer[nstancev1.KeyGenRequestsResponse]) error {
 	requestKeys := func(c *call) error { return c.agent.requestKeys(stream.Send) }
@@ -32,7 +33,8 @@ func (s *Service) KeyGenRequests(req *nstancev1.KeyGenRequestsRequest,
 	}, requestKeys)
 }
 
-// findMissingKeys adds to the wanted keys those of the caller's group that the agent has not submitted.
+// findMissingKeys compares the keys that the caller's group needs with the keys that the agent has submitted. It adds
+// the missing keys to the wanted keys.
 func (s *Service) findMissingKeys(ctx context.Context, c *call) {
 	s.loadKeys(ctx, c.agent)
 	needed := s.keysOfGroup(c)

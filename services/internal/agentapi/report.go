@@ -93,8 +93,8 @@ func (c *call) mustRenew() bool {
 }
 
 // readReports takes reports until the stream ends, then ends the stream's handler. A broken connection is the first
-// sign of a lost machine, so readReports tells the State about it. It does not do so if the server ended the stream:
-// then the agent connects again, or the server notices that reports are missing.
+// sign of a lost machine, so readReports tells the State about it. If the server itself ended the stream, readReports
+// tells the State nothing.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {

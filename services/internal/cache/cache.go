@@ -58,7 +58,7 @@ type Cache struct {
 
 	mu sync.Mutex
 	db *sql.DB // nil after a failure or Close
-	// closed prevents that the file is opened again.
+	// closed means that Close was called. The file is then not opened again.
 	closed bool
 }
 
@@ -252,8 +252,8 @@ var errForeign = errors.New("it is another program's database")
 
 // connect opens the file, checks its integrity and version, and creates the schema if the file is empty.
 func connect(ctx context.Context, path string) (*sql.DB, error) {
-	// One connection means one writer. Lost data can be asked for again after a power failure, so no write waits for
-	// the disk.
+	// With a single connection, there is only one writer at a time. No write waits for the disk, because data that a
+	// power failure destroys can be requested again.
 	db, err := sql.Open("sqlite", "file:"+escape(path)+
 		"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
 	if err != nil {

@@ -25,13 +25,13 @@ type EventQuery struct {
 	Cause           string
 	// Since is inclusive, Until is not.
 	Since, Until time.Time
-	// After selects the events behind a position.
+	// After selects the events after a position.
 	After Position
 	// Limit is the largest number of events. It must be positive.
 	Limit int
 }
 
-// PutEvents stores events. An event that is stored already stays as it is.
+// PutEvents stores events. It does not change an event that is already stored.
 func (c *Cache) PutEvents(ctx context.Context, events []record.Event) error {
 	return c.write(ctx, "put events", func(tx *sql.Tx) error {
 		insert, err := tx.PrepareContext(ctx, `INSERT OR IGNORE INTO events

@@ -48,7 +48,7 @@ func (d *Disk) Path() string { return d.path }
 
 func (d *Disk) join(name string) string { return filepath.Join(d.path, name) }
 
-// check rejects names that would leave the directory, even if the caller has already checked them.
+// check rejects names that would lead out of the directory. Disk does not rely on its caller to check names.
 func check(op, name string) error {
 	if name == "" || name == "." || name == ".." || name == tempName || filepath.Base(name) != name {
 		return &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}

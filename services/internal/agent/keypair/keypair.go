@@ -34,8 +34,8 @@ const (
 	maxKeys = 128
 )
 
-// Private clears the permission bits of others in a file mode. Others never get access to a private key, even if they
-// may read the other files of the folder.
+// Private removes the permissions of everybody except the owner and the group from a file mode. Nobody else may read a
+// private key.
 func Private(mode fs.FileMode) fs.FileMode { return mode &^ 0o007 }
 
 // Store keeps key pairs in a folder: "x.key" (PKCS#8 PEM) and "x.pub" (PKIX PEM). It is safe for concurrent use.

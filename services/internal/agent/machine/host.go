@@ -35,10 +35,11 @@ type Host struct {
 type HostOptions struct {
 	// Hostname, IPv4 and IPv6 replace the detected values.
 	Hostname, IPv4, IPv6 string
-	// Server is the host:port to which the detected addresses should have a route.
+	// Server is the host:port of a server. The detected addresses are those that this machine uses to reach that
+	// server.
 	Server string
-	// Interface is the network interface to report rates of. If it is set, the kernel's connection tracking is reported
-	// too.
+	// Interface is the network interface for which rates are reported. If it is set, the use of the kernel's connection
+	// tracking is reported too.
 	Interface string
 	Log       *slog.Logger
 }
@@ -146,7 +147,8 @@ func (h *Host) network(ctx context.Context, metrics *nstancev1.Metrics) {
 	}
 }
 
-// rate returns the rate per second. It returns nil if the counter went back, because the interface was replaced.
+// rate returns the rate per second of a counter. It returns nil if the counter went back, which happens when the
+// interface was replaced.
 func rate(before, now uint64, seconds float64) *float64 {
 	if now < before {
 		return nil
@@ -155,7 +157,7 @@ func rate(before, now uint64, seconds float64) *float64 {
 	return &r
 }
 
-// missing logs, only once for each value, that a value cannot be read.
+// missing writes a log line if a value cannot be read, but only once for each value.
 func (h *Host) missing(what string, err error) {
 	if err != nil && !h.silenced[what] {
 		h.silenced[what] = true

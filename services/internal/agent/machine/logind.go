@@ -35,10 +35,10 @@ type Logind interface {
 	Close() error
 }
 
-// WatchShutdown announces why the machine shuts down. It does so before any service is stopped, while the network still
-// works. If the shutdown is canceled, it withdraws the announcement. It announces nothing if logind does not report the
-// kind of shutdown: the reason is then determined on SIGTERM. WatchShutdown returns when ctx ends or the connection to
-// logind is lost.
+// WatchShutdown announces why the machine shuts down, before any service is stopped and while the network still works.
+// If the shutdown is canceled, WatchShutdown withdraws the announcement. If logind does not report the kind of
+// shutdown, WatchShutdown announces nothing, and the agent finds out the reason on SIGTERM. WatchShutdown returns when
+// ctx ends or the connection to logind is lost.
 func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error,
 	log *slog.Logger) error {
 	lock, err := logind.Inhibit(ctx)

@@ -20,10 +20,10 @@ type Cloud struct {
 	Name string
 	// Detect reports whether this machine is a VM of the cloud.
 	Detect func(Firmware) bool
-	// NewSource returns the source of the cloud's notices. It is nil if the cloud gives no notices.
+	// NewSource returns the source of the cloud's notices. The field is nil if the cloud gives no notices.
 	NewSource func(Options) Source
-	// Attest returns a proof that identifies the VM, for the registration of an instance. It is nil if the cloud gives
-	// no proofs.
+	// Attest returns a proof that identifies the VM, for the registration of an instance. The field is nil if the cloud
+	// gives no proofs.
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
 }
 

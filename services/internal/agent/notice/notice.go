@@ -22,8 +22,8 @@ import (
 type Options struct {
 	// Base is the URL of the metadata service, without a path. The default is the cloud's URL.
 	Base string
-	// Interval is the time between two requests, or the pause after an error if requests wait for changes. The default
-	// is 2 s.
+	// Interval is the time between two requests. If requests wait for changes, Interval is the pause after an error.
+	// The default is 2 s.
 	Interval time.Duration
 	// Client sends the requests. The default client uses no proxy and has a timeout.
 	Client *http.Client

@@ -160,8 +160,8 @@ func (r *Receiver) writeDocument(name string, document any) error {
 	return nil
 }
 
-// Apply applies a batch in this order. It stores the files of the batch, removes files of earlier batches that the
-// commit does not name, and stores the hash. It returns the names of files that changed or were removed.
+// Apply stores the files of a batch, then removes files of earlier batches that the commit does not name, then stores
+// the hash. It returns the names of files that changed or were removed.
 //
 // If one file cannot be stored, the others still are, and [Receiver.States] reports the failure. The set is then
 // neither the old nor the new one, so its hash is empty. An error means that nothing of the batch was applied.
@@ -291,7 +291,7 @@ func (r *Receiver) Pending() []string {
 	return slices.Clone(r.state.Pending)
 }
 
-// Done records that the hook ran for these files. Files that changed meanwhile stay pending.
+// Done records that the hook ran for these files. Other files that changed meanwhile stay pending.
 func (r *Receiver) Done(names []string) error {
 	r.apply.Lock()
 	defer r.apply.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// takeDown destroys what was applied, stops every process and removes temp/. It continues when the destroy fails:
-// removing temp/ removes all state of the cluster.
+// takeDown destroys what was applied, stops every process and removes temp/. If the destroy fails, takeDown continues,
+// because the removal of temp/ removes all state of the cluster.
 func takeDown(ctx context.Context, s settings) error {
 	dir := filepath.Join(s.root, "temp")
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
@@ -48,8 +48,8 @@ func takeDown(ctx context.Context, s settings) error {
 	return errors.Join(destroyErr, err)
 }
 
-// destroy runs tofu or terraform destroy. It needs the object store, and a server that deletes the VMs of the shard; it
-// starts them if they do not run.
+// destroy runs tofu or terraform destroy. It needs the object store, and a server that deletes the shard's VMs. If
+// these programs do not run, destroy starts them.
 func destroy(ctx context.Context, stack *local.Stack, terraform string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v", runTimeout))
 	defer cancel()
@@ -79,8 +79,8 @@ func destroy(ctx context.Context, stack *local.Stack, terraform string) error {
 	return tf.Destroy(ctx, stack.Variables(), operator)
 }
 
-// stopAll sends SIGTERM to the servers and then to the object store, and kills what has not ended after 10 s. It stops
-// servers of other shards too, which the user has started: they would create new VMs in place of killed ones.
+// stopAll sends SIGTERM to the servers and then to the object store, and kills what has not ended after 10 s. It also
+// stops servers that the user has started for other shards, because they would replace killed VMs with new ones.
 func stopAll(ctx context.Context, stack *local.Stack) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

@@ -83,8 +83,8 @@ func bringUp(ctx context.Context, s settings) error {
 
 func identityDir(stack *local.Stack) string { return filepath.Join(stack.Dir, "operator") }
 
-// connectOperator registers an operator. That needs the encryption key of the example. If the user has rotated it, the
-// operator of an earlier run is used.
+// connectOperator registers an operator, for which it needs the encryption key of the example. If the user has rotated
+// that key, connectOperator uses the operator of an earlier run.
 func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, error) {
 	operator, err := stack.ConnectAs(ctx, identityDir(stack))
 	if err != nil {

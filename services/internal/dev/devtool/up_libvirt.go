@@ -102,8 +102,8 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 // guestVersion is the name of the guest in the storage pool.
 const guestVersion = "1"
 
-// startLibvirtd starts the cluster's libvirtd unless it runs. After it was killed, it starts with an empty directory,
-// because its VMs were killed too.
+// startLibvirtd starts the cluster's libvirtd unless libvirtd runs already. It first empties libvirtd's directory,
+// because the VMs of a killed libvirtd were killed too.
 func startLibvirtd(ctx context.Context, s settings) (note string, err error) {
 	dir := libvirtDir(s)
 	if conn, err := new(net.Dialer).DialContext(ctx, "unix", libvirtd.Socket(dir)); err == nil {

@@ -16,8 +16,8 @@ import (
 )
 
 // Serve answers requests until ctx ends, and then waits up to timeout for running requests. It returns nil if it stops
-// because ctx ended. If endless is true, the contexts of requests end with ctx. Requests that never end by themselves,
-// such as watches, need that.
+// because ctx ended. If endless is true, the contexts of requests end with ctx. Set endless if some requests never end
+// by themselves, such as watches.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, timeout time.Duration,
 	endless bool) error {
 	unused := unusedConns{}

@@ -13,7 +13,8 @@ import (
 const (
 	// eventTime is the time for which events are kept, as in a real cluster.
 	eventTime = time.Hour
-	// collectTime is the time between two complete passes. Relevant changes trigger a pass immediately.
+	// collectTime is the time between two complete passes of the garbage collection. A change that may leave an object
+	// without an owner triggers a pass immediately.
 	collectTime = time.Minute
 )
 

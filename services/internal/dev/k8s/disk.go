@@ -214,7 +214,7 @@ func (s *store) refresh(c *collection, k key) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if _, exists := c.objects[k]; exists {
-			// The object's file is missing. readChangedFile decides soon whether a person meant to delete the object.
+			// The object's file is missing. If it stays missing, readChangedFile deletes the object.
 			return busy(s.shown(name), "it has been removed")
 		}
 		return nil
@@ -275,7 +275,8 @@ func (s *store) take(c *collection, k key, file []byte) error {
 	return nil
 }
 
-// parse parses a file. The path determines the type and the name. The content may omit them but must not differ.
+// parse parses a file. The path determines the object's type and name. The content may leave out the type and the name,
+// but must not contradict the path.
 func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error) {
 	content, err := decode(file)
 	if err != nil {
@@ -369,8 +370,8 @@ func without(o map[string]any, fields ...string) map[string]any {
 	return c
 }
 
-// encode returns the file content of an object. It leaves out the resource version, which belongs to this process: the
-// file would otherwise be rewritten after every edit.
+// encode returns the file content of an object, without the resource version. That version changes with every edit, so
+// the server would have to rewrite the file after each edit of a user.
 func encode(o map[string]any) ([]byte, error) {
 	c := without(o)
 	if m, ok := c["metadata"].(map[string]any); ok {

@@ -14,7 +14,7 @@ var eventFields = map[string]string{ // Field names of events.k8s.io and their n
 	"deprecatedCount":          "count",
 }
 
-// shows converts a stored object to the form of this resource. The result shares its content.
+// shows converts a stored object to the form of this resource. The result shares nested values with the stored object.
 func (r *resource) shows(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o
@@ -27,7 +27,7 @@ func (r *resource) shows(o map[string]any) map[string]any {
 	return shown
 }
 
-// stores converts an object of this resource to its stored form. The result shares its content.
+// stores converts an object of this resource to its stored form. The result shares nested values with the given object.
 func (r *resource) stores(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// settleTime is the time for which a file must not change before it is read, so that a write in parts is complete.
+	// settleTime is how long a file must stay unchanged before it is read. A program may write a file in several parts.
 	settleTime = 50 * time.Millisecond
 	// absenceTime is the time for which a file must be missing before its object is deleted. Editors and `git checkout`
 	// replace files in two steps.

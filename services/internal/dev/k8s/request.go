@@ -228,7 +228,7 @@ func decode(body []byte) (map[string]any, error) {
 	return v, nil
 }
 
-// decodeBody is decode with an error for the client.
+// decodeBody is like decode, but returns errors in the form of the Kubernetes API, with status 400.
 func decodeBody(body []byte) (map[string]any, error) {
 	v, err := decode(body)
 	if err != nil {

@@ -163,8 +163,8 @@ func (s *store) currentVersion() uint64 {
 type editFunc func(current map[string]any) (next map[string]any, err error)
 
 // edit changes one object, first in its file and then in memory. It returns the new state, or the last state if the
-// object is gone. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. An object that is being
-// deleted is removed with its last finalizer.
+// object is gone. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. If the change removes
+// the last finalizer of an object that is being deleted, edit removes the object.
 func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
