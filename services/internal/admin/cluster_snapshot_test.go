@@ -365,7 +365,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is like meddling, but calls the function after the read.
+// afterwards is a bucket that calls do after a client has read the object with the key `on`.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

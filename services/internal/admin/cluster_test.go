@@ -101,7 +101,7 @@ func serveS3(t *testing.T) {
 
 func (b *bucket) args(args ...string) []string { return append(args, b.flags...) }
 
-// state opens the bucket like a server.
+// state opens the bucket as a server does, with the given encryption key.
 func (b *bucket) state(t *testing.T, key string) *clusterstate.State {
 	t.Helper()
 	current, err := keyring.Parse([]byte(key))
@@ -907,7 +907,7 @@ func TestConfigPush(t *testing.T) {
 	})
 }
 
-// config push keeps a configuration that another client writes between push's read and its write.
+// config push does not overwrite a configuration that another client writes between the push's read and write.
 func TestConfigPushIsConditional(t *testing.T) {
 	b := newBucket(t, "file")
 	b.must(t, b.args("config", "push", exampleConfig(t))...)

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestConfigPlan plans and compares a first configuration, the same one, one that rolls a group, and a wrong one.
+// TestConfigPlan runs config plan and config diff with a first configuration, an unchanged one, one that rolls a group,
+// and an invalid one.
 func TestConfigPlan(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -166,7 +167,7 @@ func TestClusterJournal(t *testing.T) {
 	}
 	b.must(t, b.args("cluster", "verify")...)
 
-	// cluster verify reports an object among the journal's entries that is not an entry.
+	// cluster verify reports an object that has the prefix of the journal's entries but is not an entry.
 	if _, err := b.store.Put(t.Context(), keys.ClusterJournalPrefix()+"x", []byte("x"), objstore.Always()); err != nil {
 		t.Fatal(err)
 	}

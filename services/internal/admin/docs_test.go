@@ -13,7 +13,7 @@ import (
 
 type command = cobra.Command
 
-// walk calls the function each for every command except cobra's built-in commands.
+// walk calls `each` for every command except cobra's built-in commands.
 func walk(cmd *command, each func(*command)) {
 	if cmd.Name() == "help" || cmd.Name() == "completion" {
 		return

@@ -164,8 +164,8 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// denyMethod puts a proxy in front of the S3 server. The proxy refuses the requests for which deny returns true, like a
-// policy without that permission.
+// denyMethod puts a proxy in front of the S3 server. To requests for which deny returns true, the proxy answers "access
+// denied", as S3 does if a policy does not permit a request.
 func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Helper()
 	target, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))

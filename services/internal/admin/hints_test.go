@@ -63,7 +63,8 @@ func TestHintsNameFlags(t *testing.T) {
 	}
 }
 
-// otherFlags maps flags of other programs, which the program's texts mention, to the name of their program.
+// otherFlags holds flags that nstance-admin's texts mention but that belong to other programs. It maps each flag to the
+// name of its program.
 var otherFlags = map[string]string{"--cachedir": "nstance-server", "--from-literal": "kubectl",
 	"--namespace": "kubectl", "--bucket": "nstance-server", "--id": "nstance-server", "--help": "every command"}
 

@@ -24,7 +24,7 @@ func (p *patient) page(t *testing.T, after time.Duration) web.Bucket {
 	return bucket
 }
 
-// TestPageLock shows what a shard without a leader waits for, by the age of its lock.
+// TestPageLock checks what the page says about a shard without a leader, for locks of different ages.
 func TestPageLock(t *testing.T) {
 	p := newPatient(t, "file")
 	for _, test := range []struct {
@@ -67,7 +67,7 @@ func TestPageLock(t *testing.T) {
 	}
 }
 
-// TestPageCompare shows the effects of the newest configuration, as "config plan" does.
+// TestPageCompare checks that the page shows the effects of the newest configuration, as "config plan" does.
 func TestPageCompare(t *testing.T) {
 	p := newPatient(t, "file")
 	page := p.page(t, 0)

@@ -32,14 +32,14 @@ import (
 // secretsOf holds planted secrets by the place where they are planted.
 type secretsOf map[string]string
 
-// add makes a secret of letters and digits.
+// add makes a secret of letters and digits, and records that the caller plants it at the place `where`.
 func (s secretsOf) add(where string) string {
 	digest := sha256.Sum256([]byte(where))
 	s[where] = "Pl4nt" + hex.EncodeToString(digest[:8])
 	return s[where]
 }
 
-// addLetters makes a secret of letters only.
+// addLetters is like add, but makes a secret of letters only.
 func (s secretsOf) addLetters(where string) string {
 	digest := sha256.Sum256([]byte(where))
 	s[where] = strings.Map(func(r rune) rune { return 'g' + r%16 }, hex.EncodeToString(digest[:8]))

@@ -16,7 +16,8 @@ import (
 
 var portOf = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
 
-// TestWait waits for a group in two shards while it grows, loses its leader, and becomes healthy.
+// TestWait waits for a change in two shards. Meanwhile one of the shards changes in steps: it loses its leader, or its
+// group grows.
 func TestWait(t *testing.T) {
 	for name, test := range map[string]struct {
 		args  string

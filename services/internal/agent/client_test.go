@@ -144,8 +144,8 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
-// TestKeyRequestsWithFiles checks that an agent takes key requests from the stream of files, and opens no separate
-// stream for them, if the server says that it sends them there. TestLife covers a server that does not.
+// TestKeyRequestsWithFiles covers a server that announces key requests on the stream of files. The agent takes them
+// from that stream and opens no separate stream for them. TestLife covers other servers.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

@@ -161,8 +161,9 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal simulates a process with three folders that dies at one write or removal, whose number is in dies. That step
-// and all later ones have no effect. If half is set, that step takes effect, but its caller gets an error.
+// mortal simulates a process with three folders that dies during a write or removal. dies is the number of that step.
+// The step and all later ones fail without effect. If half is set, the step itself takes effect, but its caller still
+// gets an error.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -511,8 +512,7 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// The file changed again while the hook ran for it. So the file stays pending, even if that makes the hook run
-		// once too often.
+		// While the hook ran for a.env, b.env and c.env changed. So the hook runs for them now.
 		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestRenewal checks that the certificate is renewed after two thirds of its life, with a new key, and that the next
-// session, which begins immediately, uses it.
+// TestRenewal checks that the certificate is renewed after two thirds of its life, with a new key. The next session
+// begins immediately and uses the new certificate.
 func TestRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -72,7 +72,7 @@ func TestRenewal(t *testing.T) {
 }
 
 // TestLostRenewal checks that an agent recovers after the answer to a renewal was lost, also across a restart. The
-// server then accepts only the next key.
+// server then accepts only the key that was sent with that renewal.
 func TestLostRenewal(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

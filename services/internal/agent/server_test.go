@@ -116,7 +116,8 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
-		// RenewCertificate accepts expired certificates, so each call verifies the chain.
+		// RenewCertificate accepts expired certificates, which a TLS handshake would reject. So each call verifies the
+		// chain instead.
 		ClientAuth: tls.RequestClientCert,
 		ClientCAs:  pool,
 	})), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second}))
@@ -156,7 +157,7 @@ func (s *fakeServer) issue(key ed25519.PublicKey) ([]byte, error) {
 	return authority.EncodeCertificate(cert), nil
 }
 
-// RegisterAgent allows, like a real server, only the key that consumed a nonce to present it again.
+// RegisterAgent accepts a consumed nonce only with the key that consumed it, as a real server does.
 func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAgentRequest) (
 	*nstancev1.RegisterAgentResponse, error) {
 	s.mu.Lock()
@@ -403,8 +404,8 @@ func (n *network) unlisten() {
 	n.listeners = nil
 }
 
-// delays waits for the given time. It returns the time from the start to the first dial, and the times between later
-// dials.
+// delays records dials for the given time. It returns the times between dials. The first one is the time until the
+// first dial.
 func (n *network) delays(wait time.Duration) (delays []time.Duration) {
 	n.mu.Lock()
 	n.dials = nil

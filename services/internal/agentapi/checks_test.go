@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// checked gives the group a health check and the runtime hash of the new configuration.
+// checked configures the group with the given runtime hash and two health checks, one of which runs the command.
+// Without a command, the group has no health checks.
 func (w *testLeader) checked(hash string, command ...string) {
 	interval, timeout, three, one := config.Duration(10*time.Second), config.Duration(5*time.Second), 3, 1
 	check := config.HealthCheck{Interval: &interval, Timeout: &timeout, FailureThreshold: &three,

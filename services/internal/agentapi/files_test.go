@@ -188,8 +188,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
-	// A new leader learns from the report when the certificate is due, and gets the submitted key from the server's
-	// cache.
+	// A new leader learns from the report when the certificate is due for renewal, and gets the submitted key from the
+	// server's cache.
 	leader := *w.leader.Load()
 	w.leader.Store(&leader)
 	c = c.again()
@@ -202,8 +202,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 }
 
-// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file once if its content is that of an earlier
-// term. A leader without RecheckFiles does not send it, because the configuration is the same.
+// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file once if the agent reports an older content
+// of the file. A leader without RecheckFiles does not send it, because the configuration is the same.
 func TestFilesAreRechecked(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -262,7 +262,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// After another failure, the server waits before the next attempt. No change has to trigger that attempt.
+	// After another failure, the server waits before the next attempt. The next attempt then needs no change.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })

@@ -27,7 +27,7 @@ func (s *scriptedStream) Recv() (*nstancev1.ReportHealthRequest, error) {
 	return next, nil
 }
 
-// panickingStream is a health stream that panics, like a bug in the server.
+// panickingStream is a health stream that panics. It simulates a bug in the server.
 type panickingStream struct{ healthStream }
 
 func (panickingStream) Recv() (*nstancev1.ReportHealthRequest, error) { panic("a bug") }

@@ -59,8 +59,8 @@ func TestRenewCertificate(t *testing.T) {
 	}
 }
 
-// TestRenewalChangesTheKey: a renewal replaces the key. The replaced key can only repeat the renewal, and not even that
-// once the agent has used the new one.
+// TestRenewalChangesTheKey checks that a renewal replaces the key. The replaced key can only repeat the renewal, until
+// the agent has used the new key.
 func TestRenewalChangesTheKey(t *testing.T) {
 	w := newTestLeader(t)
 	old := w.agent(t)

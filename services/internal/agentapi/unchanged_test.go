@@ -42,8 +42,7 @@ func (w *testLeader) files(t testing.TB) map[string]written {
 	return out
 }
 
-// Reports of an instance in which nothing changes are kept only in memory. They cause no write to the disk or the
-// bucket.
+// Reports that change nothing about an instance are kept only in memory. They cause no write to the disk or the bucket.
 func TestUnchangedReportsWriteNothing(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

@@ -109,8 +109,8 @@ var methods = map[string]struct{ name, cert string }{
 	electionPort:     {linkMethod, "agent"}, // only servers have a valid certificate for it
 }
 
-// messages returns attacks: calls with messages that are too large or malformed. On a port that the certificate may not
-// use, the server refuses the call for that reason instead.
+// messages returns attacks: calls with messages that are too large or malformed. If the certificate may not use the
+// port, the server refuses the call because of the certificate instead.
 func (a *attacker) messages() (list []attack) {
 	for kind, size := range map[string]int{"malformed": 512, "oversized": 5 << 20} {
 		for port, method := range methods {

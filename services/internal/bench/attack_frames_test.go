@@ -48,8 +48,8 @@ func (d dripping) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-// slow performs a TLS handshake one byte at a time. The port for probes has no TLS, so it sends an HTTP request there
-// instead.
+// slow performs a TLS handshake one byte at a time. The port for probes has no TLS, so slow sends an HTTP request to
+// that port in the same way.
 func (a *attacker) slow(port, addr string) {
 	for a.ctx.Err() == nil {
 		conn := a.open(addr)

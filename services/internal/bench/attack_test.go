@@ -214,7 +214,8 @@ func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
 		ServerName: "127.0.0.1"}
 }
 
-// connect dials from an address that good agents do not use. With several addresses it uses one after another.
+// connect dials from a source address that the benchmark's real agents do not use. If the attacks have several source
+// addresses, connect takes them in turn.
 func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
 	last := byte(66)
 	if a.Addresses > 0 {

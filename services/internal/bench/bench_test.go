@@ -256,15 +256,15 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// losses loses one instance of every group each 150 ms by sending op to its agent. It returns the times until the
-// create calls for the replacements. If gone is true, the VM is ended first.
+// losses loses one instance of every group every 150 ms, by sending the order op to the instance's agent. It returns
+// the time from each loss to the create call for the replacement. If gone is true, losses ends the VM first.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
 	return all
 }
 
-// losing is like losses, with another period. agents has the part of each time that passes in the agents' process,
-// until the kernel has the first byte.
+// losing is like losses, with the given period. For each loss, agents has the part of the time that passed in the
+// agents' process, before the kernel had the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -325,8 +325,8 @@ func (s *stack) end(id string) {
 	}
 }
 
-// measureLosses loses 1,000 instances at 25 per second. It reports the times from loss to create call, and how much of
-// them passed in the agents' process.
+// measureLosses loses 1,000 instances at 25 per second. It reports the time from each loss to the create call, and the
+// part of that time that passed in the agents' process.
 func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	b.Helper()
 	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
@@ -396,7 +396,7 @@ func BenchmarkLostAtOnce(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleStorage counts the bucket requests of a shard without events and with one server, scaled to one hour.
+// BenchmarkIdleStorage measures how many bucket requests per hour a shard with one server causes while nothing happens.
 func BenchmarkIdleStorage(b *testing.B) {
 	s := newStack(b, 100, 0, true)
 	s.fill(100 / groups)

@@ -227,9 +227,10 @@ func (c *coldShard) register() {
 	}
 }
 
-// BenchmarkColdStart starts a server with an empty disk in a shard of 5,000 instances without a leader. Every request
-// to the bucket takes 20 ms. It measures the times until the probe reports ready, until the server serves as leader,
-// and until the create call for a VM that was lost meanwhile. With BENCH_PROFILE=DIR it writes a CPU profile there.
+// BenchmarkColdStart starts a server with an empty disk. Its shard has 5,000 instances, no leader, and a VM that was
+// lost meanwhile. Every request to the bucket takes 20 ms. The benchmark measures the times until the probe reports
+// ready, until the server leads, and until the create call for the lost VM. With BENCH_PROFILE=DIR it writes a CPU
+// profile to DIR.
 func BenchmarkColdStart(b *testing.B) {
 	const size = 5000
 	c := newColdShard(b, size)

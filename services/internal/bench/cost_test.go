@@ -25,10 +25,10 @@ import (
 
 const mib = 1 << 20
 
-// BenchmarkMemory measures the memory of a server process. The agents have two streams each and report once per
-// minute. "MiB" is the maximum of the whole resident memory in the second minute after all agents connected. Nothing
-// forces the process to return memory. "storm-MiB" is the maximum before that, while all agents connect at the same
-// time. With BENCH_PROFILE=DIR it writes heap and goroutine profiles there.
+// BenchmarkMemory measures the resident memory of a server process. The agents have two streams each and report once
+// per minute. "MiB" is the maximum in the second minute after all agents connected. Nothing forces the process to
+// return memory. "storm-MiB" is the maximum since the start, when all agents connect at the same time. With
+// BENCH_PROFILE=DIR it writes heap and goroutine profiles to DIR.
 func BenchmarkMemory(b *testing.B) {
 	for _, agents := range []int{2000, 8000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {

@@ -1,6 +1,6 @@
-// Package bench measures the figures of the page "Performance" of the documentation. A real server runs in this
-// process, real agents with one TLS connection each in another process, and a provider and a bucket in memory. `make
-// bench` runs the benchmarks. `go test` alone runs only the tests of hostile clients, in a short form.
+// Package bench measures the figures on the page "Performance" of the documentation. A real server runs in this
+// process, and real agents with one TLS connection each run in another process. The provider and the bucket are in
+// memory. `make bench` runs the benchmarks. `go test` alone runs only the tests of hostile clients, in a short form.
 package bench
 
 import (
@@ -63,8 +63,8 @@ func TestMain(m *testing.M) {
 // order is one line to the agents' process, and note is one line from it. Times are Unix nanoseconds. Both processes
 // read the same clock.
 type order struct {
-	// Op is start, power_off, kill, count, trace (to file ID) or report. With report all agents report Times times,
-	// once per Every.
+	// Op is start, power_off, kill, count, trace (to the file ID) or report. With report, each agent sends as many
+	// reports as the field Times says, one per period Every.
 	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`

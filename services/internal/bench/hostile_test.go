@@ -180,7 +180,7 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// The attackers also own these two instances, because an instance may have only one connection.
+	// The attackers also own these two instances. They need three, because an instance may have only one connection.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
@@ -415,10 +415,10 @@ func TestHostileClients(t *testing.T) {
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// waves are the attacks that are measured one after the other. A wave without kinds has all kinds of attacks. The
-// 10,000 silent connections are half of a common limit of file descriptors. The server closes connections beyond its
-// own limit, and the attackers reconnect as fast as possible, so silent connections are also a flood of new
-// connections. All attacks come from one address, except in the last wave, which has sixteen.
+// waves are the attacks that are measured one after the other. A wave without kinds has all kinds of attacks. 10,000
+// silent connections are half of a common limit of file descriptors. The server closes connections beyond its own
+// limit, and the attackers reconnect immediately. So silent connections are also a flood of new connections. All
+// attacks come from one address, except in the last wave, which has sixteen addresses.
 var waves = []struct {
 	name         string
 	silent, slow int

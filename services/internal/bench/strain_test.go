@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// strain holds the resources used up to a moment. The difference of two shows why something took long. The server runs
-// in this process.
+// strain holds the resources that were used up to a moment: those of this process, in which the server runs, and those
+// of the whole machine. The difference between two strains shows why something took long.
 type strain struct {
 	at      time.Time
 	cpu     time.Duration // of this process
@@ -64,7 +64,8 @@ func strainNow() strain {
 	return s
 }
 
-// snmp reads one of the kernel's TCP counters. The file has one line of names and one of numbers.
+// snmp reads one of the kernel's TCP counters from /proc/net/snmp. That file has a line with the names and a line with
+// the values.
 func snmp(name string) (count uint64) {
 	text, _ := os.ReadFile("/proc/net/snmp")
 	var names []string

@@ -283,7 +283,8 @@ func TestParseTokens(t *testing.T) {
 	}
 }
 
-// TestAdminRole shows that only a token with the role admin may call what concerns a whole shard, such as a step-down.
+// TestAdminRole checks that only a token with the role admin may make calls that affect a whole shard, such as a
+// step-down.
 func TestAdminRole(t *testing.T) {
 	x := newAPI(t, "root "+alice+" admin\nci "+ci+" operator\n")
 	for token, status := range map[string]int{alice: 200, ci: 403} {

@@ -343,9 +343,9 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// FuzzUnpack checks that no archive writes outside of the directory, writes more than the limits, or makes a link, and
-// that the checksums of objects without a reported difference are right. An input is either raw bytes, or one entry
-// that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
+// FuzzUnpack unpacks arbitrary archives. Unpack must write only into the directory, keep its limits, and make no link.
+// If it reports no difference for an object, the object's checksum must be right. An input is either raw bytes, or one
+// entry that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
 func FuzzUnpack(f *testing.F) {
 	f.Add([]byte{}, "objects/files/a", "", byte(tar.TypeReg), []byte("x"))
 	f.Add([]byte{}, "objects/../a", "", byte(tar.TypeReg), []byte("x"))
@@ -418,8 +418,8 @@ func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	return gzipped(t, out.Bytes()), true
 }
 
-// checkUnpacked checks that a directory holds only the directory "in". That may hold only directories and files, and no
-// more or larger files than the limits allow.
+// checkUnpacked checks that a directory holds only the directory "in", and that "in" holds only directories, and files
+// within the limits.
 func checkUnpacked(t *testing.T, parent string, limits Limits) {
 	t.Helper()
 	files, total := 0, int64(0)

@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// plant returns a document with a value at every path of a shape, and in one unknown field of each object. The value of
-// a field that the bundle does not show verbatim is a secret. plant adds that to the map secrets, by the field's path.
+// plant returns a document with a value at every path of a shape, and with one unknown field in each object. A value
+// that the bundle must not show verbatim is a secret. plant adds each secret to the map secrets, by its field's path.
 func plant(s shape, kind Kind, secrets map[string]string) any {
 	root := map[string]any{}
 	secret := func(path string) string {
@@ -100,7 +100,8 @@ func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) 
 }
 
 // TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and checks that the bundle
-// contains none. To test itself, it shows each of these fields verbatim in turn, and must then find the field's secret.
+// contains no secret. Then it makes the bundle show each of these fields in turn, to prove that it finds the field's
+// secret.
 func TestNothingLeaks(t *testing.T) {
 	b, secrets := plantAll(t)
 	if len(secrets) < 80 {
@@ -226,7 +227,7 @@ func TestConfigurationIsComplete(t *testing.T) {
 	}
 }
 
-// decides reports whether a shape lists a path, an object that contains the path, or a path below it.
+// decides reports whether a shape lists the given path, a parent of that path, or a path below it.
 func (s shape) decides(path []string) bool {
 	for i := range path {
 		if s[strings.Join(path[:i+1], ".")] != nil {
@@ -236,7 +237,8 @@ func (s shape) decides(path []string) bool {
 	return s.prefixes()[strings.Join(path, ".")]
 }
 
-// leavesOf returns the JSON paths, below the given path, of all fields of a type that have no fields themselves.
+// leavesOf returns the JSON paths of all fields of a type that have no fields themselves. Each path begins with the
+// given path.
 func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()

@@ -18,7 +18,7 @@ import (
 var update = flag.Bool("update", false, "write words.txt")
 
 // TestWords checks that words.txt has most words of today's documents and messages. A few words may be missing, so that
-// not every new word in a document requires a new file.
+// words.txt need not change with every new word in a document.
 func TestWords(t *testing.T) {
 	want := repositoryWords(t)
 	if *update {

@@ -65,8 +65,8 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// TestRefusedActions checks that nothing changes if the client is a viewer or not logged in, if the confirmation is
-// wrong, if a form of another site or a link asks for it, or if the group does not exist.
+// TestRefusedActions checks that no change is made for a viewer, without a login, with a wrong confirmation, or to a
+// missing group. Forms of other sites and links change nothing either.
 func TestRefusedActions(t *testing.T) {
 	s := newSite(t, logins)
 	operator, viewer := s.login(t, "olivias-token-of-24-chars"), s.login(t, "victors-token-of-24-chars")

@@ -44,7 +44,7 @@ func TestLeaderlessShard(t *testing.T) {
 	}
 }
 
-// TestComparedConfiguration shows what the newest configuration in the bucket would change.
+// TestComparedConfiguration checks that the page shows what the newest configuration in the bucket would change.
 func TestComparedConfiguration(t *testing.T) {
 	b := &bucket{comparison: web.Comparison{Rolling: []string{"default/workers"},
 		Effects: []string{"Instances are replaced."}, More: 7,

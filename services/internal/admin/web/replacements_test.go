@@ -54,7 +54,7 @@ func TestReplacements(t *testing.T) {
 	}
 }
 
-// TestProgress shows the progress of a rollout and the estimate of its end.
+// TestProgress checks the progress of a rollout and the estimate of its end.
 func TestProgress(t *testing.T) {
 	pace := statistics{Count: 9, Pace: 10 * time.Second}
 	for _, test := range []struct {

@@ -192,7 +192,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestRolloutWaits shows what a rollout waits for, and until when.
+// TestRolloutWaits checks that the page shows what a rollout waits for, and until when.
 func TestRolloutWaits(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {
@@ -222,7 +222,7 @@ func TestShardWithoutAnswer(t *testing.T) {
 	}
 }
 
-// TestRefusedConfiguration shows the positions of the problems of a refused configuration.
+// TestRefusedConfiguration checks that the page shows the positions of the problems of a refused configuration.
 func TestRefusedConfiguration(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Config.RefusedEtag, s.a.Status.RefusedEtag = "e2", "e2"
@@ -303,8 +303,8 @@ func (s *site) login(t testing.TB, token string) *http.Cookie {
 	return resp.Cookies()[0]
 }
 
-// TestLogin shows that a page needs a login, which sets a cookie that scripts and other sites cannot use, that a
-// changed cookie is refused, and that a proxy may send a token.
+// TestLogin checks that a page needs a login or a token that a proxy sends. Scripts and other sites cannot use the
+// login's cookie, and a changed cookie is refused.
 func TestLogin(t *testing.T) {
 	s := newSite(t, logins)
 	resp := s.do(t, request{path: "/ui/events?group=workers"})

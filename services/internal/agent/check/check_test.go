@@ -136,7 +136,8 @@ func TestThresholds(t *testing.T) {
 	})
 }
 
-// TestStartPeriod checks that failures in the start period do not count, and that the first success ends it.
+// TestStartPeriod checks that failures in the start period do not count, and that the first success ends the start
+// period.
 func TestStartPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		probe := &results{}

@@ -87,8 +87,8 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// Accepted text stays accepted with a comment before it. Every quote in the text is closed, so the same holds
-		// for a line after it.
+		// Accepted text is still accepted with a comment before it. It is also accepted with a line after it, because
+		// every quote in accepted text is closed.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

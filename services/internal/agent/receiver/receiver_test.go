@@ -289,8 +289,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. From the step whose number (counted from 1) is in dies, they fail without effect.
-// If half is set, that first step takes effect, but its caller gets an error.
+// faulty counts writes and removals. dies is the number of the first step that fails, counted from 1. This step and all
+// later ones have no effect. If half is set, the first failing step takes effect, but its caller still gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int
@@ -361,7 +361,8 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
 			}
-			// Whichever set the crash left, applying the batch again leads to the new set, and the hook has work.
+			// Whichever set the crash left, applying the batch again leads to the new set. The changed files are then
+			// pending for the hook.
 			apply(t, r, "new", new, "a.env", "b.env", "c.env")
 			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
 				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestRefuseWebPages sends what programs send and what a browser sends for a web page, with the host name of the page
-// after DNS rebinding.
+// TestRefuseWebPages sends requests like those of programs, and requests like those that a browser sends for a web
+// page. Some of them have the page's host name, as after DNS rebinding.
 func TestRefuseWebPages(t *testing.T) {
 	server := refuseWebPages(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	for _, tc := range []struct {

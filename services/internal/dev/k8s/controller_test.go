@@ -67,7 +67,7 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 }
 
 // TestController runs a real controller-runtime manager with leader election against dev-k8s. The objects are of
-// Nstance's CRDs and of Cluster API. During the test its connection is cut and the server is restarted.
+// Nstance's CRDs and of Cluster API. During the test, the manager's connection is cut and dev-k8s is restarted.
 func TestController(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -167,8 +167,8 @@ func TestController(t *testing.T) {
 	wire.cut(addr)
 	sized("workers--dev-1", 5)
 
-	// An edit of the file above removed the group's owner reference. Restore it, so that the group and its machine are
-	// deleted with the owner.
+	// The file that was edited above has no owner reference. Restore the reference, so that the group and its machine
+	// are deleted with the owner.
 	g := of("workers--dev-1")
 	before := g.DeepCopy()
 	if err := controllerutil.SetControllerReference(pool, g, types); err != nil {

@@ -22,8 +22,8 @@ const (
 	group = "workers"
 )
 
-// TestShard plays the life of a real shard in front of an open page: an agent is killed, the shard loses its leader and
-// gets it back, and a person scales the group with the form. The pages change without being loaded again.
+// TestShard shows a real shard in an open page. Meanwhile an agent is killed, the shard loses its leader and gets it
+// back, and a person scales the group. The page must change without a reload.
 func TestShard(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {
@@ -98,7 +98,7 @@ func shardURL(stack *local.Stack) string { return stack.PageURL() + "shards/" + 
 
 func groupURL(stack *local.Stack) string { return shardURL(stack) + "/groups/" + group }
 
-// awaitNewVM waits until there is a VM that is not among those in before, and returns its instance.
+// awaitNewVM waits until there is a VM that the list `before` does not contain. It returns the new VM's instance ID.
 func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		vms, err := stack.VMs()

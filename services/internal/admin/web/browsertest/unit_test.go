@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// runUnit runs the commands of the unit in the documentation as systemd does, against a shard. The page must show the
-// shard, and its identity must not permit a change.
+// runUnit runs the commands of the systemd unit in docs/how-to/web-page.md, as systemd does. The page must then show
+// the shard. The identity that the page uses must not permit a change.
 func runUnit(ctx context.Context, t *testing.T, stack *local.Stack) error {
 	text, err := os.ReadFile("../../../../../docs/how-to/web-page.md")
 	if err != nil {
