@@ -146,8 +146,8 @@ func (s *Stack) ProviderOptions() map[string]string {
 	return options
 }
 
-// identity registers a new operator of the default tenant. It returns the client certificate of the operator and the
-// cluster's CA, and writes them to dir unless dir is empty.
+// identity registers a new operator of the default tenant. It returns the operator's client certificate and the
+// cluster's CA, and writes both to dir unless dir is empty.
 func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
 	state, err := s.State(ctx)
 	if err != nil {
@@ -156,8 +156,8 @@ func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x50
 	return Identity(ctx, state, Cluster, dir)
 }
 
-// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the client certificate
-// of the operator and a pool with the cluster's CA, and writes them to dir unless dir is empty.
+// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the operator's client
+// certificate and a pool with the cluster's CA, and writes both to dir unless dir is empty.
 func Identity(ctx context.Context, state *clusterstate.State, cluster, dir string) (tls.Certificate, *x509.CertPool,
 	error) {
 	ca, cert, private, err := issue(ctx, state, cluster)

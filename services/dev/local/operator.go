@@ -125,7 +125,7 @@ func (o *Operator) watchInstances(ctx context.Context) error {
 		o.news = make(chan struct{})
 		o.mu.Unlock()
 		if event.GetType() == nstancev1.InstanceEvent_TYPE_PENDING_DELETION && event.GetDrain() {
-			// If the call fails, the drain ends at its deadline.
+			// The error is ignored, because the drain ends at its deadline even without an acknowledgment.
 			_, _ = o.AcknowledgeDrained(ctx, &nstancev1.AcknowledgeDrainedRequest{
 				InstanceId: event.GetInstance().GetInstanceId()})
 		}
@@ -184,8 +184,7 @@ func (o *Operator) Events() ([]*nstancev1.InstanceEvent, []*nstancev1.ErrorEvent
 	return slices.Clone(o.events), slices.Clone(o.errors)
 }
 
-// transient reports whether a call that failed with the error may succeed when it is repeated, for example because a
-// server leads again.
+// transient reports whether a failed call may succeed when it is repeated, for example because a server leads again.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.ResourceExhausted:

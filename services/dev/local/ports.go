@@ -29,7 +29,7 @@ func portsFrom(base int) Ports {
 		Agent: base + 5, Page: base + 6}
 }
 
-// ofServer returns the ports of a server, counted from 1.
+// ofServer returns the ports of the n-th server, beginning with 1.
 func (p Ports) ofServer(n int) Ports {
 	by := portStep * (n - 1)
 	return Ports{Store: p.Store, Health: p.Health + by, Election: p.Election + by, Registration: p.Registration + by,

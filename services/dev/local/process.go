@@ -26,7 +26,7 @@ type Process struct {
 	state *os.ProcessState
 }
 
-// start runs a program of the stack and appends its output to its log.
+// start runs a program of the stack and appends the program's output to a log file.
 func (s *Stack) start(name, program string, args ...string) (*Process, error) {
 	log := s.LogFile(name)
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -113,7 +113,7 @@ func (s *Stack) Calls() ([]Call, error) {
 	return calls, nil
 }
 
-// Called returns the first line of the provider's journal with that operation for an instance.
+// Called returns the first line of the provider's journal that has the operation op and the instance id.
 func (s *Stack) Called(op string, id ident.ID) (Call, error) {
 	calls, err := s.Calls()
 	if err != nil {

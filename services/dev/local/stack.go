@@ -187,7 +187,7 @@ func (s *Stack) StoreDir() string { return filepath.Join(s.Dir, "dev-s3") }
 // AgentsDir returns the directory of the tmux provider: the disks and documents of the VMs.
 func (s *Stack) AgentsDir() string { return filepath.Join(s.Dir, "agents") }
 
-// CacheDir returns the cache directory of a server, counted from 1.
+// CacheDir returns the cache directory of the n-th server, beginning with 1.
 func (s *Stack) CacheDir(n int) string {
 	if n == 1 {
 		return filepath.Join(s.Dir, "cache")
@@ -205,7 +205,7 @@ func (s *Stack) program(name string) string {
 	return filepath.Join(s.Dir, "bin", name)
 }
 
-// ServerName returns the ID of a server, counted from 1.
+// ServerName returns the ID of the n-th server, beginning with 1.
 func ServerName(n int) string { return "server-" + strconv.Itoa(n) }
 
 // Env returns the environment of the stack's programs: the environment of this process without variables that point to
@@ -241,7 +241,8 @@ func (s *Stack) StartStore(ctx context.Context) (*Process, error) {
 	return p, s.awaitHTTP(ctx, p, s.storeURL()+"/"+Bucket, func(status int) bool { return status < 500 })
 }
 
-// StartServer starts a server, counted from 1, and waits until its health endpoint answers with any status.
+// StartServer starts the n-th server, beginning with 1. It waits until the server's health endpoint answers with any
+// status.
 func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	args := []string{"--id", ServerName(n), "--shard", Shard, "--storage", "s3", "--bucket", Bucket, "--cachedir",
 		s.CacheDir(n)}
@@ -257,8 +258,8 @@ func (s *Stack) StartServer(ctx context.Context, n int) (*Process, error) {
 	return p, s.awaitHTTP(ctx, p, s.URL(n, "/health"), func(int) bool { return true })
 }
 
-// StartPage starts nstance-admin serve with an identity of [Stack.ConnectAs] and waits until it answers. The page is on
-// the loopback address and needs no login.
+// StartPage starts nstance-admin serve with an identity directory from [Stack.ConnectAs], and waits until the page
+// answers. The page is on the loopback address and needs no login.
 func (s *Stack) StartPage(ctx context.Context, identity string) (*Process, error) {
 	p, err := s.start(Page, Page, "serve", "--bind", Address(s.Ports.Page), "--servers", s.AdminServers(),
 		"--identity-dir", identity, "--storage-provider", "s3", "--storage-bucket", Bucket)
@@ -283,7 +284,7 @@ func (s *Stack) healthAddr(n int) string {
 	return Address(s.Ports.ofServer(n).Health)
 }
 
-// URL returns the URL of a page on the health port of a server, counted from 1.
+// URL returns the URL of a page on the health port of the n-th server, beginning with 1.
 func (s *Stack) URL(n int, path string) string { return "http://" + s.healthAddr(n) + path }
 
 // awaitHTTP waits until a GET of the URL returns an accepted status. It fails if the process ends first.

@@ -25,7 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write generated and golden files instead of comparing them")
 
-// golden compares a text with a golden file, or updates the file.
+// golden compares a text with a golden file. With -update it writes the file instead.
 func golden(t *testing.T, path, want string) {
 	t.Helper()
 	if *update {
@@ -175,8 +175,8 @@ func fixture(shard string) *fleettest.Shard {
 	}
 }
 
-// shards starts two shards. It returns a command line with their addresses, and a replacer that makes its output the
-// same in every run.
+// shards starts two shards. It returns a command line with their addresses. The returned replacer makes the outputs of
+// this command line the same in every run.
 func shards(t *testing.T) (cli terminalless, a, b *fleettest.Shard, replace *strings.Replacer) {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")

@@ -20,8 +20,9 @@ import (
 // clusterJournalRetention is how long entries of the cluster's journal stay in the bucket.
 const clusterJournalRetention = 30 * 24 * time.Hour
 
-// journalChange writes an entry about a change that this command has made in the bucket, and deletes entries whose
-// retention is over. If the write or the deletion fails, it prints a warning, because the change itself has been made.
+// journalChange writes an entry to the cluster's journal about a change that this command has made in the bucket. It
+// also deletes entries whose retention is over. If either fails, it only prints a warning, because the change itself
+// has been made.
 func (a *app) journalChange(ctx context.Context, bucket objstore.Store, e record.ClusterEvent) {
 	e.Schema, e.At, e.Actor = record.ClusterEventSchema, a.Now().UTC(), a.actor()
 	writer, err := a.writer()

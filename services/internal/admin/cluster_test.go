@@ -36,7 +36,7 @@ import (
 
 const encryptionKey = "thisisatest32bytekey123456789012"
 
-// bucket is a bucket for command lines, which tests can also access directly.
+// bucket is a bucket that command lines use and that tests can also access directly.
 type bucket struct {
 	terminalless
 	location objstore.Location
@@ -288,8 +288,8 @@ func TestNonce(t *testing.T) {
 	})
 }
 
-// A registered operator can call servers immediately. A second registration keeps the operator and renews its
-// certificate if it is due.
+// A registered operator can call servers immediately. A second registration keeps the operator and renews the
+// certificate if its renewal is due.
 func TestRegisterOperator(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)
@@ -723,7 +723,8 @@ func TestClusterRotateWorkloadCA(t *testing.T) {
 
 const example = "../../../examples/config-tmux.jsonc"
 
-// exampleConfig returns a valid configuration of shard dev-1 of the cluster "example", with lines replaced.
+// exampleConfig writes a valid configuration of shard dev-1 of the cluster "example" to a file and returns the path.
+// replace lists pairs of an old and a new text.
 func exampleConfig(t *testing.T, replace ...string) string {
 	t.Helper()
 	text, err := os.ReadFile(example)
@@ -891,7 +892,7 @@ func TestConfigPush(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// With --refresh the leader is notified, and the problems that it reports are shown.
+		// With --refresh, config push notifies the leader and shows the problems that the leader reports.
 		c := fleettest.NewCluster(t, "example")
 		api := fixture("dev-1")
 		addr, _ := c.Serve(t, "dev-1", api)

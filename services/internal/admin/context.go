@@ -43,7 +43,7 @@ func (a *app) contextPath() string {
 	return filepath.Join(dir, "nstance", "config.yaml")
 }
 
-// readContexts reads the file with the contexts. A missing file is like one without contexts.
+// readContexts reads the file with the contexts. If the file is missing, there are no contexts.
 func (a *app) readContexts() (contextFile, error) {
 	path := a.contextPath()
 	if path == "" {

@@ -45,7 +45,7 @@ func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions)
 }
 
 // checkServer connects to the ports of one server. If the server's machine refuses all connections, checkServer returns
-// one finding for them.
+// a single finding for all ports.
 func (a *app) checkServer(ctx context.Context, who string, ports []port) (found []finding) {
 	var refused []string
 	var closed []int // in found
@@ -187,7 +187,7 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the first part of the journal of each of the newest terms, the newest term first.
+// firstParts returns the first part of the journal for each of the newest terms. The newest term comes first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {

@@ -32,7 +32,7 @@ import (
 )
 
 // patient is a shard without a running leader that doctor examines. It uses the real time, because the bucket's clock
-// does so too.
+// shows the real time too.
 type patient struct {
 	*bucket
 	lock     record.Lock

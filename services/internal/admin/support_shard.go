@@ -146,8 +146,7 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader asks the shard's leader, and adds its answers to the bundle. It reports whether the leader returned its
-// events.
+// readLeader adds the answers of the shard's leader to the bundle. It reports whether the leader returned its events.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false

@@ -342,7 +342,8 @@ func checkUseful(t *testing.T, name string, entries []tarEntry) {
 	}
 }
 
-// TestSupportCommand checks the default name, that no file is replaced, and wrong command lines.
+// TestSupportCommand checks the default name of the bundle's file, that no file is replaced, and that wrong command
+// lines are refused.
 func TestSupportCommand(t *testing.T) {
 	b := newBucket(t, "file")
 	b.populate(t)

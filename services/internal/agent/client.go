@@ -261,8 +261,8 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed, including changes from before a restart. It reports a failure but
-// does not retry it. The hook runs again at the next change.
+// runHook runs the hook whenever files have changed, including changes from before a restart. If the hook fails,
+// runHook reports the failure and runs the hook again only at the next change.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {

@@ -366,8 +366,8 @@ func TestFindsTheLeader(t *testing.T) {
 	})
 }
 
-// TestLeaderMoves checks that an agent stores the addresses that a leader announces. It uses them when the leader's
-// address changes, also after a restart. It does not forget its configuration.
+// TestLeaderMoves checks that an agent stores the addresses that a leader announces. The agent uses these addresses
+// when the leader's address changes, also after a restart. It does not forget the configured addresses.
 func TestLeaderMoves(t *testing.T) {
 	const before, after, third = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
 	synctest.Test(t, func(t *testing.T) {

@@ -415,7 +415,7 @@ func TestDeletedInstance(t *testing.T) {
 }
 
 // An agent detects a silently dead server within 15 s, even if it has nothing to send. A server that accepts
-// connections but never answers does not block it.
+// connections but never answers does not block the agent.
 func TestSilentServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

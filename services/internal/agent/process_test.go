@@ -199,7 +199,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%d registrations", got)
 	}
 
-	// SIGTERM while the machine keeps running announces a restart of the agent.
+	// On SIGTERM the agent announces that it restarts, because the machine keeps running.
 	if err := p.end(t, syscall.SIGTERM); err != nil {
 		t.Errorf("SIGTERM: %v", err)
 	}

@@ -106,8 +106,8 @@ func TestLostRenewal(t *testing.T) {
 	}
 }
 
-// TestExpiredCertificate starts the server after the certificate has expired, like a shard that was scaled to zero for
-// a week. The expired certificate still allows its renewal.
+// TestExpiredCertificate starts the server after the certificate has expired, as in a shard whose servers were stopped
+// for a week. The expired certificate still allows its renewal.
 func TestExpiredCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

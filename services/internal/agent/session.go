@@ -109,7 +109,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 		return false, errRenewed
 	}
 	if c.identity.Renewing() {
-		// If the answer to the last renewal was lost, the server may accept only the next key.
+		// If the answer to the last renewal was lost, the server may accept only the key of that renewal.
 		if err := c.renew(ctx, api); err == nil {
 			return false, errRenewed
 		} else if ctx.Err() == nil {

@@ -37,7 +37,7 @@ type CertLog interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Keys caches the public keys that agents submitted, over terms and restarts. See cache.Cache. If the cache is lost,
+// Keys caches the public keys that agents submitted, across terms and restarts. See cache.Cache. If the cache is lost,
 // the server requests the keys again.
 type Keys interface {
 	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)

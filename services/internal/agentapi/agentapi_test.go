@@ -92,7 +92,8 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff(want, got.Report); diff != "" {
 		t.Error(diff)
 	}
-	// An unchanged report keeps the reported file states. This one also reports a stop.
+	// After an unchanged report, the server keeps the file states of the report before. This report also announces a
+	// stop.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})

@@ -29,7 +29,8 @@ func (w *testLeader) checked(hash string, command ...string) {
 	w.Configure(w.group)
 }
 
-// checkStream opens a stream of files of an agent that runs the health checks of a version.
+// checkStream opens a stream of files. The request says that the agent already runs the given version of the health
+// checks.
 func (c *client) checkStream(version string) filesStream {
 	c.t.Helper()
 	stream, err := c.ReceiveFiles(c.t.Context(), &nstancev1.ReceiveFilesRequest{InstanceId: c.id.String(),

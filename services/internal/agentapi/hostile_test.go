@@ -247,7 +247,7 @@ func TestHostileAddressesOfTheWrongFamily(t *testing.T) {
 	}
 }
 
-// TestHostileRefusalsDoNotFillTheLog checks that the log of refusals is limited.
+// TestHostileRefusalsDoNotFillTheLog checks that the server logs only a limited number of refusals.
 func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
 	w, logs := newHostileTest(t)
 	c := w.agent(t)

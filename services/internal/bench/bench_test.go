@@ -200,8 +200,8 @@ func (s *stack) shutDown() {
 	}
 }
 
-// fill receives the provider's create calls of every group and starts an agent for each, until each group has n
-// instances.
+// fill takes the create calls that the provider received for every group. It starts an agent for each call, until each
+// group has n instances.
 func (s *stack) fill(n int) {
 	s.b.Helper()
 	var all sync.WaitGroup
@@ -334,8 +334,8 @@ func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	percentiles(b, "agents-part", agents)
 }
 
-// BenchmarkPowerOff measures the time from an agent's announcement that its machine powers off to the provider's create
-// call.
+// BenchmarkPowerOff measures how long it takes from an agent's announcement of a power-off until the server calls the
+// provider's create method.
 func BenchmarkPowerOff(b *testing.B) {
 	for _, agents := range []int{1000, 5000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
@@ -348,8 +348,8 @@ func BenchmarkPowerOff(b *testing.B) {
 	}
 }
 
-// BenchmarkKilledConnection measures the time from the end of an agent's connection, after its VM is gone, to the
-// create call. The server first asks the provider whether the VM is gone; the fake provider answers immediately.
+// BenchmarkKilledConnection ends an agent's connection after the agent's VM is gone, and measures the time until the
+// create call. The server first asks the provider whether the VM is gone. The fake provider answers immediately.
 func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)

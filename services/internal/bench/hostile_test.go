@@ -407,8 +407,8 @@ func TestHostileClients(t *testing.T) {
 		return
 	}
 	p := newPrey(t, 50)
-	// Use several source addresses, so that attacks do not exhaust the limit of one address. Try each attack ten times,
-	// because the server may cut off every one of only a few attempts.
+	// Use several source addresses, so that attacks do not exhaust the limit of one address. Try each attack ten times:
+	// if there were only a few attempts, the server might cut off all of them.
 	p.targets.Addresses, p.targets.Least = 16, 10
 	stop := p.attack(1000, 100)
 	p.both(4)

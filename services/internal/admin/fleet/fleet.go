@@ -186,7 +186,8 @@ func (f *Fleet) conn(shard, addr string) (*conn, error) {
 		return c, nil
 	}
 	creds := operatorclient.NewCredentials(func() (*tls.Config, error) { return f.tlsConfig(shard) })
-	// With "passthrough", gRPC dials the address unchanged. Its host must match the server's certificate.
+	// With "passthrough", gRPC dials the address unchanged. The host in the address must match the server's
+	// certificate.
 	cc, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),

@@ -94,7 +94,7 @@ func TestFollowsLeader(t *testing.T) {
 	}
 }
 
-// The client uses the first address that works, and the next one when it fails.
+// The client uses the first address that works. When that address fails, the client uses the next one.
 func TestSeveralAddresses(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	one, stopOne := c.Serve(t, "a", workers())

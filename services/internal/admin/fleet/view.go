@@ -224,8 +224,8 @@ func viewRefresh(r *nstancev1.RefreshConfigResponse) Refresh {
 	}
 }
 
-// Event is an event in a shard. If Snapshot is set, it describes state from before the watch began. Times are from the
-// server's clock.
+// Event is an event in a shard. If Snapshot is set, the event describes state from before the watch began. Times are
+// from the server's clock.
 type Event struct {
 	Shard string `json:"shard"`
 	// Stream is "instance", "group", or "error".

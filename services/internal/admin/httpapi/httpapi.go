@@ -174,7 +174,8 @@ func (a *api) guard(next http.Handler) http.Handler {
 	})
 }
 
-// NamesThisMachine reports whether a request's host is a loopback name or address, which no other machine has.
+// NamesThisMachine reports whether a request's host is a loopback name or address. Such a host always means this
+// machine itself.
 func NamesThisMachine(r *http.Request) bool { return Loopback(hostOf(r.Host)) }
 
 func hostOf(hostport string) string {

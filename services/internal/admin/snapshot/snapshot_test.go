@@ -179,7 +179,7 @@ func TestChangesMeanwhile(t *testing.T) {
 	}
 }
 
-// TestCopyFails checks that an object that cannot be read fails the snapshot.
+// TestCopyFails checks that the snapshot fails if an object cannot be read.
 func TestCopyFails(t *testing.T) {
 	store := &failing{filled(t)}
 	options := Options{Dir: openDir(t), Now: func() time.Time { return now }, ForEach: oneByOne}

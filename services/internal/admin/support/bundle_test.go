@@ -282,7 +282,7 @@ func hasPath(typ reflect.Type, path []string) bool {
 	return false
 }
 
-// TestMetrics checks that only lines of metrics are shown.
+// TestMetrics checks that the bundle shows only lines that are metrics.
 func TestMetrics(t *testing.T) {
 	const good = "nstance_group_desired{cluster=\"example\",group=\"workers\",shard=\"us-a\"} 3\n" +
 		"go_goroutines 12\nprocess_cpu_seconds_total 1.5e+02\n"

@@ -174,8 +174,8 @@ func (r *redactor) learn(s shape, tree any) {
 // minHidden is the least length of a hidden value that is removed from texts.
 const minHidden = 4
 
-// learnHidden notes all texts and numbers in a hidden tree, and the single lines of texts. It skips IP addresses, which
-// are no secrets.
+// learnHidden notes all texts and numbers in a hidden tree, and each line of a text separately. It skips IP addresses,
+// which are no secrets.
 func (r *redactor) learnHidden(v any) {
 	switch v := v.(type) {
 	case map[string]any:

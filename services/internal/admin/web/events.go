@@ -77,7 +77,7 @@ func (f eventFilter) query() url.Values {
 	return query
 }
 
-// history converts the filter to that of the journal.
+// history converts the page's filter to a filter of the journal.
 func (f eventFilter) history(now time.Time) (h fleet.HistoryFilter, err error) {
 	h = fleet.HistoryFilter{Group: f.Group, InstanceID: f.Instance, Cause: f.Cause}
 	if f.Kind != "" {

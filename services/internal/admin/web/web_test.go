@@ -206,8 +206,8 @@ func TestRolloutWaits(t *testing.T) {
 	}
 }
 
-// TestShardWithoutAnswer shows that a shard without an answer keeps its row, with the reason, and hides no other
-// shard's row.
+// TestShardWithoutAnswer checks that a shard that does not answer keeps its row, with the reason why it does not
+// answer. The rows of other shards stay.
 func TestShardWithoutAnswer(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {

@@ -1,5 +1,5 @@
-// Package machine reads from the agent's machine: its addresses and names, its metrics, and whether and why it is about
-// to stop.
+// Package machine reads the addresses, names and metrics of the agent's machine. It also finds out whether and why the
+// machine is about to stop.
 //
 // Invariant: no error in this package stops the agent. Values that cannot be read are left out.
 package machine
@@ -69,8 +69,9 @@ func (h *Host) Addresses() (ipv4, ipv6 string) {
 	return ipv4, ipv6
 }
 
-// address returns the source address that a datagram to the server would have. If there is no route, it returns the
-// first address of the family that can be reached from outside. Connecting a datagram socket sends nothing.
+// address returns the source address of a datagram to the server. If that is not a public address, it returns the first
+// public address of this machine. An address is public if it is neither loopback nor link-local. Connecting a datagram
+// socket sends nothing.
 func (h *Host) address(network string) string {
 	dialer := net.Dialer{Timeout: lookup}
 	if conn, err := dialer.Dial(network, h.Server); err == nil {

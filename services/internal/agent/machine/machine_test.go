@@ -75,7 +75,7 @@ func TestStoppingReason(t *testing.T) {
 	}
 }
 
-// TestReasonOnThisMachine checks the reason on this machine, which is not shutting down while its tests run.
+// TestReasonOnThisMachine checks StoppingReason on this machine, which is not shutting down while its tests run.
 func TestReasonOnThisMachine(t *testing.T) {
 	if got := machine.ThisSystem().StoppingReason(t.Context()); got != restart && got != upgrade {
 		t.Errorf("StoppingReason = %v", got)

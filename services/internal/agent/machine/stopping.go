@@ -29,7 +29,7 @@ func reasonOf(action string) nstancev1.StoppingReason {
 	return unspecified
 }
 
-// System gives a process that is being stopped access to the service manager and the machine.
+// System is the service manager and the machine, as seen by a process that is being stopped.
 type System struct {
 	// Command runs a command and returns its standard output, even if the command fails.
 	Command func(ctx context.Context, name string, args ...string) string

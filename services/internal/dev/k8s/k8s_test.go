@@ -341,7 +341,7 @@ func connect(t *testing.T, to string) *line {
 	return c
 }
 
-// cut closes all connections and sends new ones to another server.
+// cut closes all connections and forwards new connections to another server.
 func (c *line) cut(to string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -163,8 +163,8 @@ const (
 	maxUpdate     = 500 * time.Millisecond
 )
 
-// TestManyInstances measures the page of a group of 5,000 instances: the time to the first byte, the bytes, the time
-// until the page is shown, and the time from an event of the shard until its row has changed.
+// TestManyInstances measures the page of a group of 5,000 instances: the time to the first byte, the number of bytes,
+// the time until the page is shown, and the time from an event of the shard until its row has changed.
 func TestManyInstances(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {
