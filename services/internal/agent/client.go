@@ -252,8 +252,8 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 }
 
 // hint takes the leader's address from an error that contains one. It reports whether to try that address immediately.
-// The result is false if the last try already followed a hint. Otherwise the client would call two servers that name
-// each other in a loop without a pause.
+// The result is false if the last try already followed a hint. Otherwise two servers, each of which names the other as
+// the leader, would be called without a pause.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)

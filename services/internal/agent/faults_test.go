@@ -161,7 +161,7 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal simulates a process with three folders that dies during a write or removal. dies is the number of that step.
+// mortal simulates a process with three folders that dies during a write or removal. `dies` is the number of that step.
 // The step and all later ones fail without effect. If half is set, the step itself takes effect, but its caller still
 // gets an error.
 type mortal struct {
@@ -512,7 +512,7 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// While the hook ran for a.env, b.env and c.env changed. So the hook runs for them now.
+		// b.env and c.env changed while the hook ran for a.env. So the hook runs for them now.
 		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}

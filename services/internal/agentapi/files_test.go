@@ -262,7 +262,8 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// After another failure, the server waits before the next attempt. The next attempt then needs no change.
+	// After another failure, the server waits before it sends the file again. It does so even if the next report has no
+	// changes.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })

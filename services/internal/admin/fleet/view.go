@@ -50,8 +50,8 @@ type Group struct {
 // on the way.
 func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
 
-// reasonUntil adds to a reason the time until which it holds. If that time is not known (zero), reasonUntil returns the
-// reason unchanged.
+// reasonUntil adds to a reason the time at which the reason ends. If that time is not known (zero), reasonUntil returns
+// the reason unchanged.
 func reasonUntil(reason string, until time.Time) string {
 	if reason == "" || until.IsZero() {
 		return reason

@@ -73,8 +73,8 @@ type Options struct {
 }
 
 const (
-	// rounds is how many times Copy reads objects, at most. After the first time, it reads only objects that changed
-	// since they were read.
+	// rounds is how many times Copy reads objects, at most. After the first time, Copy reads only objects that have
+	// changed since it read them.
 	rounds = 5
 	// parallel is how many objects are read at a time.
 	parallel = 32

@@ -100,8 +100,8 @@ func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) 
 }
 
 // TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and checks that the bundle
-// contains no secret. Then it makes the bundle show each of these fields in turn, to prove that it finds the field's
-// secret.
+// contains no secret. Then it makes the bundle show one of these fields after the other, and must find the field's
+// secret each time.
 func TestNothingLeaks(t *testing.T) {
 	b, secrets := plantAll(t)
 	if len(secrets) < 80 {
