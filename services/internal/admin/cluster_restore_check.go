@@ -213,7 +213,7 @@ func (r *restored) configurations(ctx context.Context, m snapshot.Manifest) (sha
 	return shards, nil
 }
 
-// openSecrets opens the cluster's secrets in the archive, if they are there and a key is given.
+// openSecrets opens the cluster's secrets in the archive, if the archive has them and a key is given.
 func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (finding, error) {
 	const check = "keys of the cluster"
 	r.cluster.sealed = true

@@ -61,7 +61,7 @@ tells how to restore it.`,
 const namedLeftOut = 10
 
 // snapshot writes the archive to path. First it copies the objects into a directory beside path, not into the temporary
-// directory of the system, because they may need much space.
+// directory of the system, because the copies may need much space.
 func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error) {
 	dir, remove, err := tempRoot(filepath.Dir(path), ".nstance-snapshot-*")
 	if err != nil {

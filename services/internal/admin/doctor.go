@@ -198,8 +198,8 @@ func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State,
 	return shard, found
 }
 
-// checkLeader reads the lock. It measures the lock's age by the bucket's clock, because other clocks may be wrong. now
-// is the time by that clock, or zero.
+// checkLeader reads the lock. It measures the lock's age by the bucket's clock, because other clocks may be wrong.
+// `now` is the time by the bucket's clock, or zero.
 func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket objstore.Store, name string,
 	now time.Time) (record.Lock, []finding) {
 	lock, _, err := state.ReadLock(ctx, name)

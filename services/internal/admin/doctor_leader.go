@@ -14,7 +14,7 @@ import (
 )
 
 // endOfLeadership returns the event of a shard's journal that says why the newest leadership ended. There is no such
-// event if the server was killed or could not write to the bucket. end is then zero.
+// event if the server was killed or could not write to the bucket. The returned event is then zero.
 func endOfLeadership(ctx context.Context, bucket objstore.Store, shard string) (end record.Event) {
 	parts, err := journalParts(ctx, bucket, shard)
 	if err != nil || len(parts) == 0 {

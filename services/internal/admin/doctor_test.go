@@ -122,7 +122,7 @@ func (p *patient) examine(t *testing.T) ([]finding, error) {
 	return parse[diagnosis](t, out.String()).Findings, err
 }
 
-// servePort serves TLS with a certificate that expires at end, and refuses every client.
+// servePort serves TLS with a certificate that expires at the time `end`, and refuses every client.
 func servePort(t *testing.T, end time.Time) (addr string) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)

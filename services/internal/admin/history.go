@@ -39,7 +39,7 @@ func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duratio
 	return ask(cmd.Context(), a, s, f, "reading the journal of", call, a.writeHistory)
 }
 
-// writeHistory writes the events of all shards in the order of their times.
+// writeHistory writes the events of all shards, sorted by time.
 func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
 	type entry struct {
 		shard string

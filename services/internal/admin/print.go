@@ -199,7 +199,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// age formats the time between then and now, rounded to one unit.
+// age formats the time from `then` to `now`, rounded to one unit.
 func age(now, then time.Time) string {
 	if then.IsZero() {
 		return ""

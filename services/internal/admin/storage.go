@@ -120,7 +120,7 @@ type need struct {
 	id  bool // --cluster-id, because there is no ca.crt yet that names the cluster
 }
 
-// withCluster opens the cluster that the flags name and calls do with it.
+// withCluster opens the cluster that the flags name and calls the function `do` with it.
 func (a *app) withCluster(ctx context.Context, s *secretFlags, needs need,
 	do func(ctx context.Context, c *cluster) error) error {
 	if s.provider == config.ObjectStorage && s.prefix != "" {
@@ -176,7 +176,7 @@ func (a *app) openCluster(ctx context.Context, s *secretFlags, bucket objstore.S
 	return c, nil
 }
 
-// inCluster is like withCluster, but for a function with a result.
+// inCluster is like withCluster, but for a function that returns a result.
 func inCluster[T any](ctx context.Context, a *app, s *secretFlags, needs need,
 	do func(ctx context.Context, c *cluster) (T, error)) (result T, err error) {
 	err = a.withCluster(ctx, s, needs, func(ctx context.Context, c *cluster) (err error) {

@@ -220,7 +220,7 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Errorf("%v", report)
 		}
 
-		// Both can be withdrawn.
+		// The termination notice and the announcement can be withdrawn.
 		client.Notice(nil)
 		if err := client.Announce(t.Context(), unspecified); err != nil {
 			t.Fatal(err)

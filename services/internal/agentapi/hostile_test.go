@@ -171,8 +171,8 @@ func TestHostileReportForAnotherInstance(t *testing.T) {
 	}
 }
 
-// TestHostileNamesReachNoCertificate checks that a certificate names the instance as the provider knows it, whatever host
-// name and addresses its agent reports.
+// TestHostileNamesReachNoCertificate checks that a certificate names the instance as the provider knows it, whatever
+// host name and addresses its agent reports.
 func TestHostileNamesReachNoCertificate(t *testing.T) {
 	w, _ := newHostileTest(t)
 	id, key := w.Created(t), transporttest.NewKey(t)

@@ -72,7 +72,7 @@ func freePorts(b testing.TB, n int) []string {
 }
 
 // newStack starts a server with instances in ten groups. Each instance has a real agent unless withAgents is false.
-// Every request to the bucket takes latency.
+// Every request to the bucket takes the time `latency`.
 func newStack(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, boot: withAgents}

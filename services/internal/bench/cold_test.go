@@ -81,8 +81,8 @@ type coldShard struct {
 
 const coldGroups = 10
 
-// newColdShard lets a server make instances and then stops it. Their records look as if an agent had registered for
-// each.
+// newColdShard lets a server make instances and then stops the server. The instances' records look as if an agent had
+// registered for each instance.
 func newColdShard(b testing.TB, size int) *coldShard {
 	b.Helper()
 	c := &coldShard{b: b, size: size, entered: make(chan time.Time, size+100)}

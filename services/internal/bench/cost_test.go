@@ -66,7 +66,7 @@ func BenchmarkMemory(b *testing.B) {
 }
 
 // BenchmarkReports measures the server's CPU time for 10,000 unchanged reports from the streams of 4,000 agents. The
-// reports must cause no writes to its disk or the bucket. The variants are:
+// reports must cause no writes to the server's disk or the bucket. The variants are:
 //
 //   - "paced": single reports, 1,000 per second, as from 60,000 agents.
 //   - "dense": all agents report twice per second.

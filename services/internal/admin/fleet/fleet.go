@@ -94,9 +94,9 @@ func (f *Fleet) call(ctx context.Context, shard string, do func(context.Context,
 	return f.reach(ctx, shard, do)
 }
 
-// reach runs do against a shard's leader. It tries the last known leader, then the configured addresses. If a server
-// names another server as the leader, reach tries the named server next, but only once. reach may call do several
-// times, so do must be safe to repeat. Errors are *[Error].
+// reach runs `do` against a shard's leader. It tries the last known leader, then the configured addresses. If a server
+// names another server as the leader, reach tries the named server next, but only once. reach may call `do` several
+// times, so `do` must be safe to repeat. Errors are *[Error].
 func (f *Fleet) reach(ctx context.Context, shard string, do func(context.Context, Client) error) error {
 	queue := f.addresses(shard)
 	if len(queue) == 0 {

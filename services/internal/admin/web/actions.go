@@ -14,8 +14,8 @@ import (
 // confirmLength is how many of the last characters of an instance ID a person types to confirm a deletion.
 const confirmLength = 6
 
-// change is like the method read, but only for clients that may change something. do returns a description for the log,
-// and the address of the page to show afterwards.
+// change is like the method read, but only for clients that may change something. The function `do` returns a
+// description for the log, and the address of the page to show afterwards.
 func (p *page) change(do func(*http.Request) (detail, to string, err error)) http.HandlerFunc {
 	return p.read(func(w http.ResponseWriter, r *http.Request) error {
 		client := clientOf(r)

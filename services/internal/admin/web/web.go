@@ -153,7 +153,8 @@ type httpError struct {
 
 func (e *httpError) Error() string { return e.message }
 
-// answer returns a handler that calls do with a time limit and shows the error of do as a page.
+// answer returns a handler that calls the function `do` with a time limit. If `do` returns an error, the handler shows
+// the error as a page.
 func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), p.Timeout)

@@ -263,8 +263,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestAssets shows that style and script are at the addresses that pages name, and that a browser may cache them
-// forever.
+// TestAssets checks that the style and the script are at the addresses that pages name, and that a browser may cache
+// them forever.
 func TestAssets(t *testing.T) {
 	s := newSite(t, nil)
 	found := regexp.MustCompile(`/ui/assets/[^"]+`).FindAllString(s.text(t, "/ui/", 200), -1)

@@ -27,7 +27,7 @@ const (
 	tempPath = ".new"
 )
 
-// pathOf returns the path of an object relative to the directory. Its names have been checked.
+// pathOf returns the path of an object relative to the directory. The names in it have been checked.
 func pathOf(c *collection, k key) string {
 	return path.Join(c.resource.name, k.namespace, k.name+suffix)
 }
@@ -227,7 +227,8 @@ func (s *store) refresh(c *collection, k key) error {
 	return nil
 }
 
-// take stores the content of a file as the object, unless they are equal. The caller must hold the lock.
+// take stores the content of a file as the object, unless the object already has this content. The caller must hold the
+// lock.
 func (s *store) take(c *collection, k key, file []byte) error {
 	old, exists := c.objects[k]
 	if exists && bytes.Equal(old.file, file) {
@@ -304,8 +305,8 @@ func (s *store) parse(c *collection, k key, file []byte) (map[string]any, error)
 	return content, nil
 }
 
-// complete sets the fields that the server owns: type, name, UID, creation time and generation. before is the previous
-// state, nil for a new object.
+// complete sets the fields that the server owns: type, name, UID, creation time and generation. `before` is the
+// previous state, or nil for a new object.
 func (s *store) complete(c *collection, k key, o, before map[string]any) {
 	o["apiVersion"], o["kind"] = c.resource.apiVersion(), c.resource.kind
 	m := meta(o)
@@ -412,8 +413,8 @@ func (s *store) read(name string) ([]byte, error) {
 	return s.root.ReadFile(name)
 }
 
-// write replaces an object's file with a rename and returns its content. before is the content when the file was last
-// read, nil if it did not exist. If the file has changed since, write fails. The caller must hold the lock.
+// write replaces an object's file with a rename and returns the new content. `before` is the content when the file was
+// last read, or nil if there was no file. If the file has changed since, write fails. The caller must hold the lock.
 func (s *store) write(c *collection, k key, o map[string]any, before []byte) ([]byte, error) {
 	file, err := encode(o)
 	if err != nil {

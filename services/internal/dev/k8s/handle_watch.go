@@ -157,7 +157,8 @@ func (s *stream) send(kind watch.EventType, o map[string]any) bool {
 	return s.write(kind, shown)
 }
 
-// bookmark tells the client that it has all changes up to a version. first marks the end of the initial state.
+// bookmark tells the client that it has all changes up to a version. If `first` is true, the bookmark marks the end of
+// the initial state.
 func (s *stream) bookmark(version uint64, first bool) bool {
 	m := map[string]any{"resourceVersion": strconv.FormatUint(version, 10)}
 	if first {
