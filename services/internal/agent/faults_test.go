@@ -512,15 +512,15 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// b.env and c.env changed while the hook ran for a.env. So the hook runs for them now.
-		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
+		// All three files changed while the hook ran for a.env. a.env was removed.
+		if changed := <-runs; !slices.Equal(changed, []string{"a.env", "b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}
 		stop()
 
 		_, stop = run(t, o)
 		defer stop()
-		if changed := <-runs; !slices.Equal(changed, []string{"b.env", "c.env"}) {
+		if changed := <-runs; !slices.Equal(changed, []string{"a.env", "b.env", "c.env"}) {
 			t.Errorf("after a restart: hook for %v", changed)
 		}
 		result <- nil

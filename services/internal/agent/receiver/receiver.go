@@ -71,6 +71,7 @@ type Receiver struct {
 
 	mu      sync.Mutex // guards the fields below; never held during disk access
 	state   state
+	changed []string          // files that changed after the last call of Pending
 	refused map[string]string // reasons of refusals, by name
 
 	seen map[string]fileCheck // used by States alone
@@ -266,6 +267,9 @@ func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = after
+	if r.hooked {
+		r.changed = union(r.changed, names)
+	}
 	maps.Copy(r.refused, failed)
 	return slices.DeleteFunc(names, func(name string) bool { return failed[name] != "" })
 }
@@ -284,22 +288,24 @@ func (r *Receiver) Hash() string {
 	return r.state.RuntimeHash
 }
 
-// Pending returns the files that changed since the hook last ran.
+// Pending returns the files that changed since the hook last ran. Call it before each run of the hook.
 func (r *Receiver) Pending() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.changed = nil
 	return slices.Clone(r.state.Pending)
 }
 
-// Done records that the hook ran for these files. Other files that changed meanwhile stay pending.
+// Done records that the hook ran for these files. Files that changed after the last call of [Receiver.Pending] stay
+// pending, because the hook may have read their former content.
 func (r *Receiver) Done(names []string) error {
 	r.apply.Lock()
 	defer r.apply.Unlock()
 	r.mu.Lock()
-	after := r.state
+	after, changed := r.state, r.changed
 	r.mu.Unlock()
 	after.Pending = slices.DeleteFunc(slices.Clone(after.Pending), func(name string) bool {
-		return slices.Contains(names, name)
+		return slices.Contains(names, name) && !slices.Contains(changed, name)
 	})
 	if err := r.writeDocument(stateFile, after); err != nil {
 		return err
