@@ -125,7 +125,8 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 	}
 	if s == stepDestroy && m.Status.State != stateDeleted && instance.GetState() != stateDeleted &&
 		instance.GetState() != stateDeleting {
-		// The call succeeded. This answer prevents another call while the mirror lags behind.
+		// The server accepted the deletion, but the mirror of the shard does not show that yet. The stored answer
+		// prevents another call.
 		instance = &nstancev1.InstanceStatus{InstanceId: m.Spec.InstanceID, State: stateDeleting}
 	}
 	v.answer = &answer{instance: instance}

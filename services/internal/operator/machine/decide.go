@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. After a step that is listed above stepWait, decide is called again. A step below
-// stepWait is taken after the status is stored.
+// step is the next step for a machine. In the list below, decide is called again after each step before stepWait. The
+// steps after stepWait are taken when the status has been stored.
 type step string
 
 const (
@@ -40,7 +40,8 @@ type view struct {
 	ownerGone bool
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
 	poolGone bool
-	// paused and ending are from the [scope.Permission]. skip: the deletion does not wait for the shard.
+	// paused: an object or the Cluster is paused. ending: the Cluster is being deleted or does not exist. skip: the
+	// deletion does not wait for the shard.
 	paused, ending, skip bool
 	// shards are the shards of the configuration file, sorted.
 	shards []shardView
@@ -305,8 +306,8 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
-		// Only this NstanceMachine was deleted, for example together with its CRD. The pool creates it again for its
-		// instance.
+		// Only this NstanceMachine was deleted, for example together with its CRD. The instance stays, and the pool
+		// creates a new NstanceMachine for it.
 		d.step = stepRelease
 		return
 	}
@@ -340,15 +341,16 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	}
 }
 
-// losesNode reports whether an instance loses its Node although its group is static, so that the instance could stay.
-// That happens if the Machine is deleted together with the pool or the Cluster: Cluster API then drains the Node, and
-// deletes it unless the Cluster is being deleted. The operator deletes such an instance, and the static group replaces
-// it. If the shard has not listed its groups yet, the group counts as static.
+// losesNode reports whether an instance of a static group loses its Node. This happens if the Machine is deleted
+// together with the pool: Cluster API then drains and deletes the Node. It also happens if the drain began before the
+// deletion of the Cluster. The operator deletes such an instance, and the static group replaces it. If the shard has
+// not listed its groups yet, the group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false
 	}
-	// While a Cluster is being deleted, Cluster API does not drain a Node unless its Machine was deleted before.
+	// While a Cluster is being deleted, Cluster API starts no drain. So a start time means that the drain began
+	// earlier.
 	deletion := v.owner.Status.Deletion
 	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// orphanReconciler deletes Machines of pools that have neither an NstanceMachine nor an instance. If an NstanceMachine
-// is deleted while Cluster API creates its Machine, Cluster API keeps that Machine. There is one worker.
+// orphanReconciler deletes each Machine of a pool that has neither an NstanceMachine nor an instance. Such a Machine
+// remains if its NstanceMachine is deleted while Cluster API creates the Machine. There is one worker.
 type orphanReconciler struct {
 	*Reconciler
 	// since maps the name of each Machine without NstanceMachine and instance to the time when the operator first saw

@@ -131,8 +131,8 @@ func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList
 	return n
 }
 
-// findOwner finds the Machine of an object: its controller, else a Machine that references it. gone means that the
-// object names a controller that no longer exists.
+// findOwner finds the Machine that the controller reference of an object names. Without such a reference, it finds a
+// Machine that references the object. gone means that the named Machine no longer exists.
 func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
 	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
@@ -208,8 +208,8 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
-		// Cluster API adds the same reference later. A Machine that is deleted before that is gone immediately, and
-		// without the reference the NstanceMachine and its instance would stay.
+		// Cluster API adds the same reference later. If the Machine is deleted earlier, it has no finalizer and
+		// disappears immediately. Without the reference, the NstanceMachine and its instance would then stay.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {

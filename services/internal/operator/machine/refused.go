@@ -9,9 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers the CreateInstance calls that servers refused, so that unrelated events do not repeat them. It
-// also remembers failed calls that may still have an effect. It exists only in memory. After a restart, a refused call
-// is repeated once, and a lost call no longer has an effect.
+// refusals remembers in memory the CreateInstance calls that servers refused, so that unrelated events do not repeat
+// them. It also remembers failed calls that may still create an instance. After a restart, a refused call is repeated
+// once. A call that failed before the restart no longer has an effect.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal

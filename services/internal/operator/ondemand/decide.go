@@ -23,8 +23,8 @@ type snapshot struct {
 	cluster, namespace string
 	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
 	ending bool
-	// pods are the pods with the annotation. alive are the existing pods with a machine or the annotation, by UID,
-	// except finished ones.
+	// pods are the pods that request a machine by annotation. alive are the unfinished pods that request or have a
+	// machine, by UID.
 	pods  []*corev1.Pod
 	alive map[types.UID]*corev1.Pod
 	// machines and infra are the objects created for pods, by name.
@@ -145,8 +145,8 @@ func (w *snapshot) nodeOf(machine string) *corev1.Node {
 	return nil
 }
 
-// needsMachine reports whether a pod that has not finished needs its machine. A pod on another Node does not need it.
-// Nor does a pod without a Node that no longer requests an instance of the machine's group.
+// needsMachine reports whether a pod that has not finished needs its machine. A pod that runs on another Node does not
+// need the machine. Without a Node, a pod needs the machine only while it requests an instance of the machine's group.
 func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceMachine, node *corev1.Node) bool {
 	switch {
 	case pod.Spec.NodeName == "":
@@ -275,10 +275,12 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	}
 }
 
-// newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine, because
-// its UID is not known before its creation. The Machine must be the only owner. A Machine that is deleted before it has
-// Cluster API's finalizer is gone immediately, and then the garbage collector must delete the NstanceMachine. The
-// Machine does not get the labels of the Node: Cluster API would copy them to the Node before the Node has the taint.
+// newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine when the
+// UID of the Machine is known. The Machine must be the only owner: if it is deleted before it has Cluster API's
+// finalizer, the garbage collector must delete the NstanceMachine.
+//
+// The Machine does not get the labels of the Node. Cluster API would copy them to the Node before the Node has the
+// taint.
 func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {

@@ -91,8 +91,8 @@ type reconciler struct {
 	waiting atomic.Bool
 }
 
-// Setup registers the controller and its indexes. workload is the cluster with the Pods, which is the manager itself if
-// both clusters are the same. The cache of workload must hold the Nodes, and of the Pods in all namespaces the
+// Setup registers the controller and its indexes. workload is the cluster with the Pods and Nodes. It is mgr itself if
+// the operator runs in the same cluster. The cache of workload must hold all Nodes. Of all Pods, it must hold the
 // metadata, spec.nodeName, spec.tolerations and status.phase.
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	s = s.From(mgr, "nstance-ondemand")
@@ -137,8 +137,8 @@ func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] 
 	})
 }
 
-// requestsMachine passes events of pods that request machines, and the end of every pod: a pod with a machine may have
-// lost its annotation.
+// requestsMachine passes events of pods that request machines. It also passes the completion and the deletion of every
+// pod, because a pod that has a machine may have lost its annotation.
 var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexRequestingPod(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {

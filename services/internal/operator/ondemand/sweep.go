@@ -80,7 +80,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		_, ok := intolerant.Load(c.pod.UID)
 		return ok
 	})
-	// The next sweep follows soon. It first reserves the Nodes that have appeared meanwhile, and then creates the rest.
+	// The next sweep follows soon. It first reserves the Nodes that have appeared meanwhile, and then creates the
+	// remaining machines.
 	rest := len(d.create) - parallelWrites
 	if rest > 0 {
 		d.create = d.create[:parallelWrites]
@@ -203,7 +204,8 @@ func podFinished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// recordWarnings records what pods wait for, each reason once. It forgets pods and Machines that have ended.
+// recordWarnings records a warning for each pod that waits. It does not repeat a warning with the same reason. It also
+// forgets pods and Machines that no longer exist.
 func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	for uid := range r.warned {
 		if w.alive[uid] == nil {
@@ -236,7 +238,7 @@ func (r *reconciler) recordWarnings(w snapshot, warnings []podWarning) {
 	}
 }
 
-// createMachine creates a machine, the Machine first. Objects that exist already are not changed.
+// createMachine creates the Machine first, and then its NstanceMachine. It does not change objects that exist already.
 func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCreation) error {
 	m, infra := w.newObjects(c)
 	switch {
@@ -285,8 +287,8 @@ func (r *reconciler) addToleration(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// reserveNode gives a Node the labels and the taint of its machine in one write, so that no pod that selects the group
-// is scheduled to the Node before it has the taint.
+// reserveNode gives a Node the labels and the taint of its machine in one write. Otherwise a pod that selects the group
+// could be scheduled to the Node before the Node has the taint.
 func (r *reconciler) reserveNode(ctx context.Context, one nodeReservation) error {
 	labels, taint := reservation(one.machine)
 	name := one.node.Name
@@ -314,8 +316,8 @@ func (r *reconciler) reserveNode(ctx context.Context, one nodeReservation) error
 	return nil
 }
 
-// deleteMachine deletes a machine that its pod does not need. It asks the API server for the pod first, because the
-// cache may be out of date; it returns true if the pod may need the machine after all.
+// deleteMachine deletes a machine that its pod does not need. It first reads the pod from the API server, because the
+// cache may be out of date. If the pod may still need the machine, deleteMachine keeps the machine and returns true.
 func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (behind bool, err error) {
 	m := one.machine
 	if at, ok := podOfMachine(m); ok {
@@ -340,8 +342,8 @@ func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (beh
 	return false, nil
 }
 
-// stillNeeds is needsMachine for a pod and its Node as the API server knows them. As long as a Node has no provider ID,
-// it may belong to the machine.
+// stillNeeds does the same as needsMachine, but reads the Node of the pod from the API server. If the Node has no
+// provider ID yet, stillNeeds returns true, because the Node may belong to the machine.
 func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machineRemoval) (bool, error) {
 	if pod.Spec.NodeName == "" || one.infra == nil || one.infra.Spec.ProviderID == "" {
 		return needsMachine(pod, one.machine, one.infra, nil), nil

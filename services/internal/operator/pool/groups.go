@@ -193,8 +193,8 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	return did
 }
 
-// push deletes chosen instances until the group has its size, and then pushes the remaining differences. If the shard
-// refuses to delete a chosen instance, the shard itself chooses another one.
+// push first deletes the instances that were chosen for a scale-down, until the group has its size. It then pushes the
+// remaining differences. If the shard refuses to delete a chosen instance, the shard itself chooses another one.
 func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
 	c shardCall) (known *nstancev1.GroupStatus, err error) {
 	upsert := c.upsert

@@ -40,7 +40,8 @@ const (
 // groupInput is everything that decisions about a shard group depend on.
 type groupInput struct {
 	group *v1beta1.NstanceShardGroup
-	// paused and ending are from the [scope.Permission]. skip: the deletion does not wait for the shard.
+	// paused: an object or the Cluster is paused. ending: the Cluster is being deleted or does not exist. skip: the
+	// deletion does not wait for the shard.
 	paused, ending, skip bool
 	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
@@ -344,7 +345,7 @@ type groupConfig struct {
 	DrainTimeout  string            `json:"drainTimeout,omitempty"`
 	MaxSurge      uint32            `json:"maxSurge,omitempty"`
 	MaxUnhealthy  string            `json:"maxUnhealthy,omitempty"`
-	// Capacity is the size of InstanceType.
+	// Capacity is the CPU, memory and other resources of InstanceType.
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 }
 

@@ -88,8 +88,8 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// While a deleted MachinePool still exists, Cluster API deletes the pool that it references. So Cluster API
-		// would delete a new pool of that name together with its group.
+		// Do not create the pool while a MachinePool that references this name is being deleted. Cluster API would
+		// delete the new pool and its group.
 		if ending[one.pool.Name] {
 			continue
 		}

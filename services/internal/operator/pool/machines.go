@@ -43,8 +43,8 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForMachine returns a request for a machine's shard group, so that a machine deleted before its instance is
-// created again.
+// requestsForMachine returns a request for the shard group of a machine. So if a machine is deleted but its instance
+// still exists, the machine is created again.
 func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]
@@ -117,7 +117,8 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
-		// When a Machine is deleted, Cluster API deletes the NstanceMachine with the same name, and so the instance.
+		// If the instance's Machine is being deleted, do not create the NstanceMachine yet: Cluster API would delete
+		// it, and with it the instance.
 		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
 			return reconcile.Result{}, err
 		} else if old != nil && !old.DeletionTimestamp.IsZero() {
@@ -136,7 +137,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 }
 
 // missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances, because
-// their machines are created first.
+// each of them is created for an existing machine.
 func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]bool) (
 	missing []*nstancev1.InstanceStatus) {
 	for _, i := range instances {

@@ -27,8 +27,8 @@ import (
 // parallelWrites is the number of objects that one reconciliation writes at a time.
 const parallelWrites = 16
 
-// poolReconciler reconciles NstanceMachinePools. It splits replicas into shard groups and sums up their statuses. It
-// calls no shard, so no shard can delay it.
+// poolReconciler reconciles NstanceMachinePools. It divides the replicas of a pool among shard groups, and combines the
+// statuses of these shard groups. It makes no call to a shard, so no shard can delay it.
 type poolReconciler struct{ pools }
 
 func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
@@ -235,8 +235,8 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 	return nil
 }
 
-// writeGroups writes all shard groups of a pool in parallel. As soon as one is written, it is pushed to the leader of
-// its shard.
+// writeGroups writes all shard groups of a pool in parallel. Each write makes the groupReconciler push the shard group
+// to the leader of its shard.
 func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poolPlan) error {
 	had := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {

@@ -42,7 +42,8 @@ type poolInput struct {
 	configured map[string]bool
 	// wait is the result of waitForFinalizer.
 	wait time.Duration
-	// cluster is the name of the managed Cluster. paused and ending are from the [scope.Permission].
+	// cluster is the name of the managed Cluster. paused: an object or the Cluster is paused. ending: the Cluster is
+	// being deleted or does not exist.
 	cluster        string
 	paused, ending bool
 }
@@ -169,10 +170,11 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 	plan.setCapacity(in, mine)
 }
 
-// usedShards returns the shards that share the replicas, and the unknown ones: shards of the spec that are neither
-// configured nor have a shard group. An unknown shard may be a typing error: it gets no share, and as long as the spec
-// names one, no other shard loses its group. The shards with the most instances come first, so that they keep the
-// remainder of the division.
+// usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
+// configured and has no shard group. It may be a typing error, so it gets no share.
+//
+// While there is an unknown shard, a shard that has left the spec keeps its group. The shards with the most instances
+// then come first, and get the remainder when the replicas are divided.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -229,8 +231,8 @@ func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// chooseInstances updates the [v1beta1.RemoveAnnotation] of g: it adds the chosen victims on the shard of g, and drops
-// the instances in removed.
+// chooseInstances updates the [v1beta1.RemoveAnnotation] of g. It adds the chosen victims that are on the shard of g.
+// It drops the instances that the map removed contains.
 func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
 	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
 	for _, v := range chosen {
@@ -311,8 +313,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// When objects are moved to another cluster, they lose their status. So an ID stays in the list until its
-		// instance is known to be gone.
+		// Keep the known IDs until every shard group has reported its status. Objects lose their statuses when they are
+		// moved to another management cluster.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)

@@ -117,8 +117,8 @@ func isSubset(vars, others map[string]string) bool {
 	return true
 }
 
-// ownSpec returns a group's own settings; for a static group that is its override. It returns false if the server did
-// not send them or they cannot be decoded.
+// ownSpec returns the settings of the group itself. For a static group, these are the group's override. ownSpec returns
+// false if the server did not send the settings or if they cannot be decoded.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
 		// Only a static group can have no settings: then it has no override. A dynamic group always has settings.
@@ -140,7 +140,7 @@ func ownedFields(group *v1beta1.NstanceShardGroup) []string {
 	return strings.Split(text, ",")
 }
 
-// rememberOwnedFields adds the fields that the spec sets to [v1beta1.OwnedFieldsAnnotation].
+// rememberOwnedFields adds to [v1beta1.OwnedFieldsAnnotation] the fields that are set in the spec.
 func rememberOwnedFields(group *v1beta1.NstanceShardGroup) {
 	fields := ownedFields(group)
 	for _, field := range []struct {

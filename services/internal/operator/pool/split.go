@@ -40,9 +40,10 @@ type victim struct{ shard, instance string }
 
 // scaleShares changes the shares of a pool to a new sum. It returns the victims whose deletion lowers a share.
 //
-// Each victim lowers the share of its own shard. Otherwise the largest shares shrink, the last of them first, and the
-// smallest grow, the first of them first. So an equal split stays an equal split. If victims have made the shares
-// unequal, they stay unequal until the pool grows or shrinks, because evening them out would delete instances.
+// Each victim lowers the share of its own shard. If this is not enough, the largest shares shrink, beginning at the end
+// of the list. If the sum is too small, the smallest shares grow, beginning at the start of the list. So an equal split
+// stays equal. Shares that victims have made unequal stay unequal until the pool grows or shrinks, because a correction
+// would delete instances.
 func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []shardShare, chosen []victim) {
 	shares = slices.Clone(have)
 	target, sum := max(int64(replicas), 0), int64(0)

@@ -25,7 +25,8 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 	return mgr.Add(newReporter(s.From(mgr, "nstance-report")))
 }
 
-// subject is what an error is about. Each subject has at most one standing error.
+// subject is what an error is about. The reporter keeps at most one unresolved error, the standing error, for each
+// subject.
 type subject struct{ shard, kind, group, instance string }
 
 const (
@@ -96,7 +97,7 @@ func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	}
 }
 
-// eventReason returns the event reason for a server's kind of error.
+// eventReason returns the event reason for an error kind that a server reports.
 func eventReason(kind string) string {
 	switch kind {
 	case "config":

@@ -135,8 +135,9 @@ func (s *Scope) Requests(ctx context.Context, list client.ObjectList, opts ...cl
 	return requests
 }
 
-// Patch writes the difference between an object as it was read and as it is wanted. It writes nothing if they are
-// equal. If the finalizers differ, Patch replaces the whole list, so it fails if another client has changed the object.
+// Patch writes the difference between was, the object as it was read, and want. It writes nothing if they are equal. If
+// the finalizers differ, Patch replaces the whole list of finalizers. It then fails if another client has changed the
+// object.
 func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil

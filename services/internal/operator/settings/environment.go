@@ -21,7 +21,8 @@ const NamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 type Environment struct {
 	// Namespace holds everything that the operator reads and writes except Nodes and Pods.
 	Namespace string
-	// CAConfigMap and the Secrets hold the operator's identity.
+	// CAConfigMap is the name of the ConfigMap with the CA. CertSecret, KeySecret and NonceSecret are names of Secrets
+	// with the operator's identity.
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
 	// Endpoint is the API server of an external workload cluster, zero if the operator's own cluster is the workload.
 	Endpoint Endpoint

@@ -26,8 +26,8 @@ const (
 	reserved = "reserved"
 )
 
-// mirror is the state that a shard's leader reports. Each entry carries the number of its last change, so that an
-// answer from before a change does not overwrite that change. Messages are replaced, never modified.
+// mirror is the state that a shard's leader reports. Each entry carries the number of its last change. A call that
+// began before a change therefore cannot overwrite that change. Messages are replaced, never modified.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -158,7 +158,7 @@ func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	return []Change{m.groupChange(g.GetGroup())}
 }
 
-// latest is passed as the mark of an update that overwrites every earlier change.
+// latest is higher than every other mark, so an update with latest is always applied.
 const latest = ^uint64(0)
 
 func (m *mirror) removeGroup(name string) []Change {

@@ -36,8 +36,8 @@ const (
 	resubscribe = 250 * time.Millisecond
 )
 
-// session connects to one address and mirrors its leader until the connection ends. The error is never nil. met
-// reports whether the server was a leader.
+// session connects to an address. If the server there is a leader, session mirrors the leader's state until the
+// connection ends. met reports whether the server was a leader. The error is never nil.
 func (s *shard) session(ctx context.Context, addr string) (met bool, err error) {
 	// "passthrough" dials the address as it is, and TLS verifies the certificate for its host.
 	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
@@ -79,10 +79,11 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 	return err
 }
 
-// runWatches runs the three watches and the lists until one of them ends.
+// runWatches runs the three watches and lists the instances regularly, until a watch or the first list fails.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// whole is called twice: when all groups were read for the first time, and when all instances were.
+	// whole is called twice: after all groups have been read for the first time, and after all instances have been
+	// read.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}
@@ -131,8 +132,9 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 	})
 }
 
-// watchInstances follows instances. The watch begins with a snapshot of only the instances that are being deleted. Then
-// watchInstances closes listed, which starts the lists, so that no later change is missed.
+// watchInstances watches the instances. The watch begins with a snapshot, which has only the instances that are being
+// deleted. After the snapshot, watchInstances closes the channel listed. Instances are listed only then, so that no
+// later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -163,8 +165,8 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly lists all instances once may is closed, calls whole, and then lists them at intervals. If the first
-// list fails, it returns the error.
+// listRegularly waits until the channel may is closed. It then lists all instances, calls the function whole, and
+// repeats the list at intervals. It returns an error if the first list fails.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
 	select {
@@ -222,7 +224,7 @@ func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServ
 	return nil
 }
 
-// receive calls the function each for every message of a stream. It returns the error that ended the stream.
+// receive calls each for every message of a stream, and returns the error that ended the stream.
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
 	for err == nil {
 		var r R

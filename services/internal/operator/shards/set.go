@@ -27,7 +27,7 @@ type Options struct {
 type Set struct {
 	options Options
 	metrics *metrics
-	// grace is the time to reconnect before a shard counts as unreachable.
+	// grace is how long a shard may be disconnected before it counts as unreachable.
 	grace time.Duration
 
 	mu      sync.Mutex

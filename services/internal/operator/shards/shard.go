@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// grace is the time to reconnect before a shard counts as unreachable. A silent server is noticed only after
-	// pingAfter and pingTimeout, so its shard becomes unreachable after 17 s.
+	// grace is how long a shard may be disconnected before it counts as unreachable. A silent server is noticed only
+	// after pingAfter and pingTimeout, so its shard becomes unreachable after 17 s.
 	grace = 4 * time.Second
 	// settled is the length of a session after which the reconnect delay is reset.
 	settled = 5 * time.Second

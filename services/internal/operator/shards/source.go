@@ -8,8 +8,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Source enqueues a controller's requests for the changes of shards. It starts with the current state, as one change
-// for every shard, group and drain. requests must not block; it may read a cache.
+// Source enqueues a controller's requests for the changes of shards. It first reports the current state, as one change
+// for every shard, group and drain. The function requests must not block, but may read a cache.
 func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		add := func(c Change) {
