@@ -147,7 +147,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 			t.Errorf("%v", i)
 		}
 	}
-	// The next write of the group's entry drops the chosen instance that is gone.
+	// The instance that was chosen earlier is gone. The next decrement drops it from the group's entry in the bucket.
 	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
 		Decrement: true})
 	if err != nil || answer.GetGroup().GetSize() != 1 {

@@ -101,7 +101,7 @@ type testShard struct {
 	script func(context.Context, mock.Call) mock.Outcome
 }
 
-// applier activates configurations only in a leader's state.
+// applier passes configurations to the State of a leader, and has no other effect.
 type applier struct{ *shardstate.State }
 
 func (a applier) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group) {
@@ -312,7 +312,7 @@ func (w *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
 }
 
-// configure writes the configuration like Terraform.
+// configure writes the configuration to the bucket, as Terraform does.
 func (w *testShard) configure(t testing.TB, text string) {
 	t.Helper()
 	if _, err := w.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {

@@ -13,8 +13,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// TestHostileOperatorRecord plays an attacker who can write to the bucket and undoes the removal of an operator with a
-// forged record, or with the record from before the removal. The operators' port refuses and logs both.
+// TestHostileOperatorRecord plays an attacker who can write to the bucket. The attacker replaces the record of a
+// removed operator with a forged one, or with the record from before the removal. In both cases, the operators' port
+// must refuse the operator and log the reason.
 func TestHostileOperatorRecord(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, document(""), slog.New(slog.NewJSONHandler(&logs, nil)))

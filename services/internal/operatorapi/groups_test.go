@@ -350,8 +350,8 @@ func TestBlockedReason(t *testing.T) {
 	})
 }
 
-// TestExplainGroup checks that a blocked group is explained with its next action, its errors and its instances, and
-// that another tenant cannot ask for it.
+// TestExplainGroup checks the explanation of a blocked group: its next action, its errors and its instances. Operators
+// of another tenant must not get this explanation.
 func TestExplainGroup(t *testing.T) {
 	w := newTestShard(t)
 	instances := watchInstances(t, w)

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// maxAhead is the longest time that the clock of a client that chooses an instance ID may be ahead of this server's
-	// clock.
+	// maxAhead limits how far a client's clock may be ahead of this server's clock, if the client chooses the instance
+	// ID.
 	maxAhead = 5 * time.Minute
 	// maxCreating is the limit of concurrent on-demand creations.
 	maxCreating = 4096
@@ -144,9 +144,9 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 	return answer, nil
 }
 
-// decrement lowers the size of an instance's group by one and adds the instance's ID to the group's entry, in one
-// write. From then on the planner deletes that instance (its rule 44), also in a later term. If the entry already
-// contains the ID, or the instance is deleted, decrement changes nothing.
+// decrement lowers the size of an instance's group by one and marks the instance for removal. Both changes are one
+// write to the group's entry in the bucket. The planner then deletes the instance (rule 44), also in a later term. If
+// the instance is marked already or deleted, decrement changes nothing.
 func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
 	if view.Record.OnDemand {
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",

@@ -70,8 +70,8 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	if query.After, err = parsePosition("after", req.GetAfter()); err != nil {
 		return c.ended(err)
 	}
-	// Subscribe before the list is read, so that no event is missed. An event in both is sent once, because sending the
-	// list moves the position past it.
+	// Subscribe before the list is read, so that no event is missed. An event that is in the list and in the
+	// subscription is sent once: sending it from the list moves the position past it.
 	sub := c.Journal.Subscribe(s.queue)
 	defer sub.Close()
 	query.Limit = eventPage

@@ -105,8 +105,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 	case rec.Removed():
 		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
 	case bytes.Equal(rec.PreviousKey, c.peer.PublicKey) && c.renews(rec.PublicKey):
-		// The operator did not receive the answer to its renewal. Remember nothing: other calls with the replaced key
-		// are refused.
+		// The key was replaced, but the operator did not receive the answer. It may repeat the renewal with the
+		// replaced key. Do not remember this admission, because all other calls with that key must be refused.
 		return rec, token, nil
 	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
 		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
@@ -127,8 +127,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 const RenewHeader = "nstance-renew-certificate"
 
 // mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
-// false while there is no rotation: the shards notice the end of a rotation at different times, so each shard would ask
-// for a renewal.
+// false while there is no rotation. The shards notice the end of a rotation at different times. If the end counted as a
+// step, each shard would ask for a renewal.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }
@@ -187,8 +187,8 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		}
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
 			ID: c.operator}
-		// If the record names another certificate than the presented one, a renewal already happened. Its answer may
-		// have been lost, so the same certificate is issued again.
+		// If the record names another certificate than the presented one, a renewal already happened. The client may
+		// not have received the answer, so the recorded certificate is issued again.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) || c.renews(rec.PublicKey) {
 			if cert, ok := c.Issuer.Reissue(identity, ed25519.PublicKey(rec.PublicKey), rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {

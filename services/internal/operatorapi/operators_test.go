@@ -47,7 +47,7 @@ func list(t testing.TB, client nstancev1.OperatorServiceClient) error {
 	return err
 }
 
-// remove makes an operator's record a tombstone, like an administrator.
+// remove makes an operator's record a tombstone, as an administrator's command does.
 func (w *testShard) remove(t testing.TB) {
 	t.Helper()
 	rec, token, err := w.state.GetOperator(t.Context(), "prod", w.id)

@@ -62,8 +62,8 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns an error that lists the forbidden fields of a group, which are in found. It returns nil if found is
-// empty.
+// refusal returns an error that lists found, the problems with the forbidden fields of a group. It returns nil if found
+// is empty.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil

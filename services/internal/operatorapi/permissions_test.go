@@ -18,9 +18,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// sharedDocument is a shard of two tenants. The template vault is for the tenant prod alone. Operators of both tenants
-// may use the template shared, and may choose one argument, small instances, and at most 4 per group. The tenant rival
-// may have 2 groups and 6 instances.
+// sharedDocument configures a shard of two tenants. The template vault is for the tenant prod alone. Operators of both
+// tenants may use the template shared, for groups of at most 4 instances. They may set one argument and choose an
+// instance type from t4g.*. The tenant rival may have 2 groups and 6 instances.
 const sharedDocument = `{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "a", "provider": {"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"},
@@ -242,8 +242,8 @@ func TestHostileOperator(t *testing.T) {
 		t.Errorf("a refused request was stored: %v", groups.Tenants)
 	}
 
-	// What the configuration permits works, up to the quotas. A group with the name of another tenant's group is
-	// another group.
+	// Permitted requests succeed, up to the quotas. If another tenant has a group with the same name, that group is not
+	// affected.
 	upsert := func(group string, size uint32) error {
 		_, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "shared",
 			Size: &size, InstanceType: "t4g.small", SetVars: true, Vars: map[string]string{"greeting": "hi"},

@@ -148,7 +148,8 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	return healthUnhealthy, v.UnhealthyReason()
 }
 
-// providerState returns the state of the VM at the provider. It is the provider's own value if there is one.
+// providerState returns the VM's state that the provider reported last. It returns Deleted if the instance is deleted
+// or its VM is gone, and Unknown if no state was reported.
 func providerState(v shardstate.InstanceView) infra.State {
 	switch {
 	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:

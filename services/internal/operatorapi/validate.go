@@ -94,8 +94,8 @@ func checkVars(vars map[string]string) error {
 	return nil
 }
 
-// parseArgs parses args_json as strictly as the groups' document: it keeps numbers as they are, and rejects duplicate
-// names. It returns nil for {}, which means that the group has no arguments of its own.
+// parseArgs parses args_json as strictly as the bucket's document of dynamic groups. It keeps numbers as they are, and
+// rejects duplicate names. It returns nil for {}, which means that the group has no arguments of its own.
 func parseArgs(text string) (map[string]any, error) {
 	spec, err := parseObject("args_json", "args", text)
 	if err != nil || len(spec.Args) == 0 {

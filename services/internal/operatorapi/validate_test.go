@@ -242,7 +242,8 @@ func TestProviderStates(t *testing.T) {
 	}
 }
 
-// Later events of a deletion do not replace the announcement of its drain for a reader that is behind.
+// TestCoalescingKeepsDrainEvents checks that a slow reader still receives the start of a drain. Later events of the
+// same deletion must not replace it.
 func TestCoalescingKeepsDrainEvents(t *testing.T) {
 	events := NewEvents()
 	sub := events.instances.Subscribe(10, nil)

@@ -27,9 +27,9 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve sends the results of next to the client. It returns when the client disconnects, falls behind, or is removed,
-// and when the leadership ends. A client that does not read blocks only the sending goroutine. That goroutine ends with
-// the stream, because grpc cancels a blocked send when the handler returns.
+// serve repeatedly calls the function next and sends its results to the client. It returns when the client disconnects,
+// falls behind, or is removed, and when the leadership ends. A client that does not read blocks only the sending
+// goroutine. That goroutine ends with the stream, because grpc cancels a blocked send when the handler returns.
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
 	out, failed := make(chan *M), make(chan error, 1)
 	defer close(out)
@@ -61,7 +61,8 @@ func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context
 	}
 }
 
-// readmit checks periodically that the client of a stream is still admitted, and calls refuse if it is not.
+// readmit checks periodically that the client of a stream is still admitted. If it is not, readmit cancels the context
+// of the stream with the function refuse.
 func (c *call) readmit(ctx context.Context, refuse context.CancelCauseFunc) {
 	for tasks.Sleep(ctx, c.service.recheck) == nil {
 		if err := c.admit(); err != nil {

@@ -134,7 +134,8 @@ func TestLeaderAndStandbyExchangeMessages(t *testing.T) {
 	a.network.Send(b.self, f)
 	b.hears(t, f)
 
-	// A follower that has taken over announces it and follows no server. The announcement still arrives.
+	// A follower that has taken over announces its takeover, and then follows no server. The announcement still
+	// arrives.
 	taken := election.TookOver{Leader: a.self, Standby: b.self, Term: 4}
 	b.network.Send(a.self, taken)
 	b.network.Follow(record.Lock{})
@@ -166,7 +167,7 @@ func TestStandbyNoticesTheEndOfALeader(t *testing.T) {
 	b.hears(t, election.LeaderLinkDown{Leader: a.self})
 }
 
-// loggedMessages is a log that keeps its messages from the level INFO.
+// loggedMessages is a log handler that keeps messages of level INFO and above.
 type loggedMessages chan string
 
 func (loggedMessages) Enabled(_ context.Context, level slog.Level) bool {
@@ -210,8 +211,8 @@ func TestMissingLinkIsLogged(t *testing.T) {
 	}
 }
 
-// TestLinkAfterALeadership checks that the log does not report the time without a leader to follow as the time without
-// a link.
+// TestLinkAfterALeadership checks the duration that is logged for a missing link. It must not include the time in which
+// this server had no leader to follow.
 func TestLinkAfterALeadership(t *testing.T) {
 	c := transporttest.New(t)
 	log := make(loggedMessages, 1000)

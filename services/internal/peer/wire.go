@@ -16,7 +16,7 @@ const (
 	// maxFrame is the largest frame in bytes. It has room for a lock whose texts have their maximum length and every
 	// byte escaped.
 	maxFrame = 64 << 10
-	// maxName is the maximum length of each part of a process's name in bytes, as in the lock.
+	// maxName is the maximum length in bytes of a server's ID, and of its incarnation. The lock has the same limit.
 	maxName = 512
 	// maxLength is the longest promise that a message may ask for.
 	maxLength = time.Minute

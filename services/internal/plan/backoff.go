@@ -21,7 +21,7 @@ const (
 func (n Notices) over(now time.Time) bool { return !now.Before(n.Since.Add(noticeWindow)) }
 
 // backoff returns what makes the group's creations wait: failed creations (rule 25) or notices (rule 39), whichever
-// lasts longer. until is when the hour ends for which notices are counted. It is zero if no notices count.
+// lasts longer. Notices are counted for one hour. until is the end of this hour, or zero if no notices count.
 func (g *group) backoff() (b Backoff, until time.Time) {
 	b = g.Backoff
 	if g.Notices.Backoff.Failures == 0 || g.Notices.over(g.Now) {

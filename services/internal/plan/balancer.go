@@ -32,10 +32,10 @@ type BalancerVerdict struct {
 	Failed  string
 }
 
-// ApplyBalancerVerdict applies rule 59 (load-balancer health). It returns the instance after its load balancers
-// answered. grace is the [StartGrace] of its group. failed reports whether the instance became unhealthy. When its load
-// balancers no longer call it unhealthy, it becomes healthy with its next report. The verdict on a leaving instance is
-// ignored, because its drain removes it from load balancers.
+// ApplyBalancerVerdict applies rule 59 (load-balancer health): it returns the instance after an answer of its load
+// balancers. grace is the [StartGrace] of the group. failed reports whether the verdict made the instance unhealthy.
+// After a better verdict, the next report makes the instance healthy again. A verdict on a leaving instance is ignored,
+// because the drain removes the instance from its load balancers.
 func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
 	failed bool) {
 	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))
@@ -74,8 +74,8 @@ func ForgetBalancerHealth(i Instance) Instance {
 }
 
 // awaitsBalancer is rule 60. It reports whether a new instance must still wait until its load balancers call it
-// healthy. If they do not answer, the wait ends when a verdict would count (rule 59). An instance whose grace ended
-// before this leader's term does not wait.
+// healthy. If they do not answer, the wait ends after the [StartGrace]. An instance whose grace ended before this
+// leader's term does not wait.
 func (g *group) awaitsBalancer(i *Instance) (bool, time.Time) {
 	if !g.Group.LoadBalancerHealth || i.Balancer.WasHealthy || i.RegisteredAt.IsZero() {
 		return false, time.Time{}

@@ -18,8 +18,7 @@ func group(n int) *plantest.Fleet {
 	return f
 }
 
-// BenchmarkNext plans a group in which nothing changed, one that lost an instance, one that lost all, and one that
-// rotates its instances.
+// BenchmarkNext plans groups after various changes, such as none, the loss of all instances, or a new configuration.
 func BenchmarkNext(b *testing.B) {
 	cases := []struct {
 		name  string

@@ -24,7 +24,7 @@ const (
 	classExpired
 	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
 	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
-	// Instances of these two classes count towards the size, but no other instance is deleted in their favour.
+	// Instances of these two classes count towards the size, but are not accepted as replacements of others.
 	classUnreadyDrifted
 	classUnready
 	// Instances of these three classes count towards the size and are healthy. Waves replace them (rule 20).
@@ -35,8 +35,8 @@ const (
 	classes = int(iota)
 )
 
-// available reports whether instances of a class serve or may serve: they run, and either they are healthy or the only
-// evidence against them may be wrong.
+// available reports whether instances of a class run and may serve. This includes silent and unhealthy ones, because
+// the fault may be elsewhere.
 func (c class) available() bool {
 	switch c {
 	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
@@ -99,8 +99,8 @@ var rules = [...]rule{
 		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
 	{9, "on-demand", classOnDemand, CauseNone, factOnDemand, nil},
 	{10, "expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
-		// An instance that never registered has no age: it is not available, so it must not replace another instance.
-		// Rule 7 (registration_timeout) deletes it.
+		// Expired instances count as available. An instance that never registered must not count as available, so it
+		// never expires. Rule 7 (registration_timeout) deletes it.
 		if i.has(factUnregistered) {
 			return false, time.Time{}
 		}
@@ -162,11 +162,11 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running are registered instances that run, including those that leave because of their silence. late are the
-	// running ones that count for the unhealthy guard, and unhealthy those that are silent or were never healthy.
+	// running counts the registered instances that run, even if they are being deleted for their silence. late is how
+	// many of these the unhealthy guard counts. unhealthy is how many would be replaced without the guard.
 	running, late, unhealthy int
-	// failing counts failed creations and instances that still run, until their planned deletion is durable. Otherwise
-	// a store that does not answer, or a leader that dies, would lead to more VMs than size and surge allow.
+	// failing counts failed creations, and running instances whose deletion is being recorded. Otherwise a store that
+	// does not answer, or a leader that dies, would lead to more VMs than size and surge allow.
 	failing int
 	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
 	draining int
@@ -392,8 +392,8 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. The time-out does not begin before the first agent has connected to this leader.
-// While none has, no registration is overdue in a group with registered instances, because the fault may be the
+// isRegistrationOverdue is rule 7. The time-out begins no earlier than the first connection of any agent to this
+// leader. Until then, no registration is overdue in a group with registered instances, because the fault may be the
 // leader's. While the unhealthy guard holds, only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
@@ -486,7 +486,7 @@ func (g *group) isDrifted(i subject) (bool, time.Time) {
 }
 
 // Drifted reports whether an instance differs from its group's configuration. image is the Image of [Snapshot]. The
-// infra hash does not cover the pool's subnets: a subnet that is added, or moved in the list, replaces nothing.
+// infra hash does not cover the pool's subnets, so added or reordered subnets cause no replacement.
 func Drifted(group *config.Group, image string, i *Instance) bool {
 	return i.InfraHash != "" && group.InfraHash != "" && i.InfraHash != group.InfraHash ||
 		i.SubnetID != "" && len(group.Subnets) > 0 && !slices.Contains(group.Subnets, i.SubnetID) ||

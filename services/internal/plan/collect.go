@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// Orphans are not collected while there are more than fewOrphans and more than orphanPercent of the shard's VMs
-	// (rule 36).
+	// Orphans are not collected if their number exceeds fewOrphans and their share of the shard's VMs exceeds
+	// orphanPercent (rule 36).
 	fewOrphans    = 2
 	orphanPercent = 5
-	// unusedRetention bounds how long the tombstone of a reservation without a VM is kept. A create call of an earlier
-	// leader may take effect late. Within that time, its VM is a stray with a tombstone (rule 37), later an orphan
-	// (rule 35).
+	// unusedRetention is the longest time for which the tombstone of a reservation without a VM is kept. A late create
+	// call of an earlier leader may still make the VM. While the tombstone exists, this VM is a stray (rule 37).
+	// Afterwards it is an orphan (rule 35).
 	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.
 	collectRetry = 10 * time.Second

@@ -5,8 +5,8 @@ import "time"
 // terminateRetry is the time after which a VM's termination is requested again if the provider still has the VM.
 const terminateRetry = time.Minute
 
-// IsDraining reports whether a deletion waits for the instance's node to be drained, or will wait: the VM may still
-// run, no operator has acknowledged the drain, and its deadline is ahead.
+// IsDraining reports whether a deletion must still wait for the drain of the instance's node. The VM may still run, its
+// termination was not requested, no operator has acknowledged the drain, and the deadline is ahead.
 func IsDraining(i *Instance, now time.Time) bool {
 	return i.runs() && !i.Drained && i.TerminateRequested.IsZero() && i.DeleteDeadline.After(now)
 }

@@ -27,8 +27,8 @@ type FilesState struct {
 
 // FilesReport is what a report of an agent says about its files.
 type FilesReport struct {
-	// Reported, Sent and Current are hashes of a runtime configuration: the one that the agent reports, the one of the
-	// batch that this leadership sent last (empty before the first), and the one of the group.
+	// Reported, Sent and Current are hashes of runtime configurations. Reported is from the agent's report. Sent is
+	// that of the last batch of this leadership, and empty before the first batch. Current is that of the group.
 	Reported, Sent, Current string
 	// Full means that the report lists the files. Complete and RenewAt are valid only then. Complete means that the
 	// list has each file of the group, as it was sent and without errors.

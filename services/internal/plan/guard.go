@@ -20,14 +20,15 @@ const shardMinimum = 3
 type Guard struct {
 	// Exceeded is true if more instances than the limit were silent or failing at the last count.
 	Exceeded bool
-	// HoldUntil is when the latest time to recover ends (rule 61). FellAt is when the first time to recover of the
-	// present series began; rule 61 limits the length of a series. Both are zero if there was none.
+	// HoldUntil is when the latest recovery period ends (rule 61). FellAt is when the first recovery period of the
+	// present series began; rule 61 limits the length of a series. Both are zero before the first recovery period.
 	HoldUntil, FellAt time.Time
 }
 
 // After returns the guard after a new count of the silent and failing instances. exceeded means that the count is above
-// the limit. When it no longer is, a time to recover of the length recovery begins (rule 61, see [RecoveryTime]). Until
-// bound has passed since the first one, each such change begins another one. Then none begins for at least bound.
+// the limit. When the count falls to the limit, a recovery period of the length recovery begins (rule 61, see
+// [RecoveryTime]). For the time bound after the first such period began, each further fall begins another one. After
+// the last one ends, none begins for at least bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
@@ -41,10 +42,10 @@ func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time
 	return g
 }
 
-// RecoveryTime returns how long the last instances of a group may take to recover after the first ones, when a fault
-// that they share ends. They report again (rule 33), their health checks pass, or their load balancers call them
-// healthy. How often a load balancer checks is unknown, so RecoveryTime uses the time in which a new instance must
-// become healthy in its load balancers.
+// RecoveryTime returns how much later than the first instance the last instance of a group may recover, when a shared
+// fault ends. Instances recover when they report again (rule 33), pass their health checks, or are called healthy by
+// their load balancers. How often a load balancer checks is unknown. So RecoveryTime uses the time in which a new
+// instance must become healthy in its load balancers.
 func RecoveryTime(s Settings, group *config.Group) time.Duration {
 	longest := max(reconnect.ReturnTime(s.HealthInterval), group.PassTime()+s.HealthInterval)
 	if group.LoadBalancerHealth {
@@ -58,9 +59,9 @@ func (h ShardHealth) Exceeds() bool {
 	return h.Silent > max(shardMinimum, shardLimit.Of(h.Running))
 }
 
-// exceedsLimit is rule 26: more than max_unhealthy of the group, or more than 40 % (at least 3) of the shard, runs but
-// is silent, fails a health check or is unhealthy in a load balancer. A partition between agents and server, or a fault
-// that new VMs would share, is then more likely than dead VMs, so none of them is replaced. VMs that the provider
+// exceedsLimit is rule 26: too many instances run but are silent, fail a health check or are unhealthy in a load
+// balancer. The limit is max_unhealthy of the group, and 40 % (at least 3) of the shard. Above it, a partition or a
+// fault that new VMs would share is more likely than dead VMs. So no such instance is replaced. VMs that the provider
 // reports as ended are still replaced.
 func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()

@@ -2,9 +2,9 @@ package plan
 
 import "github.com/nstance-kit/nstance/services/contract/record"
 
-// planMaintenance is rule 32. An instance that stays joins the group's load balancers after its first healthy report.
-// While its stream is open, it gets the files of the group's runtime configuration once if it has files of another
-// configuration, or could not store a file. After a failure, registration and files take turns.
+// planMaintenance is rule 32. It registers a connected, healthy instance with the group's load balancers. It also sends
+// the group's files to a connected instance that has files of another configuration, or could not store a file. The
+// same files are sent once per stream. If both actions are due, they alternate after failures.
 func (g *group) planMaintenance(out *steps, i *Instance) {
 	if i.Work != Idle || i.State != record.Registered {
 		return

@@ -13,8 +13,8 @@ const forgetGroupRetry = 10 * time.Second
 // Next plans one group: what to do now, in order, and when to plan again. It looks at every instance a few times and
 // allocates little, because it runs on every event.
 //
-// At most one action that the executor works on (all but [Create], [Ask] and alerts) is planned per instance, and none
-// while the instance has work under way. An action that had no effect is planned again unchanged.
+// Apart from [Create], [Ask] and alerts, Next plans at most one action per instance, and none while work for the
+// instance is under way. An action that had no effect is planned again unchanged.
 func Next(s Snapshot) Decision {
 	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
 		return Decision{

@@ -817,8 +817,8 @@ func answered(s *plan.Snapshot) {
 	}
 }
 
-// TestFirmWakeUp checks the wake-up time that assumes that healthy instances report in time. That time may skip the due
-// times of those reports only where a report cannot change the rest of the plan.
+// TestFirmWakeUp checks NextIfReporting, the wake-up time if all healthy instances report in time. It must not be later
+// than NextPlan if any report can change the plan.
 func TestFirmWakeUp(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}

@@ -49,7 +49,7 @@ func (p Pace) ApplyThrottled(now time.Time) Pace {
 	return p
 }
 
-// ApplyAccepted returns the pace after any other definite answer.
+// ApplyAccepted returns the pace after an answer that was definite and not throttled.
 func (p Pace) ApplyAccepted(now time.Time) Pace {
 	if !p.Limited(now) {
 		return Pace{}
@@ -89,8 +89,8 @@ type WaitingCreates struct {
 	Needed, Voluntary, ShardNeeded int
 }
 
-// paced is rule 43 (create late). It returns how many of the lacking instances, and how many of the voluntary ones, may
-// be created now.
+// paced is rule 43 (create late). It returns how many of the lacking instances, and how many voluntary replacements,
+// may be created now.
 func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	var out steps
 	w := &g.Waiting

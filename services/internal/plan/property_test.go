@@ -52,9 +52,8 @@ func TestRandomHistoriesKeepTheRules(t *testing.T) {
 	}
 }
 
-// TestFalseSilenceRemovesFewInstances cuts agents off while their VMs run, spread over at most one and a half report
-// intervals. Such false signals never remove more than max_unhealthy of a group, nor the only instance before its
-// replacement is healthy.
+// TestFalseSilenceRemovesFewInstances cuts all agents off within one and a half report intervals, while their VMs run.
+// At most max_unhealthy instances of the group may be removed. If new VMs are cut off too, none may be removed.
 func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))

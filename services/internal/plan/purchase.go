@@ -31,8 +31,9 @@ func (g *group) surplus(b bought) bought {
 	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}
 }
 
-// countBought counts the instances that count towards the size, and creates under way that have no ID yet, but not the
-// instances that chosen marks for removal. A nil chosen marks none. It does not count an instance that powers off.
+// countBought counts the instances that count towards the size, except leaving ones and those that power off. It also
+// excludes the instances that are marked in chosen. A nil chosen excludes none. Creations under way that have no
+// instance ID yet are counted, too.
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
@@ -50,8 +51,8 @@ func (g *group) buysSpot(b bought) bool {
 	return b.onDemand >= min(p.OnDemandBase, g.desired) && b.spot < spotTarget(p, g.desired)
 }
 
-// buy records in an action that creates an instance how the instance is bought (rules 56 and 57), and counts the
-// instance.
+// buy decides whether action a, which creates an instance, buys a spot instance (rules 56 and 57). It adds the new
+// instance to the counts b.
 func (g *group) buy(a Action, b *bought) Action {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return a
@@ -62,8 +63,8 @@ func (g *group) buy(a Action, b *bought) Action {
 	return a
 }
 
-// leave takes the instance that an action replaces, the n-th, out of the count. A negative n means that the action
-// replaces none.
+// leave subtracts instance n, which an action replaces, from the counts b. A negative n means that the action replaces
+// no instance.
 func (g *group) leave(n int, b *bought) {
 	if n >= 0 {
 		b.add(g.Instances[n].Spot, -1)
@@ -118,9 +119,9 @@ func (g *group) mayReturn(n int) (int, steps) {
 	return n, out
 }
 
-// preferSurplus sorts the candidates of a scale-down: those that were bought in a way of which the group has too many
-// come before the others (rule 56), but silent ones (rank 0) stay first. chosen are instances that are removed anyway.
-// candidates are in the order of their ranks.
+// preferSurplus sorts the candidates for removal, which are in the order of their ranks. Of spot and on-demand
+// instances, the group may have too many of one kind (rule 56). Candidates of that kind come first, but after silent
+// ones (rank 0). chosen marks the instances that are removed anyway.
 func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return

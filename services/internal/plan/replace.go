@@ -156,9 +156,9 @@ func (g *group) ruleOf(n int, cause Cause) int {
 	return 23
 }
 
-// drainDeadline is rule 21: the deadline of a drain that is decided now. A VM that does not run, or a group without
-// drain time-out, has none. The deadline of a notice may shorten the drain. It comes from the agent, so it cannot
-// lengthen the drain. If it is in the past, the drain ends now.
+// drainDeadline is rule 21: the deadline of a drain that is decided now. It is zero if the VM does not run or the group
+// has no drain time-out. An earlier deadline of a notice shortens the drain. A later one is ignored, because notices
+// come from the agent. If the deadline of the notice is in the past, the drain ends now.
 func (g *group) drainDeadline(i *Instance) time.Time {
 	switch drain := g.Group.DrainTimeout.D(); {
 	case drain == 0 || !i.runs():

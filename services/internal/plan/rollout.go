@@ -17,9 +17,10 @@ const (
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances of the wave get a
-// replacement before they are deleted. With max_unavailable that is none, because they are deleted first (rule 48).
-// Those that never registered go first, then other unready ones, then those that serve.
+// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances are deleted only after
+// their replacements are healthy. With max_unavailable, it plans the deletions first and returns 0 (rule 48), except
+// for a return to spot. Instances that never registered are deleted first, then other unready ones, then those that
+// serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
 	t := &g.tally
 	n, waits := g.wave()
@@ -51,15 +52,15 @@ func (g *group) unregisteredFirst(a, b int) int {
 	return int(g.facts[b]&factUnregistered) - int(g.facts[a]&factUnregistered)
 }
 
-// mayBeUnavailable returns how many instances a wave may delete first. Instances that the unhealthy guard holds already
-// count as unavailable.
+// mayBeUnavailable returns how many instances a wave may delete before their replacements are healthy. Instances that
+// the unhealthy guard holds are subtracted, because they already count as unavailable.
 func (g *group) mayBeUnavailable() int {
 	return max(0, g.Group.Rollout.MaxUnavailable-g.tally.of[classHeld])
 }
 
 // wave is rule 20: how many drifted or aged instances are replaced now. A wave starts while the group is at its size
-// and no instance is draining, silent or booting. Drift does not wait for instances that the guard holds or that are
-// unhealthy because of the outdated configuration: a wave is the cure.
+// and no instance is draining, silent or booting. If instances have drifted, a wave also starts while some are held by
+// the guard, or are unready and drifted. The new configuration may cure them.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]

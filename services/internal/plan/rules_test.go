@@ -47,7 +47,7 @@ func TestThousandInstancesLostTogether(t *testing.T) {
 	}
 }
 
-// started returns a converged group of 500 instances without drain time-out, and then changes its configuration.
+// started returns a converged group of 500 instances without drain time-out, whose configuration has just changed.
 func started(t *testing.T, rollout config.Rollout) *plantest.Fleet {
 	t.Helper()
 	f := plantest.New(1)
@@ -159,8 +159,8 @@ func TestRule47UnhealthyAfterTheFirstWaves(t *testing.T) {
 	}
 }
 
-// TestRule26CountsDeletionsOfTheFormerLeader checks that an instance that an earlier leader deleted for its silence, a
-// health check or the verdict of a load balancer still counts for the guard of the next leader, until its VM is gone.
+// TestRule26CountsDeletionsOfTheFormerLeader replaces the leader after it has deleted an instance for its silence, a
+// health check or a load balancer's verdict. The guard of the next leader must count the instance until its VM is gone.
 func TestRule26CountsDeletionsOfTheFormerLeader(t *testing.T) {
 	for cause, fail := range map[plan.Cause]func(*plantest.Fleet, *plantest.VM){
 		plan.CauseUnhealthy:    (*plantest.Fleet).CutOff,
@@ -282,8 +282,8 @@ func TestRule61RecoveryTime(t *testing.T) {
 	}
 }
 
-// TestRule61FlappingEnds checks that an instance that fails and recovers again and again does not keep the guard up:
-// four that are silent for good are replaced.
+// TestRule61FlappingEnds checks that the guard ends although one instance fails and recovers again and again. Four
+// other instances, which stay silent, are then replaced.
 func TestRule61FlappingEnds(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

@@ -21,10 +21,10 @@ func overdueAfter(report time.Time, interval time.Duration) time.Time {
 	return report.Add(missedToAsk*interval + reportSlack(interval))
 }
 
-// silentSince returns from when an instance's silence counts: its last report, or its registration if it has not
-// reported yet, but no earlier than silenceFrom. (If the registration is later than the last report, a server with a
-// fast clock recorded it.) ok is false while the instance cannot be silent: it is not registered, or this leader cannot
-// tell yet.
+// silentSince returns the time since which an instance may have been silent. This is the time of its last report, or of
+// its registration if it has not reported yet, but not before silenceFrom. A registration after the last report is
+// ignored, because a server with a fast clock recorded it. ok is false if the instance is not registered, or if this
+// leader cannot judge silence yet.
 func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false
@@ -48,9 +48,9 @@ func (i *Instance) quietUntil(interval time.Duration) time.Time {
 	return i.RestartingAt.Add(quietReports * interval)
 }
 
-// silentAt returns when an instance becomes unhealthy unless it reports before. By then it has missed three reports,
-// and no announced restart is under way. An instance that never reported to this leader gets the time to come back
-// (rule 33): after an outage of all servers its agent may be waiting for its next try.
+// silentAt returns when an instance becomes unhealthy if no report comes. By then, it has missed three reports, and no
+// announced restart is under way. An instance that never reported to this leader also gets the time to come back (rule
+// 33). After an outage of all servers, its agent may be waiting for its next try.
 func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {
@@ -84,9 +84,10 @@ func (i *Instance) deletedWhileFailing() bool {
 	return decidedBy(i.DeleteReason, 59) // the load balancers do not check it any longer
 }
 
-// lateAt returns from when an instance counts as silent for the unhealthy guard: its stream was lost or one report is
-// missed, and no announced restart is under way. One report is enough, because reports are spread over an interval:
-// when the first instance becomes unhealthy, the guard must already see the others that share its fault.
+// lateAt returns when an instance begins to count as silent for the unhealthy guard. By then, its stream was lost or
+// one report is missed, and no announced restart is under way. One missed report is enough, because instances report at
+// different times. When the first instance becomes unhealthy, the guard must already count the others with the same
+// fault.
 func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {

@@ -23,11 +23,11 @@ type removals struct {
 
 // planRemovals chooses the instances to delete: whatever exceeds the size, and instances with a healthy replacement.
 //
-// Two counts decide. Available instances beyond the size are deleted immediately (rules 19 and 22). So an instance that
-// must be replaced is deleted only when its replacement has reported healthy, and never as the only one of a group of
-// one. Instances that are not available yet are deleted when they exceed the size by more than replacements in progress
-// may add (rule 23). Instances with work under way are subtracted first, so no removal is planned twice. A chosen
-// instance that cannot be deleted yet still counts as chosen.
+// Available instances beyond the size are deleted immediately (rules 19 and 22). So an instance that must be replaced
+// is deleted only when its replacement has reported healthy, and never as the only one of a group of one. Instances
+// that are not available yet may exceed the size by the number of replacements in progress. The surplus beyond that is
+// deleted (rule 23). Leaving instances do not count, so no removal is planned twice. A chosen instance that cannot be
+// deleted yet still counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -60,11 +60,11 @@ func (g *group) planRemovals() (r removals) {
 	}
 }
 
-// removeAvailable chooses n of the available instances, or fewer if the others are protected (rule 54), and returns how
-// many. down is how many of them are a scale-down (rule 22). These are chosen before the others: silent ones first,
-// then those of a kind of which the group has too many (rule 56), then those that would be replaced anyway, then the
-// oldest. The others have a healthy replacement (rule 19): expired ones first, then silent ones, then drifted and aged
-// ones.
+// removeAvailable chooses n of the available instances and returns how many it chose. It chooses fewer if the others
+// are protected (rule 54). The first down instances are a scale-down (rule 22). Of these, silent ones go first, then
+// those of a kind (spot or on demand) of which the group has too many (rule 56). Next are those that would be replaced
+// anyway, then the oldest. The remaining instances have healthy replacements (rule 19): expired ones go first, then
+// silent ones, then drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -103,11 +103,13 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 	return n
 }
 
-// removeUnavailable is rule 23. It chooses up to n of the instances that are not available and returns how many:
-// creates under way first, then instances of a kind of which the group has too many (rule 56), then the others. In each
-// case, instances that never registered go first, the latest first. The rest follow, the oldest first. Rule 24 excludes
-// instances that this leader has not heard of yet. An instance that has not registered yet stays if the group needs its
-// kind: when it is healthy, rule 22 removes another one.
+// removeUnavailable is rule 23. It chooses up to n of the instances that are not available, and returns how many.
+// Creates under way come first. Then come instances of a kind (spot or on demand) of which the group has too many (rule
+// 56). Of equals, those that never registered go first, beginning with the newest. The others follow, beginning with
+// the oldest.
+//
+// Instances that this leader has not heard of stay for now (rule 24). An unregistered instance also stays if the group
+// needs its kind: when it is healthy, rule 22 removes another one.
 func (g *group) removeUnavailable(r *removals, n int) int {
 	if n <= 0 {
 		return 0
@@ -234,9 +236,9 @@ func (g *group) candidate(n, rank int) candidate {
 	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Some silent instances were never healthy, or the load balancers never called them healthy. These go first,
-		// the latest before the others, because the oldest has most likely served. Of the instances that never
-		// registered, the latest goes first, because it has made the least progress.
+		// Silent instances that were never healthy, or never healthy in their load balancers, go first. Of these, the
+		// newest goes first, because the oldest has most likely served. Of instances that never registered, the newest
+		// goes first, because it has made the least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 

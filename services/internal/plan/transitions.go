@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// absenceGrace is how long after its creation a VM may be missing from a complete list, or be unknown to the
-	// provider, without being gone: clouds promise only that a new VM is listed eventually
+	// absenceGrace is how long after its creation a VM may be unknown to the provider, or missing from a complete list,
+	// without counting as gone. Clouds list a new VM only eventually
 	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
 	absenceGrace = time.Minute
 	// lateDrain is the longest drain that a leader grants when it learns late of a deletion.
@@ -127,11 +127,11 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 	return i
 }
 
-// ApplyRecord returns the instance after its record was read or written (rule 30). A leader may learn of a deletion
-// when most of the drain time has passed, because the write was answered late or no server led. It then grants half of
-// the drain time again, at most 30 s, so that operators hear of the deletion before the VM ends. Afterwards only an
-// explicit deletion makes the deadline earlier (rule 40), unless this leader has postponed it. before is the record as
-// it was known.
+// ApplyRecord returns the instance after its record was read or written (rule 30). before is the record as it was
+// known. A leader may learn of a deletion when most of the drain time has passed, because the write was answered late
+// or no server led. It then grants half of the drain time again, at most 30 s, so that operators hear of the deletion
+// before the VM ends. Only an explicit deletion makes a known deadline earlier (rule 40), and only if this leader has
+// not postponed the deadline.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -166,8 +166,8 @@ type ProviderAnswer struct {
 	EndReason  string // see [Instance]
 }
 
-// Covered reports whether a list from the provider says anything of the instance's VM. unlisted are prefixes of the
-// provider IDs that the list lacks. If the list lacks any, it does not cover a VM without a known ID.
+// Covered reports whether a list from the provider covers the instance's VM. The provider could not list VMs whose IDs
+// have a prefix in unlisted. If unlisted is not empty, the list does not cover a VM whose ID is unknown.
 func Covered(i Instance, unlisted []string) bool {
 	return len(unlisted) == 0 || i.ProviderID != "" && !slices.ContainsFunc(unlisted, func(prefix string) bool {
 		return strings.HasPrefix(i.ProviderID, prefix)
@@ -184,8 +184,8 @@ type ProviderEffect struct {
 	Lost bool
 }
 
-// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone once it is older than
-// a minute. Until then, and while its create call is not answered, its state stays what it was.
+// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone if it is older than a
+// minute and its create call has been answered. Otherwise its state stays what it was.
 func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect) {
 	if a.Asked.Before(i.Provider.At) {
 		return i, ProviderEffect{Stale: true}
@@ -268,8 +268,8 @@ func ApplyNotice(n Notices, group *config.Group, now time.Time) Notices {
 	return n
 }
 
-// EndsBackoff reports whether a change of a group's configuration ends the group's backoff and its count of notices. It
-// does if it changes what is created.
+// EndsBackoff reports whether a change of a group's configuration affects what is created. Such a change ends the
+// group's backoff and its count of notices.
 func EndsBackoff(before, after *config.Group) bool {
 	return before.Size != after.Size || before.Deleted != after.Deleted || before.RuntimeHash != after.RuntimeHash ||
 		before.InfraHash != after.InfraHash || before.Template != after.Template || before.Refused != after.Refused ||

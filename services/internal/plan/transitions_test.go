@@ -282,8 +282,8 @@ func TestGroupChangeEndsTheBackoff(t *testing.T) {
 	}
 }
 
-// TestRule39NoticesBeyondTheSizeBackOff checks that a group's count of notices leads to a backoff only beyond its size,
-// and that the count begins again after an hour.
+// TestRule39NoticesBeyondTheSizeBackOff checks that a group backs off only if it gets more notices than its size. The
+// count of notices begins again after an hour.
 func TestRule39NoticesBeyondTheSizeBackOff(t *testing.T) {
 	group := config.Group{GroupKey: config.GroupKey{Tenant: "default", Group: "workers"}, Size: 50}
 	var n plan.Notices
@@ -496,7 +496,7 @@ func TestRule33TimeToComeBack(t *testing.T) {
 	}
 }
 
-// TestRule59Verdicts tells an instance in a load balancer one verdict after the other.
+// TestRule59Verdicts applies several verdicts of a load balancer to an instance, one after the other.
 func TestRule59Verdicts(t *testing.T) {
 	const grace = 5 * time.Minute
 	const why = "load balancer web: Target.Timeout"
@@ -539,7 +539,7 @@ func TestRule59Verdicts(t *testing.T) {
 			t.Errorf("%s: %+v, healthy %v, failed %v; want %q, %v", c.name, i.Balancer, i.Healthy, failed, c.want,
 				c.failed)
 		}
-		// The next report tells the same again, or that the instance is healthy.
+		// After the next report, the instance is healthy unless a verdict counts or a health check fails.
 		report := plan.Report{Healthy: true, RuntimeHash: i.RuntimeHash}
 		if c.i.FailedCheck != c.want {
 			report.FailedCheck = c.i.FailedCheck

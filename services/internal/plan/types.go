@@ -56,9 +56,9 @@ type Instance struct {
 	OnDemand bool
 	Spot     bool // the VM was bought as a spot instance
 	Work     Work
-	// Failed, MaintenanceFailed and AskFailed count failures in a row, by kind: steps of its life, maintenance (files,
-	// load balancers), questions to the provider. They are separate so that an agent that refuses files does not delay
-	// its own deletion. See [ApplyWorkResult] and [ApplyAskResult].
+	// Failed, MaintenanceFailed and AskFailed count failures in a row. MaintenanceFailed is for maintenance (files,
+	// load balancers), AskFailed for questions to the provider, and Failed for all other actions. They are separate so
+	// that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and [ApplyAskResult].
 	Failed, MaintenanceFailed, AskFailed Failure
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
@@ -101,8 +101,9 @@ type Instance struct {
 	Announced, Drained bool
 	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
-	// InLoadBalancers: registered with every load balancer of the group. BalancedAt is when InLoadBalancers or the
-	// group's load balancers changed last. FilesSent: runtime hash last sent in full.
+	// InLoadBalancers: the instance is registered with every load balancer of the group. BalancedAt is when
+	// InLoadBalancers or the group's load balancers changed last. FilesSent is the runtime hash of the files that were
+	// last sent completely.
 	InLoadBalancers bool
 	BalancedAt      time.Time
 	FilesSent       string
@@ -177,7 +178,7 @@ type Snapshot struct {
 	// unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
-	// CreateEvery is create_rate_limit if it is what limits CreateBudget, otherwise 0.
+	// CreateEvery is the value of create_rate_limit if this setting determines CreateBudget, otherwise 0.
 	CreateEvery time.Duration
 	Waiting     WaitingCreates
 	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.

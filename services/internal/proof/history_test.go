@@ -145,10 +145,11 @@ func (h *history) add(o op) {
 }
 
 // settled decides the outcome of writes with an unknown result from the rest of the history. Every write of the lock is
-// conditional on one version, and a replaced version never returns. So at most one write per version takes effect:
+// conditional on one version, and a replaced version never returns. So of all requests that write the same version, at
+// most one takes effect:
 //
-//   - If one was acknowledged, it is that one.
-//   - If the new version was ever seen, one of the unknown writes took effect before that.
+//   - If one of these requests was acknowledged, it took effect.
+//   - If none was acknowledged, but the version was seen, one of the unknown requests took effect before that.
 //   - Otherwise none took effect.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}

@@ -123,8 +123,8 @@ func (r *reigns) since(at election.Instant) bool {
 	return r.last > at
 }
 
-// act checks the authority in a loop, and records the times at which the process had it. Before each check it reads the
-// clock: a process that has authority after the reading also had it at the time read.
+// act checks the authority in a loop, and records the times at which the process had it. It reads the clock before each
+// check: a process that has authority at the check also had it at the earlier time of the reading.
 func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(election.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
@@ -315,8 +315,8 @@ func (c *candidate) stand(ctx context.Context) {
 	}
 }
 
-// connect opens the election port of a process, points its relay there, and connects the process to the ports of the
-// others.
+// connect opens the election port of a process and makes its relay forward to this port. It also connects the process
+// to the ports of the others.
 func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 	log := slog.New(slog.DiscardHandler)
 	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source {
@@ -352,8 +352,8 @@ type weather struct {
 	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the weather about once per second. With heirs, every other change waits until a leader has an heir, and
-// then cuts the leader off from the heir and the bucket at the same time. Promises exist for that case.
+// play changes the weather about once per second. If leaders have heirs, every other change waits until a leader has an
+// heir. It then cuts the leader off from the heir and the bucket at the same time: promises exist for that case.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -414,8 +414,8 @@ func (w *weather) nothing() map[fault]int {
 	return map[fault]int{[]fault{cut, halfOpen, lost, late}[w.rng.IntN(4)]: 1}
 }
 
-// betray waits for a leader with an heir, possibly with late promises. It then cuts the leader off from its heir and
-// the bucket.
+// betray waits for a leader with an heir. It then cuts the leader off from its heir and the bucket. In half of the
+// cases, the connections between the servers are slow before that, so that promises arrive late.
 func (w *weather) betray() {
 	w.fair()
 	if w.rng.IntN(2) == 0 {

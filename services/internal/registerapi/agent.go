@@ -113,8 +113,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 	return cert, nil
 }
 
-// fixAddresses completes the addresses and the host name of a record with what the provider says. They do not change
-// after the registration.
+// fixAddresses fills in the record's missing addresses and host name from the provider's description of the VM. Later
+// registrations do not change these fields.
 func fixAddresses(r *record.Instance, vm *infra.VM) {
 	if ipv4, err := ident.ParseIPv4(vm.IPv4); err == nil {
 		r.IPv4 = cmp.Or(r.IPv4, ipv4)
@@ -143,8 +143,8 @@ func (c *call) checkAddress() error {
 			"the server through NAT", c.claims.ID, from)
 }
 
-// checkProof checks the proof of the VM that the agent runs on, if the configuration requires one. A stolen nonce is
-// therefore of no use outside its VM, even behind the same address.
+// checkProof checks the agent's proof of the VM that it runs on, if the configuration requires one. A stolen nonce is
+// therefore of no use on another VM, even if both VMs call from the same address.
 func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 	if c.leader.Attest == nil {
 		return nil

@@ -59,9 +59,9 @@ type Registrar struct {
 	// CheckAddress reports whether a registration must come from an address of the instance's VM, if the provider knows
 	// its addresses.
 	CheckAddress func() bool
-	// Attest checks an agent's proof that it runs on a VM. An error of another class than [infra.Denied] means that the
-	// proof could not be checked, so the agent tries again. Optional; it succeeds if the configuration requires no
-	// proof.
+	// Attest checks an agent's proof that it runs on a VM. It succeeds if the configuration requires no proof. An error
+	// of another class than [infra.Denied] means that the proof could not be checked, so the agent tries again. If
+	// Attest is nil, no proof is checked.
 	Attest func(ctx context.Context, proof []byte, vm infra.VM) error
 	// Record adds an event to the journal: a refused registration, or the registration of an operator.
 	Record func(record.Event)

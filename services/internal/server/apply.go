@@ -159,8 +159,8 @@ func (s *server) restartSoon(ctx context.Context) {
 	})
 }
 
-// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. The addresses include
-// those that will be valid after a restart or on servers that replace this one, so that agents still find the leader.
+// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. To let agents find the
+// leader later, too, it includes the addresses after a restart or after a replacement of the servers.
 func (s *server) announceAddresses() {
 	l := s.leading.Load()
 	if l == nil {

@@ -18,9 +18,9 @@ type clusterKeys struct {
 	bundle []*x509.Certificate // the certificates in `ca.crt`, newest first
 }
 
-// keys reads the cluster's nonce key and its CA. It creates missing keys, but only if the shard has a configuration.
-// Without one, the cluster was destroyed, and a standby that takes over from its stopped leader must not create keys in
-// the bucket.
+// keys reads the cluster's nonce key and its CA. It creates missing keys, but only if the shard has a configuration. A
+// missing configuration means that the cluster was destroyed. A standby that takes over from the stopped leader must
+// then create no keys in the bucket.
 func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
 	k.nonce, err = s.state.LoadNonceKey(ctx)
 	missing := errors.Is(err, secretstore.ErrNotFound)

@@ -90,7 +90,7 @@ func (s *server) stand(ctx context.Context) error {
 	})
 }
 
-// watchElection stores the election's status for other parts of the server, and measures it.
+// watchElection stores the election's status for other parts of the server, and updates the metrics of the election.
 func (s *server) watchElection(status lease.Status) {
 	before := s.status.Swap(&status)
 	s.metrics.Term.Set(float64(status.Holder.Term))

@@ -36,7 +36,7 @@ type checkedFleet struct {
 	ran     map[ident.ID]string // the command of the last run
 }
 
-// boot starts the agent of a VM with what its boot script would leave: the nonce, then the CA.
+// boot starts the agent of a VM. The agent finds the files that the VM's boot script would write: the nonce and the CA.
 func (f *checkedFleet) boot(c mock.Call) {
 	nonce, ca, _ := bytes.Cut(c.Request.Userdata, []byte("\n"))
 	id, memory := c.Instance, &[3]folder.Memory{}

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// TestHostileWorkloadCA checks that no port of a leader accepts a client because of the key of the workload CA: not
-// even with a certificate that names an agent, an operator or a server.
+// TestHostileWorkloadCA checks that no port of a leader accepts a client certificate that the workload CA has signed.
+// The certificate may even name an agent, an operator or a server.
 func TestHostileWorkloadCA(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -32,8 +32,8 @@ func checkEndOfTerm(t *testing.T, store objstore.Store, term uint64, want string
 	t.Errorf("the journal of term %d does not say that it ended because of %q", term, want)
 }
 
-// TestJournal checks that a term's events are in the bucket after a clean stop: the leader's begin and end, the
-// configuration, and the life of its instances.
+// TestJournal checks that a term's events are in the bucket after a clean stop. They include the start and end of the
+// leadership, the configuration, and the life of the instances.
 func TestJournal(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

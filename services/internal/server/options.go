@@ -29,7 +29,7 @@ type Options struct {
 	CacheDir        string
 	LeaderInterface string
 	AdvertiseHost   string
-	// HealthAddr is the address of the probe from the start, before the configuration is known.
+	// HealthAddr is the address at which the server answers health probes before it knows the configuration.
 	HealthAddr string
 	// Instance is the number of this server, from 1, among the servers of one shard on one machine. It is 0 for a
 	// single server.

@@ -22,8 +22,8 @@ import (
 type ownMachine struct {
 	infra.Machine
 	Provider infra.Provider
-	// address moves the shard's fixed address to this machine. It is acquired again every addressInterval. Nil: the
-	// shard has no fixed address, or no server moves it.
+	// address moves the shard's fixed address to this machine, and does so again every addressInterval. It is nil if
+	// there is no fixed address, or if servers do not move it.
 	address         infra.LeaderNetwork
 	addressInterval time.Duration
 }
@@ -72,7 +72,7 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	return own, nil
 }
 
-// openAddress opens what moves the shard's fixed address to this machine: layer 2 announcements, or the provider.
+// openAddress sets m.address to what can move the shard's fixed address here: layer 2 announcements or the provider.
 func (m *ownMachine) openAddress(network *config.LeaderNetwork) error {
 	switch {
 	case network == nil:
@@ -122,8 +122,8 @@ func (s *server) attest(ctx context.Context, proof []byte, vm infra.VM) error {
 	return attestor.Attest(ctx, proof, vm)
 }
 
-// configureProvider passes a configuration that came into force to the provider. In the background, it verifies the
-// configuration and raises an alert if it finds a problem.
+// configureProvider passes the new configuration to the provider. In the background, it verifies the configuration and
+// raises an alert if it finds a problem.
 func (s *server) configureProvider(ctx context.Context, l *leadership, shard *config.Shard) {
 	s.machine.configure(shard)
 	s.env.Go("verify the configuration", func() {

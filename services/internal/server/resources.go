@@ -144,7 +144,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
 		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
-		// The first server of the cluster creates the CA in this bucket, which needs conditional writes too.
+		// This bucket needs conditional writes, too, because the first server of the cluster creates the CA in it.
 		if err := s.probeBucket(ctx, cluster); err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}

@@ -25,8 +25,8 @@ func (s *server) pollCA(ctx context.Context) {
 }
 
 // followCA reads the CA and its bundle. If a rotation has changed them, a standby uses them for later connections. A
-// leader restarts, so that its heir or the new process begins a term with them. Every rotation first changes `ca.crt`.
-// So if `ca.crt` is unchanged since followCA last found no rotation under way, followCA does not read the CA's key.
+// leader restarts, so that the next term begins with them. Every rotation first changes `ca.crt`. So followCA skips the
+// read if `ca.crt` has not changed since a read that found no rotation.
 func (s *server) followCA(ctx context.Context) error {
 	source := s.endpoints.certificates()
 	if source == nil {

@@ -335,7 +335,8 @@ func TestTakenPort(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newTestShard(t)
 			r.configure(nil)
-			// Another server creates the cluster's CA, so that this one opens the services' ports at its start.
+			// Start another server first, which creates the cluster's CA. The tested server then opens the services'
+			// ports at its start.
 			if i > 1 {
 				free := newTestShard(t)
 				free.bucket, free.provider = r.bucket, r.provider

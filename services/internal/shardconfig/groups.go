@@ -49,9 +49,9 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 // Upsert creates or changes a group, and returns the merged group when it is durable and in force. If expected is not
 // empty, it must be the group's current GroupETag.
 //
-// Upsert calls change with the group's dynamic entry, which is zero if there is none, and with whether the group
-// exists. change may be called again when another write came first. It must change nothing but the spec that it gets,
-// and must assign new maps and lists instead of changing the existing ones.
+// The function change gets the group's dynamic entry, which is zero if there is none, and whether the group exists. It
+// may run again when another write came first. It must change nothing but the spec that it gets, and must assign new
+// maps and lists instead of changing the existing ones.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
@@ -67,8 +67,8 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		spec := entry
 		switch _, static := now.shard.Groups[key.Tenant][key.Group]; {
 		case static && !spec.Deleted:
-			// The other fields are from a time when the group was not static. They are ignored, and this write drops
-			// them.
+			// Fields that no override may have are left from a time when the group was not static. They have no effect,
+			// and this write drops them.
 			spec = spec.Override()
 		case spec.Deleted:
 			// The group is being deleted. The call starts a new definition.

@@ -102,10 +102,10 @@ func (m *Manager) update(change func(*inForce)) {
 	change(&m.inForce)
 }
 
-// Trial opens, but does not use, everything that a configuration names and this server has not opened yet: the
-// provider, the cluster's bucket, the secrets store, the encryption keys. Its error says why this server cannot run
-// with the configuration. shard has its defaults filled in. applied means that a leader has run with the configuration.
-// In that case, only what this server itself lacks is an error.
+// Trial opens everything that a configuration names and this server has not opened yet: the provider, the cluster's
+// bucket, the secrets store, the encryption keys. It does not put them to use. Its error says why this server cannot
+// run with the configuration. shard has its defaults filled in. applied means that a leader has run with the
+// configuration. An error then means that this server itself lacks something.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the source of the State that verifies and signs the applied configuration. The Manager calls signed
@@ -389,8 +389,8 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 }
 
 // Refresh reads the configuration and the groups again, and applies newer ones in place. It returns problems only with
-// the result Invalid. After an error nothing has changed: the bucket could not be read, or the applied copy could not
-// be written.
+// the result Invalid. An error means that the bucket could not be read, or the applied copy could not be written.
+// Nothing has changed in this case.
 //
 // A configuration for the servers that will replace this one changes nothing. See [Manager.Successor].
 //

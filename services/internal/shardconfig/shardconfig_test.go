@@ -158,8 +158,8 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
-// TestCertificateLongerThanTheLimit checks that a configuration that an older version of Nstance accepted does not stop
-// a shard, also if an older program changes it.
+// TestCertificateLongerThanTheLimit checks that a certificate's ttl above the limit, which an older version of Nstance
+// accepted, does not stop a shard. This also holds after the configuration has changed.
 func TestCertificateLongerThanTheLimit(t *testing.T) {
 	long := func(size int) string {
 		return strings.Replace(document(`"certificates": {"c": {"kind": "server", "cn": "x", "ttl": 8760}},`, ""),
@@ -375,8 +375,8 @@ func TestStaticOverride(t *testing.T) {
 	}
 }
 
-// TestDynamicGroupBecomesStatic checks a dynamic group that is then also defined in the shard's configuration: its
-// fields set through the API become an override of the static group, which can still be changed.
+// TestDynamicGroupBecomesStatic adds a dynamic group to the shard's configuration. The fields that were set through the
+// API must become an override of the static group. The override can still be changed.
 func TestDynamicGroupBecomesStatic(t *testing.T) {
 	b := newBucket()
 	b.write(t, strings.Replace(document("", ""), `"static"`, `"other"`, 1))
@@ -432,7 +432,8 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if _, err := l.Delete(t.Context(), fleet, ""); err != nil {
 		t.Errorf("deleted twice: %v", err)
 	}
-	// The next leader knows of the deletion. A new definition replaces it, and then Forget does nothing.
+	// The next leader knows of the deletion. A new definition of the group cancels the deletion, and then Forget does
+	// nothing.
 	next := lead(t, b, 2)
 	if !next.groups[fleet].Deleted {
 		t.Error("the next leader does not know that the group is on its way out")
@@ -518,8 +519,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	if next := lead(t, b, 2); next.groups[fleet].Kind != "knc" || next.Status().RefusedETag == "" {
 		t.Errorf("the next leader takes it: %+v", next.Status())
 	}
-	// Without a better applied configuration, the shard is served with the broken group, and later versions are
-	// accepted.
+	// Without an applied configuration to fall back to, a leader serves the shard with the broken group. It then also
+	// accepts other changes to this configuration.
 	if err := b.Store.Delete(t.Context(), keys.Applied(shardName)); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 
 const someID = "wrk01k1bnbb2we2dbk3cgk8v7tz41"
 
-// newView returns a new individual machine with its Machine and a shard that has the group.
+// newView returns the view of a new individual machine. The machine has an owner, and two shards have its group.
 func newView(change func(*view)) view {
 	empty := ""
 	v := view{
@@ -342,7 +342,7 @@ func TestChooseShard(t *testing.T) {
 			t.Errorf("%s: %s on %q of kind %q", name, d.step, d.shard, d.kind)
 		}
 	}
-	// Machines that are created together see equal counts.
+	// Machines that are created together see the same number of instances on each shard.
 	chosen := map[string]int{}
 	for i := range 100 {
 		chosen[decide(newView(func(v *view) { v.machine.UID = types.UID(fmt.Sprint(i)) })).shard]++

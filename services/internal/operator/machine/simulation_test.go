@@ -128,7 +128,7 @@ func (op *simulatedOperator) recordWrite(do func() error) error {
 	return err
 }
 
-// restart replaces the reconciler, as a new process without memory.
+// restart replaces the reconciler with a new one, which remembers nothing, as after a crash of the process.
 func (op *simulatedOperator) restart() {
 	op.crashIn = 0
 	op.rec = &Reconciler{Scope: scope.Scope{Client: op.client, Reader: op.client, Recorder: &op.events,

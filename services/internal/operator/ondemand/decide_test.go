@@ -56,7 +56,7 @@ func snapshotOf(pods ...*corev1.Pod) snapshot {
 	return w
 }
 
-// with adds the machine of a pod as decideSweep would create it. Without infra it has only the Machine.
+// with adds the Machine of a pod, as decideSweep would create it. It also adds the NstanceMachine if infra is true.
 func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
 	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
@@ -67,7 +67,7 @@ func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	return w
 }
 
-// onNode completes the machine of a pod: it has an instance with a Node, which is reserved for the pod.
+// onNode adds the machine of a pod with its instance, and a Node for it. The Node is reserved for the pod.
 func (w snapshot) onNode(uid types.UID, node string) snapshot {
 	w = w.with(uid, true)
 	name := machineName("gpu", uid)
@@ -102,7 +102,7 @@ func TestDecide(t *testing.T) {
 	for title, c := range map[string]struct {
 		state snapshot
 		// "+name" to create, "~name" to complete, "-name" to delete, "=node" to reserve, "%pod" to tolerate, "!reason"
-		// to warn, "?" when it waits
+		// to warn, "?" if a pod waits
 		want string
 	}{
 		"nothing":                   {snapshotOf(), ""},
@@ -259,8 +259,8 @@ func TestObjects(t *testing.T) {
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
-	// The caller adds the Machine as the only owner. With another owner, the garbage collector would not delete the
-	// NstanceMachine with its Machine.
+	// The caller adds the Machine as the only owner. With a second owner, the garbage collector would keep the
+	// NstanceMachine after the deletion of the Machine.
 	if len(infra.OwnerReferences) != 0 {
 		t.Errorf("%+v", infra.OwnerReferences)
 	}
@@ -268,7 +268,7 @@ func TestObjects(t *testing.T) {
 		infra.Spec.InstanceID != "" {
 		t.Errorf("%+v", infra.Spec)
 	}
-	// Cluster API would copy the labels of the Node before the Node has its taint.
+	// The Machine has no labels for the Node. Cluster API would copy them to the Node before the Node has its taint.
 	for key, want := range map[string]string{v1beta1.OnDemandGroupNodeLabel: "",
 		v1beta1.OnDemandPodNodeLabel: "", v1beta1.PodUIDLabel: string(pod.UID),
 		v1beta1.GroupLabel: "gpu", clusterv1.ClusterNameLabel: clusterName} {

@@ -65,7 +65,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	})
 }
 
-// FuzzOwnedFields checks that fields that a group has set stay listed, for any previous content of the annotation.
+// FuzzOwnedFields checks that the annotation continues to list all fields that a group has set, whatever it contained
+// before.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")

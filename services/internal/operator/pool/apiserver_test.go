@@ -264,7 +264,7 @@ func TestAPIServer(t *testing.T) {
 	stop = op.start()
 	op.awaitReady("job", 1)
 
-	// After its deletion, the static group has the size of its configuration again.
+	// After its pool is deleted, the static group has the size in the shard's configuration again.
 	op.scale("web", 9)
 	op.awaitReady("web", 9)
 	for _, obj := range []client.Object{&clusterv1.MachinePool{}, &v1beta1.NstanceMachinePool{}} {
@@ -415,7 +415,7 @@ func (op *liveOperator) checkLatency() {
 	op.awaitReady("web", 5)
 }
 
-// checkIndependence checks that a shard that does not answer does not delay another shard's share.
+// checkIndependence checks that a shard that does not answer does not delay the pushes to other shards.
 func (op *liveOperator) checkIndependence() {
 	op.t.Helper()
 	held := make(chan struct{})

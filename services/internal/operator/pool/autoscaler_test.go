@@ -53,8 +53,8 @@ func (op *simulatedOperator) ids(group string) (ids []string) {
 	return ids
 }
 
-// Exactly the instances whose Machines the cluster autoscaler marks are deleted, on whatever shard they are, and
-// however its marks and the operator's work overlap.
+// TestAutoscalerChoosesInstances checks that exactly those instances are deleted whose Machines the cluster autoscaler
+// marks. They may be on any shard, and the operator may work at any time between the marks.
 func TestAutoscalerChoosesInstances(t *testing.T) {
 	for seed := range uint64(20) {
 		op := newSimulatedOperator(t, "a", "b", "c")
@@ -123,7 +123,8 @@ func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 	}
 }
 
-// The autoscaler's annotations come from the shard's provider. The table is the fallback.
+// TestCapacityComesFromTheProvider checks that the autoscaler's annotations come from the shard's provider. For types
+// that the provider does not know, they come from the table in package capacity.
 func TestCapacityComesFromTheProvider(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	for _, id := range []string{"a", "b"} {

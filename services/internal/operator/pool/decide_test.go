@@ -360,7 +360,7 @@ func TestMirror(t *testing.T) {
 		s.Config.Raw) != want {
 		t.Errorf("%s", s.Config.Raw)
 	}
-	// The same document as the API server stores it.
+	// This is the same document, in the form in which the API server stores it.
 	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drainTimeout":"1m0s","maxSurge":2,"template":"t"}`)
 	in.group.Status = s
 	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {
@@ -751,7 +751,7 @@ func TestDecideImport(t *testing.T) {
 	}
 }
 
-// TestLabelValue compares with values that Cluster API's own function returned.
+// TestLabelValue checks names whose label values were computed with Cluster API's own function.
 func TestLabelValue(t *testing.T) {
 	for name, want := range map[string]string{"web": "web", strings.Repeat("x", 63): strings.Repeat("x", 63),
 		strings.Repeat("x", 64): "hash_0ZsaxQ_z", "web-": "hash_r8Qb9A_z"} {

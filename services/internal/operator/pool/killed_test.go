@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// scenario imports a group, scales it, adds a user's pool, removes a shard from it and deletes it. The operator makes
-// several passes between two steps.
+// scenario imports a group and scales it. It then adds a pool as a user does, removes a shard from the pool, and
+// deletes the pool. After each step, the operator makes several passes.
 var scenario = []func(user *randomUser){
 	func(user *randomUser) {
 		user.shards.Of("a").SetGroup(staticGroup("web", 2))

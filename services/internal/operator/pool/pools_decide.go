@@ -42,8 +42,7 @@ type poolInput struct {
 	configured map[string]bool
 	// wait is the result of waitForFinalizer.
 	wait time.Duration
-	// cluster is the name of the managed Cluster. paused: an object or the Cluster is paused. ending: the Cluster is
-	// being deleted or does not exist.
+	// cluster is the name of the managed Cluster. ending: the Cluster is being deleted or does not exist.
 	cluster        string
 	paused, ending bool
 }
@@ -171,10 +170,9 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 }
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
-// configured and has no shard group. It may be a typing error, so it gets no share.
-//
-// While there is an unknown shard, a shard that has left the spec keeps its group. The shards with the most instances
-// then come first, and get the remainder when the replicas are divided.
+// configured and has no shard group. It gets no share, because it may be a typing error. While there is one, shards
+// that have left the spec keep their groups. The shards with the most instances then come first, and get the remainder
+// of the division.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -313,8 +311,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// Keep the known IDs until every shard group has reported its status. Objects lose their statuses when they are
-		// moved to another management cluster.
+		// Keep the known IDs until every shard group has reported. Objects lose their statuses when they move to
+		// another cluster.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)

@@ -113,8 +113,8 @@ func TestScaleShares(t *testing.T) {
 	}
 }
 
-// From an equal split, a pool without victims always gets the equal split of its replicas. After victims the sum is
-// right, and a share grows only if the pool grows, and shrinks only if the pool shrinks.
+// TestScaleSharesProperties checks that a pool without victims keeps an equal split. With victims, the sum must be
+// right. A share may grow only if the pool grows, and shrink only if the pool shrinks.
 func TestScaleSharesProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {

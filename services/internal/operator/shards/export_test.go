@@ -2,5 +2,5 @@ package shards
 
 import "time"
 
-// SetGrace changes the time to reconnect before a shard counts as unreachable. Call it before Run.
+// SetGrace sets how long a shard may be disconnected before it counts as unreachable. Call it before Run.
 func (s *Set) SetGrace(d time.Duration) { s.grace = d }

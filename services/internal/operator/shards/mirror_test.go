@@ -13,7 +13,8 @@ import (
 
 var start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
-// applyCompleteList applies a list when the leader does not know the instances that are missing from it.
+// applyCompleteList applies a list, and marks the known instances that are missing from the list as unknown to the
+// leader.
 func (mirror *testMirror) applyCompleteList(all []*nstancev1.InstanceStatus, since uint64) []Change {
 	changes, missing := mirror.applyList(all, since)
 	for _, id := range missing {

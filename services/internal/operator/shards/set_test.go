@@ -119,7 +119,7 @@ func (cluster *testCluster) startLeader(shard string) fakeLeader {
 	return fakeLeader{s, addr, stop}
 }
 
-// snapshot sends the initial state of the watches and sets the instances to list.
+// snapshot sends the initial state of the watches. It also sets the instances that ListInstances will return.
 func (s fakeLeader) snapshot(groups []string, instances ...*nstancev1.InstanceStatus) fakeLeader {
 	s.Do(func() { s.Instances = instances })
 	for _, g := range groups {

@@ -220,7 +220,7 @@ func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 	})
 }
 
-// Restart announces that an agent restarts, or its machine if reboot is true. It is back after d.
+// Restart announces that an agent restarts, or its machine if reboot is true. The agent runs again after d.
 func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	f.refresh(vm)
 	vm.RestartingAt, vm.Reboot = f.Now, reboot

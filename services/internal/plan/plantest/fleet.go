@@ -27,8 +27,8 @@ type Fleet struct {
 	Now      time.Time
 	Settings plan.Settings
 	Group    config.Group
-	// Write, Create, Boot, End and Ask are the durations of a bucket write, a create call, a boot until registration,
-	// the end of a terminated VM, and a question to the provider.
+	// Write, Create, Boot, End and Ask are durations: of a bucket write, a create call, a boot until registration, a
+	// VM's termination, and a question to the provider.
 	Write, Create, Boot, End, Ask time.Duration
 	// Reserve is how long a create action waits for an instance ID. Zero means that a reservation is available.
 	Reserve time.Duration

@@ -81,8 +81,8 @@ func (thief *Thief) Register(t *testing.T, proof []byte) error {
 	return err
 }
 
-// Refused checks that a registration with a proof is refused with a reason, that the log and the journal contain the
-// refusal with its source address, and that the nonce is not consumed.
+// Refused checks that a registration with the proof is refused with the reason, and that it does not consume the nonce.
+// The log and the journal must contain the refusal with its source address.
 func (thief *Thief) Refused(t *testing.T, name string, proof []byte, reason string) {
 	t.Helper()
 	id := thief.Victim.Tags.Instance.String()

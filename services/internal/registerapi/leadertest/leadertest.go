@@ -171,7 +171,7 @@ func (l *Leader) reserved(t testing.TB) record.Instance {
 		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
-// Put writes a record like a leader of this term, and adds it to State.
+// Put writes a record as a leader of this term does, and adds the record to State.
 func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	t.Helper()
 	token, err := l.Bucket.PutInstance(context.Background(), rec, token)

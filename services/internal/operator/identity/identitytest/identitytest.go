@@ -26,7 +26,7 @@ import (
 // Namespace is the namespace of all objects.
 const Namespace = "nstance-system"
 
-// Options returns the options of a tenant's operator with the default names.
+// Options returns the identity options of a tenant's operator. The ConfigMap and the Secrets have their default names.
 func Options(c client.Client, cluster, tenant string, now func() time.Time) identity.Options {
 	return identity.Options{Client: c, Namespace: Namespace, CAConfigMap: "nstance-cluster-ca",
 		CertSecret: "nstance-operator-cert",
