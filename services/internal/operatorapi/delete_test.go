@@ -94,8 +94,8 @@ func TestDeleteInstance(t *testing.T) {
 	}
 }
 
-// DeleteInstance with decrement deletes the chosen instance, creates no other, and lowers the size only once, even if
-// the call is repeated.
+// TestDeleteInstanceDecrement checks that DeleteInstance with decrement deletes the chosen instance and creates no
+// replacement. A repeated call does not lower the size again.
 func TestDeleteInstanceDecrement(t *testing.T) {
 	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 3)
@@ -159,7 +159,8 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 	}
 }
 
-// The decrement of a static group is stored in its override.
+// TestDeleteInstanceDecrementStatic checks that the decremented size of a static group is stored in the group's
+// override.
 func TestDeleteInstanceDecrementStatic(t *testing.T) {
 	w := newTestShard(t)
 	events := live(t, w)

@@ -72,8 +72,8 @@ func document(more string) string {
 }`, more)
 }
 
-// testShard is a leader of shard "a" in term 3 with everything behind the API except agents, and an operator of the
-// tenant prod.
+// testShard is a leader of shard "a" in term 3, and an operator of the tenant prod. The leader has everything behind
+// the API except agents.
 type testShard struct {
 	*transporttest.Cluster
 	nstancev1.OperatorServiceClient

@@ -46,7 +46,7 @@ func TestHostileOperatorRecord(t *testing.T) {
 	}
 }
 
-// count returns how often a message was logged, and forgets the log.
+// count returns how often a message was logged, and clears the log.
 func (b *logBuffer) count(t testing.TB, message string) (n int) {
 	t.Helper()
 	b.mu.Lock()

@@ -237,8 +237,8 @@ func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 	}
 }
 
-// TestConditionalChangesLoseNothing checks that an ETag read before another caller's change is refused afterwards,
-// whatever the other caller changed.
+// TestConditionalChangesLoseNothing checks that an ETag is refused if another caller has changed any part of the group
+// since the ETag was read.
 func TestConditionalChangesLoseNothing(t *testing.T) {
 	w := newTestShard(t)
 	ctx := t.Context()

@@ -88,7 +88,7 @@ func (c *call) admit() error {
 }
 
 // record reads the operator's record and remembers the result. It refuses an operator that has no record, was removed,
-// or has another key, and a record that was forged or rolled back.
+// or has another key. It also refuses a record that was forged or rolled back.
 func (c *call) record() (record.Operator, objstore.Token, error) {
 	rec, token, err := c.Store.GetOperator(c, c.tenant, c.operator)
 	switch {

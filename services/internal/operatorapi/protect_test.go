@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestProtectInstance shows that a scale-down spares a protected instance, that the protection is durable before the
-// answer, and that the entry forgets instances that are gone.
+// TestProtectInstance checks that a scale-down spares a protected instance, and that the protection is durable before
+// the answer. IDs of instances that are gone disappear from the group's entry.
 func TestProtectInstance(t *testing.T) {
 	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 3)

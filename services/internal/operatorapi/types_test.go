@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// The provider describes each type once. The server also remembers that the provider does not know a type, but not a
-// failed request.
+// TestGetInstanceType checks that the provider describes each type once. The server also remembers which types the
+// provider does not know. It does not remember failed requests.
 func TestGetInstanceType(t *testing.T) {
 	w := newTestShard(t)
 	get := func(name string) (*nstancev1.GetInstanceTypeResponse, error) {

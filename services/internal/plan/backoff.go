@@ -42,9 +42,9 @@ func (b Backoff) rule() int {
 	return 25
 }
 
-// Until returns when the group may try to create again (rule 25): 1 s after the first failure, doubling up to 5 min,
-// plus or minus 10 %. The 10 % come from a hash, so that groups do not act in step and planning stays pure. Zero
-// without failures.
+// Until returns when the group may try to create again (rule 25), or zero if there was no failure. The wait is 1 s
+// after the first failure and doubles up to 5 min, plus or minus 10 %. The 10 % come from a hash, so that groups do not
+// act in step and planning stays pure.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -66,7 +66,7 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled returns 1 s, doubled with every failure after the first, but at most the given duration.
+// doubled returns 1 s after one failure. Each further failure doubles the result, up to the duration most.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {
@@ -86,9 +86,9 @@ func hashID(id ident.ID) uint64 {
 	return h.Sum64()
 }
 
-// createsAllowed returns how many of the wanted creates may start now, and the steps that say why the others may not. A
-// group that backs off waits first. The more often it failed, the fewer instances it then creates at a time. The create
-// budget is a further limit.
+// createsAllowed returns how many of the wanted creates may start now, and steps that say why the others may not. A
+// group creates nothing while it backs off. Afterwards, the more often it failed, the fewer instances it creates at a
+// time. The create budget is a further limit.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
-// TestRule60WaitsNoLongerThanTheGrace checks that a rollout waits for a load balancer that does not answer, but only
-// until a verdict would count (rule 59).
+// TestRule60WaitsNoLongerThanTheGrace checks that a rollout waits for a load balancer that does not answer, but no
+// longer than the [plan.StartGrace].
 func TestRule60WaitsNoLongerThanTheGrace(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

@@ -66,12 +66,12 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why an instance of this row is deleted regardless of other instances, or none.
+	// cause is the reason to delete an instance of this row regardless of other instances, or CauseNone.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
 	// applies is the rest of the condition; nil means that there is no more. It only reads the group. until is when its
-	// answer may change by time alone; zero means never.
+	// answer may change without an event; zero means never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
@@ -138,20 +138,21 @@ type group struct {
 	guard          Guard
 	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
 	guardedUntil   time.Time // when it ends by time alone; zero: unknown
-	// anyReportMatters: some instance is not well, so that any report of it may change the plan.
+	// anyReportMatters: some instance is not well, so any report from it may change the plan.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
 	facts            []facts // by instance
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
-	// earliestReport is the last report of the instance that must report next; zero if none reports in time.
+	// earliestReport is the oldest of the last reports of instances that report in time. Its instance must report next.
+	// It is zero if no instance reports in time.
 	earliestReport time.Time
 }
 
 func (g *group) class(n int) class { return rules[g.rows[n]].class }
 
-// cause returns why an instance must be deleted regardless of others, or none.
+// cause returns the reason to delete an instance regardless of others, or CauseNone.
 func (g *group) cause(n int) Cause {
 	if g.Instances[n].OnDemand && g.class(n) == classOnDemand && g.emptying() {
 		return g.scaleDownCause()
@@ -261,7 +262,7 @@ func (g *group) planAgainAt(at time.Time) {
 	}
 }
 
-// classify returns the first rule that applies. until is when that may change by time alone.
+// classify returns the first rule that applies. until is when this may change without an event.
 func (g *group) classify(i subject) (row uint8, until time.Time) {
 	for n := range rules {
 		r := &rules[n]
@@ -353,8 +354,8 @@ func (g *group) isRemoved(i *Instance) bool {
 	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
-// awaitsCreate reports whether the VM may or may not exist: only the executor's answer to the create call or the action
-// Settle can tell.
+// awaitsCreate reports whether it is still unknown if the VM exists. Only the answer to the create call, or the action
+// Settle, can tell.
 func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
@@ -440,9 +441,9 @@ func (g *group) isSilent(i subject) (bool, time.Time) {
 	return neverHealthy, sooner(until, due)
 }
 
-// failsCheck is rule 52: a health check fails. For an instance that was never healthy, that counts only after the time
-// in rule 12. Its program may still be starting, and instances with a program that never starts must not be replaced in
-// quick succession.
+// failsCheck is rule 52: a health check fails. For an instance that was never healthy, this counts only after the time
+// that rule 12 allows. Its program may still be starting, and instances with a program that never starts must not be
+// replaced in quick succession.
 func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
@@ -455,8 +456,8 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	return reached(g.healthyBy(i), g.Now)
 }
 
-// healthyBy returns when an instance must have been healthy: within the time that a registration may take, and the
-// start period of its health checks.
+// healthyBy returns when an instance must have become healthy. This is the [StartGrace] after its registration, or
+// after SilenceFrom if that is later.
 func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
@@ -493,8 +494,8 @@ func Drifted(group *config.Group, image string, i *Instance) bool {
 		hasOldImage(group, image, i)
 }
 
-// hasOldImage is rule 55: the query of the group's image finds another image than the instance's. If one of the two
-// images is unknown, the instance does not count as outdated.
+// hasOldImage is rule 55: it reports whether the query of the group's image finds another image than the instance's. If
+// one of the two images is unknown, the instance does not count as outdated.
 func hasOldImage(group *config.Group, image string, i *Instance) bool {
 	return group.Rollout.OnImageChange && image != "" && i.Image != "" && i.Image != image
 }

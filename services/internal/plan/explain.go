@@ -14,7 +14,7 @@ type Verdict struct {
 	RuleName string
 	// Cause is why the instance is deleted regardless of others, or CauseNone.
 	Cause Cause
-	// Until is when another rule may apply by time alone; zero: never.
+	// Until is when another rule may apply without an event; zero: never.
 	Until time.Time
 }
 

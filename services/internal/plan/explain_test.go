@@ -54,7 +54,7 @@ func TestRule61Explain(t *testing.T) {
 	}
 }
 
-// TestExplainRollout checks that a plan says what a rollout waits for, and when that ends by time alone.
+// TestExplainRollout checks that a plan says what a rollout waits for, and until when.
 func TestExplainRollout(t *testing.T) {
 	const hour = time.Hour
 	for _, tt := range []struct {

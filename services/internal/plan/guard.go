@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
-// shardLimit is the share of a shard's instances that may be silent before the unhealthy guard holds. Regardless of it,
+// shardLimit is the share of a shard's instances that may be silent before the unhealthy guard holds. In small shards,
 // shardMinimum instances may be silent.
 var shardLimit = config.Limit{Value: 40, Percent: true}
 
@@ -67,8 +67,8 @@ func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
 
-// guardHolds reports whether too many instances are silent or failing (rule 26) or have time to recover (rule 61).
-// until is when the guard ends by time alone; zero means unknown.
+// guardHolds reports whether too many instances are silent or failing (rule 26), or instances have time to recover
+// (rule 61). until is when the guard ends without an event; zero means unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}

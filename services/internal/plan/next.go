@@ -45,7 +45,7 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end by time alone; zero: unknown.
+	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end without an event; zero: unknown.
 	blockedUntil, rolloutUntil time.Time
 }
 
@@ -59,14 +59,14 @@ func (s *steps) wait(until time.Time) {
 
 func (s *steps) block(reason string) { s.blockUntil(reason, time.Time{}) }
 
-// blockUntil notes why the group is not at its size, and when that reason ends by time alone; zero: unknown.
+// blockUntil notes why the group is not at its size, and when that reason ends without an event; zero: unknown.
 func (s *steps) blockUntil(reason string, until time.Time) {
 	if s.blocked == "" {
 		s.blocked, s.blockedUntil = reason, until
 	}
 }
 
-// waitRollout notes why a rollout waits, and when that reason ends by time alone; zero: unknown.
+// waitRollout notes why a rollout waits, and when that reason ends without an event; zero: unknown.
 func (s *steps) waitRollout(reason string, until time.Time) {
 	s.wait(until)
 	if s.rollout == "" {

@@ -34,8 +34,8 @@ func (p Pace) ApplyCall(now time.Time) Pace {
 	return p
 }
 
-// ApplyThrottled returns the pace after a throttled answer. Calls that were sent side by side fail together: their
-// answers count once.
+// ApplyThrottled returns the pace after a throttled answer. Calls that were sent side by side are throttled together,
+// so their answers count once.
 func (p Pace) ApplyThrottled(now time.Time) Pace {
 	switch {
 	case !p.Limited(now):
@@ -64,8 +64,8 @@ type Turn struct {
 	Voluntary bool // see [Action]
 }
 
-// NextTurn is rule 42 (take turns): it returns the index of the next of the waiting calls, which are in the order of
-// their arrival. served is the number of the last turn of each group.
+// NextTurn is rule 42 (take turns): it returns the index of the waiting call whose turn is next. waiting is in the
+// order of arrival. served is the number of the last turn of each group.
 func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 	best := 0
 	for n := range waiting {

@@ -104,7 +104,7 @@ func (g *group) planCreates(removed removals, wave int) (out steps) {
 	return out
 }
 
-// create plans one instance that replaces the n-th; a negative n replaces none.
+// create plans an instance that replaces instance n. With a negative n, it replaces no instance.
 func (g *group) create(n int) Action {
 	if n < 0 {
 		return Action{Kind: Create, Reason: "the group is smaller than its size"}

@@ -112,8 +112,8 @@ func (g *group) closed() (yes bool, opens time.Time) {
 	return len(g.Group.Windows) > 0, opens
 }
 
-// withinHour is rule 50: how many of n instances max_per_hour allows to replace now. It counts the instances that were
-// created within the hour, because their records survive a fail-over.
+// withinHour is rule 50: it returns how many of n instances may be replaced now without exceeding max_per_hour. It
+// counts the instances that were created within the hour, because their records survive a fail-over.
 func (g *group) withinHour(n int) (int, steps) {
 	var out steps
 	most := g.Group.MaxPerHour
@@ -143,8 +143,8 @@ func (g *group) withinHour(n int) (int, steps) {
 	return left, out
 }
 
-// canaryWave is rule 46: how many drifted instances the canaries allow to replace now. Canaries are healthy instances
-// with the present configuration, and those that the guard holds.
+// canaryWave is rule 46: how many drifted instances may be replaced now, given the number of canaries so far. Canaries
+// are instances with the present configuration that are healthy or held by the guard.
 func (g *group) canaryWave() (n int, out steps) {
 	canary, bake := g.Group.Rollout.Canary, g.Group.Rollout.BakeTime.D()
 	baked, young := 0, 0
@@ -216,8 +216,8 @@ func (d Deletion) FailsRollout(drifted bool) bool {
 	return false
 }
 
-// EndsRollout reports whether a change of a group's configuration resets the count of the rollout's failures (rule 47):
-// another rollout begins, or the same one after a pause.
+// EndsRollout reports whether a change of a group's configuration resets the count of the rollout's failures (rule 47).
+// This is the case if another rollout begins, or if the same one continues after a pause.
 func EndsRollout(before, after *config.Group) bool {
 	return before.InfraHash != after.InfraHash || before.RuntimeHash != after.RuntimeHash ||
 		before.Rollout != after.Rollout || !slices.Equal(before.Subnets, after.Subnets)

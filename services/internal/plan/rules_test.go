@@ -345,8 +345,8 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	}
 }
 
-// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance, although the healthy
-// one is of the kind (spot or on demand) of which the group has too many.
+// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance. The healthy one stays,
+// although the group has too many instances of its kind (spot or on demand).
 func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -417,7 +417,7 @@ func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
 }
 
 // TestRule39HostileNoticesArePaced plays a group in which every agent reports a notice as soon as it is registered. In
-// each hour the group creates no more than twice its size and what the backoff permits.
+// each hour, the group may create twice its size, and what the backoff permits in addition.
 func TestRule39HostileNoticesArePaced(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 10

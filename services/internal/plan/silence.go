@@ -36,8 +36,8 @@ func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool)
 	return latest(since, silenceFrom), true
 }
 
-// quietUntil returns until when an announced reboot, restart or upgrade excuses silence; zero when nothing was
-// announced since the last report.
+// quietUntil returns the time until which an announced reboot, restart or upgrade excuses silence. It is zero if
+// nothing was announced since the last report.
 func (i *Instance) quietUntil(interval time.Duration) time.Time {
 	switch {
 	case i.RestartingAt.IsZero() || i.LastReport.After(i.RestartingAt):
@@ -116,7 +116,7 @@ func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running,
 	return running, silent
 }
 
-// countSilence is CountSilence. until is when the result changes by time alone.
+// countSilence does the same as CountSilence. until is when the result changes without an event.
 func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime bool) (running, silent bool,
 	until time.Time) {
 	if i.RegisteredAt.IsZero() || !i.runs() || i.Notice {

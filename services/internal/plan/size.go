@@ -37,7 +37,7 @@ func (g *group) planRemovals() (r removals) {
 	r.chosen = make([]bool, len(g.Instances))
 	available := max(0, t.available()-g.desired)
 	leaving := t.replaceFirst() + t.of[classHeld] + min(g.surge, t.rotating()+t.of[classUnreadyDrifted])
-	// The part of the surplus that replacements cannot have added is a scale-down.
+	// Replacements may have caused a part of the surplus. The rest is a scale-down.
 	down := max(0, surplus-min(g.surge, leaving))
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
 		down = surplus // nothing but drift or age, and no instance that could be a replacement
@@ -214,8 +214,8 @@ func (g *group) wellLeft(chosen []bool) int {
 type candidate struct {
 	at   int // index of the instance
 	rank int
-	// inBalance: the group does not have too many instances that were bought in the same way (spot or on demand).
-	// Instances that are not in balance are removed first.
+	// inBalance: the group does not have too many instances of this instance's kind (spot or on demand). Instances of a
+	// kind of which the group has too many are removed first.
 	inBalance bool
 	newest    bool // among equals the latest is removed first
 	launched  time.Time

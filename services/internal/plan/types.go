@@ -69,15 +69,15 @@ type Instance struct {
 	Provider                            Observed[ProviderState]
 	EndReason                           string // why the VM ended, in the provider's words; "": unknown
 
-	// Healthy: the agent's last report said so, and no health check fails. The planner checks whether that report is
-	// recent.
+	// Healthy: the agent's last report said that the instance is healthy, and no health check fails. The planner checks
+	// whether that report is recent.
 	Healthy bool
 	// EverHealthy: at least one healthy report reached this leader.
 	EverHealthy bool
 	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
 	ChecksPending bool
-	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is since when a check fails.
-	// The verdict of a load balancer that the instance is unhealthy counts as a failed check.
+	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is when the check began to
+	// fail. A load balancer's verdict that the instance is unhealthy counts as a failed check.
 	FailedCheck   string
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
@@ -144,7 +144,8 @@ type Settings struct {
 }
 
 // ShardHealth is the shard-wide count for the unhealthy guard (rule 26). Running counts the registered instances that
-// run according to the provider's last answer. Silent counts those of them that do not report. See [CountSilence].
+// run according to the provider's last answer. Silent counts those of them that are silent or failing. See
+// [CountSilence].
 type ShardHealth struct {
 	Running, Silent int
 	// HoldUntil is that of the shard's [Guard].
@@ -167,15 +168,16 @@ type Snapshot struct {
 	PendingCreates int
 	// PendingSpot are those of PendingCreates that are spot instances.
 	PendingSpot int
-	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader leads.
+	// SpotRefusedAt is when the provider last had no spot capacity for the group. It is zero if that has not happened
+	// to this leader.
 	SpotRefusedAt time.Time
 	Shard         ShardHealth
 	// Guard is the Guard in the last Decision about the group.
 	Guard   Guard
 	Backoff Backoff
 	Notices Notices
-	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when it grows next; zero:
-	// unknown.
+	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when the budget grows next;
+	// zero: unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
 	// CreateEvery is the value of create_rate_limit if this setting determines CreateBudget, otherwise 0.
@@ -223,7 +225,8 @@ type Action struct {
 	Replaces ident.ID
 	// Voluntary, with Create: the instance that it replaces still runs.
 	Voluntary bool
-	// Spot, with Create: a spot instance. Fallback: without spot capacity it is bought on demand.
+	// Spot, with Create: the new instance is a spot instance. Fallback: without spot capacity, the instance is bought
+	// on demand.
 	Spot, Fallback bool
 	Reason         string
 	// Cause comes with Mark, and with Create if the new instance replaces one.
@@ -254,11 +257,11 @@ type Decision struct {
 	Actions []Action
 	Schedule
 	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
-	// BlockedUntil is when that reason ends by time alone; zero: unknown.
+	// BlockedUntil is when that reason ends without an event; zero: unknown.
 	Blocked      string
 	BlockedUntil time.Time
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
-	// way. RolloutUntil is when that reason ends by time alone; zero: unknown.
+	// way. RolloutUntil is when that reason ends without an event; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
 	// Guard must be passed on in the group's next Snapshot.

@@ -189,7 +189,7 @@ func TestPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		overtaken++
-		// In half a lease, a leader that still acts would act many times.
+		// A leader that still acts would act many times within half a lease.
 		within(options.Lease/2, func() bool { return false })
 	}
 	for _, p := range children {

@@ -69,7 +69,8 @@ func newRelay(t *testing.T) *relay {
 	return r
 }
 
-// to points new connections to another process. Existing ones continue until one side ends them.
+// to makes the relay forward new connections to another process. Existing connections continue until one side ends
+// them.
 func (r *relay) to(addr string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// checkClaims checks the host name and addresses that an agent sends. It does not record them: the record gets the
-// provider's.
+// checkClaims checks the host name and addresses that an agent sends. The agent's values are not recorded: the record
+// gets those of the provider.
 func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
@@ -79,8 +79,7 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("certificate log", err)
 	}
 
-	// If another registration writes the record first, this one is checked again, against the record that the other has
-	// written.
+	// If another registration changes the record first, this registration is checked again, against the changed record.
 	var refusal error
 	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
 		if spent, refusal = c.check(r); refusal != nil {

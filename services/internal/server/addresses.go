@@ -53,8 +53,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			errs = append(errs, fmt.Errorf("server.advertise: %w", err))
 			continue
 		}
-		// --advertise-host replaces the primary interface's address. A host that the configuration advertises, such as
-		// a load balancer's, takes precedence over the flag. A bind address does not.
+		// The flag --advertise-host replaces the address of the primary interface, or the host of a bind address. It
+		// does not replace a host that the configuration advertises, such as a load balancer's.
 		switch {
 		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":

@@ -29,7 +29,7 @@ type measuredProvider struct {
 	verifier  infra.Verifier
 }
 
-// measure wraps provider. Each call has the timeout timeout() and is reported to observe.
+// measure wraps provider. It limits each call by the result of timeout, and reports each call to the function observe.
 func measure(provider infra.Provider, timeout func() time.Duration,
 	observe func(call, class string, took time.Duration)) infra.Provider {
 	m := &measuredProvider{provider: provider, timeout: timeout, observe: observe}

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/traces"
 )
 
-// TestMetricsOfAShard checks the metrics of a leader: those of its groups, CAs and bucket, and the cause of its
-// leadership.
+// TestMetricsOfAShard checks the metrics of a leader: those of its groups, CAs and bucket, and the reason for the
+// change of leader.
 func TestMetricsOfAShard(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)
@@ -87,8 +87,8 @@ func unixTime(t *testing.T, text string) time.Time {
 	return time.UnixMilli(int64(seconds * 1000))
 }
 
-// TestLeaderChanges checks the cause that a server counts when it becomes leader. The cause depends on the lock that it
-// saw before.
+// TestLeaderChanges checks the metric that counts the reasons for a change of leader. A new leader derives the reason
+// from the lock that it saw before.
 func TestLeaderChanges(t *testing.T) {
 	lock := func(change func(*record.Lock)) *record.Lock {
 		l := &record.Lock{LeaderID: "other", Incarnation: "other", Term: 7}

@@ -54,8 +54,8 @@ type Config struct {
 	// ConfirmOrphans, if set, delivers a value whenever a person confirms that the present orphans, which have stopped
 	// garbage collection, may be terminated.
 	ConfirmOrphans <-chan os.Signal
-	// Heir, where it is not zero, replaces the defaults of election.Options for a lock with an heir. Only its fields
-	// HeirLease, HeirRenew and HeirProbation are used.
+	// Heir replaces the defaults of election.Options for a lock with an heir. Only its fields HeirLease, HeirRenew and
+	// HeirProbation are used, and only if they are not zero.
 	Heir election.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)

@@ -31,8 +31,8 @@ func (e *SupersededError) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
 
-// maxGroups is the maximum size in bytes of the dynamic groups' document that is written. A document too large to be
-// read again would stop the shard.
+// maxGroups is the maximum size in bytes of the document of dynamic groups that a server writes. A document too large
+// to be read again would stop the shard.
 const maxGroups = config.MaxSize / 2
 
 // A RefusedError says which fields of a group are not acceptable, and why.

@@ -290,7 +290,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if newest.err != nil {
 		return objstore.Object{}, newest.err
 	}
-	// No configuration was applied that could be used instead. Serve the groups that can be made.
+	// No applied configuration can replace this one. Serve the groups that can be made.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}

@@ -58,7 +58,7 @@ func (b *bucket) write(t testing.TB, text string) {
 	}
 }
 
-// leader is a Manager that leads, with what it passed to its applier.
+// leader is a Manager that leads, together with what it passed to its applier.
 type leader struct {
 	*Manager
 	mu      sync.Mutex

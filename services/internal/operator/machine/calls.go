@@ -21,8 +21,8 @@ type fault struct {
 }
 
 const (
-	// retrySoon is the pause after an unreachable server, retryFull after a lack of capacity, and retryRefused after a
-	// refused request.
+	// retrySoon is the pause after a server was unreachable. retryFull is the pause after capacity was lacking, and
+	// retryRefused the pause after a server refused the request.
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute

@@ -78,7 +78,8 @@ type decision struct {
 	warning, text string
 }
 
-// isPoolMachine reports whether the machine belongs to a pool, so that its group creates the instance.
+// isPoolMachine reports whether the machine belongs to a pool. The instances of pool machines are created by their
+// group.
 func isPoolMachine(m *v1beta1.NstanceMachine) bool {
 	_, ok := m.Labels[clusterv1.MachinePoolNameLabel]
 	return ok

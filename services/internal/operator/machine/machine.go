@@ -38,7 +38,7 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create;patch;update
 
-// parallel is the number of machines reconciled at a time. A reconciliation may wait for a server's answer.
+// parallel is the number of machines reconciled at a time. It is high because a reconciliation may wait for a server.
 const parallel = 16
 
 // Setup registers the controllers of NstanceMachine and NstanceMachineTemplate, and their indexes.

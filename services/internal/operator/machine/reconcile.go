@@ -214,7 +214,7 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	}
 	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// The Machine names the cluster. After the Machine is deleted, only this label does.
+			// The Machine names the cluster. This label names the cluster even after the Machine is deleted.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}

@@ -30,7 +30,7 @@ import (
 const (
 	// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
 	cacheRetry = 5 * time.Second
-	// restRetry is the delay before the next sweep if this one left machines to create.
+	// restRetry is the delay before the next sweep if the present sweep has machines left to create.
 	restRetry = 100 * time.Millisecond
 	// parallelWrites is the number of objects that a sweep writes at a time. A sweep creates at most that many
 	// machines.
@@ -270,7 +270,7 @@ func (r *reconciler) addToleration(ctx context.Context, pod *corev1.Pod) error {
 		Path  string `json:"path"`
 		Value any    `json:"value"`
 	}
-	// The API server accepts additional tolerations of existing pods, and nothing else that affects the scheduler.
+	// For existing pods, the API server accepts additional tolerations, but no other change that affects scheduling.
 	add := operation{"add", "/spec/tolerations/-", toleration(pod.UID)}
 	if len(pod.Spec.Tolerations) == 0 {
 		add = operation{"add", "/spec/tolerations", []corev1.Toleration{toleration(pod.UID)}}

@@ -98,8 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write does a write, and simulates the operator's crash if this is the write after which it must crash. Writes come
-// from several goroutines.
+// write performs do. If this is the write at which the operator must crash, write then returns errCrash, as do all
+// later writes. It is called from several goroutines.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,7 +165,8 @@ func (c *clusterOf) drop(o client.Object) {
 	}
 }
 
-// state lists Machines and NstanceMachines by the UIDs of their pods. It fails if a pod has two of either.
+// state lists Machines and NstanceMachines by the UIDs of their pods. It fails if a pod has two Machines or two
+// NstanceMachines.
 func (c *clusterOf) state() (machines, infra map[string]bool) {
 	c.Helper()
 	machines, infra = map[string]bool{}, map[string]bool{}
@@ -367,7 +368,7 @@ func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, 
 	return s.Reader.Get(ctx, key, o, opts...)
 }
 
-// TestDamagedAnnotation checks that a machine with a damaged annotation is deleted with its pod.
+// TestDamagedAnnotation checks that a machine with a damaged annotation is deleted when its pod is deleted.
 func TestDamagedAnnotation(t *testing.T) {
 	for _, text := range []string{"apps/", "apps/a/b", "/one", ""} {
 		c := newCluster(t)

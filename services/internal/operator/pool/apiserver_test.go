@@ -293,7 +293,7 @@ func TestAPIServer(t *testing.T) {
 	op.checkUnknownShards(server)
 }
 
-// checkImport checks the imported objects against the Cluster API contract, and the event.
+// checkImport checks the imported objects against the Cluster API contract. It also checks the event about the import.
 func (op *liveOperator) checkImport() {
 	mp, pool := &clusterv1.MachinePool{}, &v1beta1.NstanceMachinePool{}
 	if err := errors.Join(op.get("web", mp), op.get("web", pool)); err != nil {
@@ -386,7 +386,7 @@ func (op *liveOperator) checkQuiet(fn func()) {
 	})
 }
 
-// checkLatency measures the time from scaling a MachinePool to the call of a shard.
+// checkLatency measures the time from the scaling of a MachinePool until a shard is called.
 func (op *liveOperator) checkLatency() {
 	op.t.Helper()
 	var took []time.Duration

@@ -109,7 +109,8 @@ func TestScaleDownPrefersDeletedMachine(t *testing.T) {
 	}
 }
 
-// A scale-up before the operator has seen the scale-down keeps the marked instance.
+// TestMarkedMachineStaysWithoutScaleDown checks that a marked instance stays if the pool grows again before the
+// operator has seen the scale-down.
 func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})

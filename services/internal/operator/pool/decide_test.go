@@ -413,8 +413,8 @@ func (plan *poolPlan) changes() (names []string) {
 	return names
 }
 
-// TestWaitForFinalizer checks that the operator makes no group for a new MachinePool until it has Cluster API's
-// finalizer, or is older than newMachinePool.
+// TestWaitForFinalizer checks when the operator creates groups for a new MachinePool: when the MachinePool has Cluster
+// API's finalizer, or is older than newMachinePool.
 func TestWaitForFinalizer(t *testing.T) {
 	created := time.Unix(1000, 0)
 	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(created)}}

@@ -115,8 +115,8 @@ func decideCall(in groupInput) shardCall {
 	return shardCall{remove: true}
 }
 
-// instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has, if the size goes
-// down.
+// instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has. It returns none if
+// the group does not shrink.
 func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids []string) {
 	if upsert == nil || upsert.Size == nil || in.known == nil || upsert.GetSize() >= in.known.GetSize() {
 		return nil

@@ -49,7 +49,7 @@ func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput) error {
 	return nil
 }
 
-// isStatic reports whether the instance belongs to a group of its shard's configuration.
+// isStatic reports whether the machine's instance belongs to a static group, which its shard's configuration defines.
 func (p *pools) isStatic(m *v1beta1.NstanceMachine) bool {
 	shard, ok := p.Shards.Shard(m.Spec.Shard)
 	if !ok {

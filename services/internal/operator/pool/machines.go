@@ -25,8 +25,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// machineReconciler creates an NstanceMachine for every instance of a pool (MachinePool Machines of the Cluster API
-// contract). Package machine reconciles these objects.
+// machineReconciler creates an NstanceMachine for every instance of a pool, as the Cluster API contract for MachinePool
+// Machines requires. Package machine reconciles the NstanceMachines.
 type machineReconciler struct{ pools }
 
 // setup registers a controller that reconciles the machines of one shard group at a time.

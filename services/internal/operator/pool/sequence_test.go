@@ -111,7 +111,8 @@ func (user *randomUser) makeRandomChange() {
 	}
 }
 
-// templateOf returns the template to send with a change of a group: none for a static group, which cannot change it.
+// templateOf returns the template to send with a change of a group. It is empty for a static group, because its
+// template cannot be changed.
 func templateOf(g *nstancev1.GroupStatus) string {
 	if g.GetIsStatic() {
 		return ""

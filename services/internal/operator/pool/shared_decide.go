@@ -15,7 +15,7 @@ import (
 )
 
 // chooseUser returns the MachinePool that determines the replicas of a pool: the pool's controller, else the oldest one
-// that references the pool. Of several MachinePools, Cluster API makes the one that it sees first the controller.
+// that references the pool. If several reference the pool, Cluster API makes the first one that it sees the controller.
 // chooseUser returns nil if there is no MachinePool.
 func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	if len(users) == 0 {
@@ -59,7 +59,7 @@ func livingUsers(users []*clusterv1.MachinePool) []*clusterv1.MachinePool {
 }
 
 // sharedCondition returns the condition of a MachinePool that says whether other MachinePools reference its pool. It
-// returns nil if none do and no earlier condition says otherwise.
+// returns nil if there are no others and the present condition does not claim that there are.
 func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*clusterv1.MachinePool) *metav1.Condition {
 	var others []string
 	for _, other := range living {

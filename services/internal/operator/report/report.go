@@ -30,8 +30,8 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 type subject struct{ shard, kind, group, instance string }
 
 const (
-	// maxPending limits the errors that wait to be recorded; further errors are dropped. maxStanding limits the errors
-	// that are remembered.
+	// maxPending limits the errors that wait to be recorded; further errors are dropped. maxStanding limits the
+	// standing errors that the reporter remembers.
 	maxPending  = 1000
 	maxStanding = 10000
 )

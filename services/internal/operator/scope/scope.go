@@ -165,8 +165,8 @@ func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error 
 // conflictRetry is the delay after a write conflict, which means that the cache was out of date.
 const conflictRetry = 100 * time.Millisecond
 
-// RetryConflict converts the error of a reconciliation to its result. A write conflict, or the creation of an object
-// that exists, becomes a retry soon instead of an error.
+// RetryConflict converts the error of a reconciliation to its result. If a write conflicted, or a created object
+// already exists, the reconciliation is repeated soon and no error is returned.
 func RetryConflict(err error) (reconcile.Result, error) {
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil

@@ -122,7 +122,7 @@ func TestLoad(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	// The rename replaces the file atomically, like a mounted ConfigMap.
+	// The rename replaces the file atomically, as the kubelet does with a mounted ConfigMap.
 	err := os.WriteFile(path+".new", []byte(text), 0o600)
 	if err == nil {
 		err = os.Rename(path+".new", path)

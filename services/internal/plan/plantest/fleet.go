@@ -398,7 +398,7 @@ func (f *Fleet) write(a plan.Action) {
 	}
 }
 
-// after runs fn after d, if the leader of the given term still leads then. Zero means any leader.
+// after runs fn after the time d, if the leader of the given term still leads then. With term 0, any leader may lead.
 func (f *Fleet) after(d time.Duration, term int, fn func()) {
 	f.sequence++
 	e := effect{at: f.Now.Add(d), sequence: f.sequence, term: term, run: fn}

@@ -1,4 +1,5 @@
-// Package attesttest tries registrations with wrong proofs of the VM through the real port, for the tests of clouds.
+// Package attesttest is for the tests of clouds. It tries registrations with wrong proofs of the VM on a real
+// registration port.
 package attesttest
 
 import (
@@ -39,7 +40,8 @@ type Thief struct {
 	events []record.Event
 }
 
-// New makes a leader that checks proofs with attest, and two VMs. create makes the VM of an instance.
+// New makes two VMs, and a leader that checks proofs with the function attest. The function create makes the VM of an
+// instance.
 func New(t *testing.T, attest func(context.Context, []byte, infra.VM) error, create func(ident.ID) infra.VM) *Thief {
 	t.Helper()
 	w := leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 2, RuntimeHash: "r1", InfraHash: "i1"})

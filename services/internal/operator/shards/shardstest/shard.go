@@ -35,7 +35,7 @@ type Shard struct {
 	calls      []string
 	created    int
 	holdDrains bool
-	// decremented are the instances that were deleted with a decrement of their group's size.
+	// decremented are the instances whose deletion also lowered their group's size.
 	decremented map[string]bool
 	types       map[string]*nstancev1.GetInstanceTypeResponse
 }
@@ -59,7 +59,8 @@ func (s *Shard) Fail(fn func(method string) error) {
 	s.fail = fn
 }
 
-// HoldDrains makes deletions wait for AcknowledgeDrained, as drain_timeout does. Otherwise they end immediately.
+// HoldDrains makes deletions wait for AcknowledgeDrained, as drain_timeout does. Without HoldDrains, deletions end
+// immediately.
 func (s *Shard) HoldDrains() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,8 +109,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.set.notifyAll(changes...)
 }
 
-// merge computes a group from its static definition and override, or from its own settings, without templates. The
-// caller must hold mu.
+// merge computes a static group from its definition and override, or a dynamic group from its own settings. It ignores
+// templates. The caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])
