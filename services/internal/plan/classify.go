@@ -393,9 +393,9 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. The time-out begins no earlier than the first connection of any agent to this
-// leader. Until then, no registration is overdue in a group with registered instances, because the fault may be the
-// leader's. While the unhealthy guard holds, only on-demand instances can be overdue.
+// isRegistrationOverdue is rule 7. Until an agent connects to this leader, the fault may be the leader's. So the
+// time-out begins at the earliest with the first connection, or with the leadership in a group without registered
+// instances. While the unhealthy guard holds, only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
@@ -456,8 +456,7 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	return reached(g.healthyBy(i), g.Now)
 }
 
-// healthyBy returns when an instance must have become healthy. This is the [StartGrace] after its registration, or
-// after SilenceFrom if that is later.
+// healthyBy returns when an instance must be healthy: [StartGrace] after its registration or, if later, SilenceFrom.
 func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }

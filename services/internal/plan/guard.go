@@ -26,9 +26,9 @@ type Guard struct {
 }
 
 // After returns the guard after a new count of the silent and failing instances. exceeded means that the count is above
-// the limit. When the count falls to the limit, a recovery period of the length recovery begins (rule 61, see
-// [RecoveryTime]). For the time bound after the first such period began, each further fall begins another one. After
-// the last one ends, none begins for at least bound.
+// the limit. When the count falls to the limit or below, a recovery period of the length recovery begins (rule 61, see
+// [RecoveryTime]). Until bound has passed since the first such period began, each further fall begins another period.
+// Then none begins for at least bound.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {
@@ -60,9 +60,9 @@ func (h ShardHealth) Exceeds() bool {
 }
 
 // exceedsLimit is rule 26: too many instances run but are silent, fail a health check or are unhealthy in a load
-// balancer. The limit is max_unhealthy of the group, and 40 % (at least 3) of the shard. Above it, a partition or a
-// fault that new VMs would share is more likely than dead VMs. So no such instance is replaced. VMs that the provider
-// reports as ended are still replaced.
+// balancer. The limits are max_unhealthy of the group, and 40 % (at least 3) of the shard. Above one of them, a
+// partition or a fault that new VMs would share is more likely than dead VMs. So no such instance is replaced. VMs that
+// the provider reports as ended are still replaced.
 func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }

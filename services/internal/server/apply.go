@@ -159,8 +159,8 @@ func (s *server) restartSoon(ctx context.Context) {
 	})
 }
 
-// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. To let agents find the
-// leader later, too, it includes the addresses after a restart or after a replacement of the servers.
+// announceAddresses tells agents and new VMs the addresses of the leader, if they have changed. They include the
+// addresses that the leader will have after a restart, or after a replacement of the servers.
 func (s *server) announceAddresses() {
 	l := s.leading.Load()
 	if l == nil {

@@ -126,7 +126,7 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 	if s == stepDestroy && m.Status.State != stateDeleted && instance.GetState() != stateDeleted &&
 		instance.GetState() != stateDeleting {
 		// The server accepted the deletion, but the mirror of the shard does not show that yet. The stored answer
-		// prevents another call.
+		// prevents a repeated call.
 		instance = &nstancev1.InstanceStatus{InstanceId: m.Spec.InstanceID, State: stateDeleting}
 	}
 	v.answer = &answer{instance: instance}

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. In the list below, decide is called again after each step before stepWait. The
-// steps after stepWait are taken when the status has been stored.
+// step is the next step for a machine. After a step that stands before stepWait in the list below, decide is called
+// again. A step after stepWait is taken when the status has been stored.
 type step string
 
 const (

@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// orphanReconciler deletes each Machine of a pool that has neither an NstanceMachine nor an instance. Such a Machine
+// orphanReconciler deletes Machines of pools if they have neither an NstanceMachine nor an instance. Such a Machine
 // remains if its NstanceMachine is deleted while Cluster API creates the Machine. There is one worker.
 type orphanReconciler struct {
 	*Reconciler

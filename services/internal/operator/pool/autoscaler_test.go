@@ -53,8 +53,8 @@ func (op *simulatedOperator) ids(group string) (ids []string) {
 	return ids
 }
 
-// TestAutoscalerChoosesInstances checks that exactly those instances are deleted whose Machines the cluster autoscaler
-// marks. They may be on any shard, and the operator may work at any time between the marks.
+// TestAutoscalerChoosesInstances lets the cluster autoscaler mark Machines on several shards while the operator works.
+// Exactly the instances of the marked Machines must be deleted.
 func TestAutoscalerChoosesInstances(t *testing.T) {
 	for seed := range uint64(20) {
 		op := newSimulatedOperator(t, "a", "b", "c")
