@@ -24,7 +24,7 @@ import (
 
 const (
 	// An operator's record is read again after operatorFresh, or after refusalMemory if the operator was refused. If
-	// the bucket cannot be read then, an operator that was admitted stays admitted until its record is operatorMemory
+	// the bucket cannot be read then, an admitted operator stays admitted until the last record read is operatorMemory
 	// old.
 	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute

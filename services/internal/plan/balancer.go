@@ -20,8 +20,8 @@ type BalancerHealth struct {
 	Failed string
 }
 
-// balancerRounds is the number of rounds in a row in which a load balancer must call an instance unhealthy. The cloud's
-// own threshold must have been reached before the first round.
+// balancerRounds is the number of successive rounds of questions in which a load balancer must call an instance
+// unhealthy. The cloud's own threshold applies in addition, before the first of these rounds.
 const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.

@@ -384,8 +384,8 @@ func (i *Instance) launched() time.Time {
 	return i.LaunchedAt
 }
 
-// Counts reports whether an instance counts towards its group's size, judged by its own state alone: it is managed,
-// neither leaving nor lost.
+// Counts reports whether an instance counts towards its group's size, judged by its own state alone. It counts if it is
+// managed and neither leaving nor lost.
 func Counts(i *Instance) bool {
 	if i.OnDemand || i.isLeaving() {
 		return false

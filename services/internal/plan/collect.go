@@ -148,8 +148,8 @@ func (s *Stray) isOrphan() bool {
 }
 
 // collectStray plans the next step towards the termination of a stray: by rule 37 if its record is a tombstone, and
-// else by rule 35 (orphans). The key of an orphan's record is read twice, a collection interval apart, the second time
-// after the registration time-out.
+// else by rule 35 (orphans). The key of an orphan's record is first read twice, one collection interval apart. The
+// second read comes after the registration time-out.
 func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
 		return
@@ -181,8 +181,8 @@ func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	}
 }
 
-// removeTombstone removes an old tombstone (rule 38). Tombstones of unused reservations go early, because every change
-// of leader leaves some. listed are the instances of which the latest list shows a VM.
+// removeTombstone removes an old tombstone (rule 38). Tombstones of unused reservations are removed earlier, because
+// every change of leader leaves some. listed are the instances whose VMs are in the latest list.
 func (s *ShardSnapshot) removeTombstone(out *steps, t *Tombstone, listed map[ident.ID]bool) {
 	retention := s.Settings.Retention
 	if t.Unused {

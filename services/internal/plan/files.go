@@ -34,7 +34,8 @@ type FilesReport struct {
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
-	// Recheck means that files may differ from what is sent to new instances although the configuration is the same.
+	// Recheck means that the agent's files may differ from those that new instances get, although the configuration is
+	// the same.
 	Recheck bool
 }
 

@@ -100,7 +100,7 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
-			// The removal phase planned the instance's deletion, or waits for its create call.
+			// The removal phase has planned the deletion of this instance, or waits for the answer to its create call.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
 			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:

@@ -84,8 +84,8 @@ func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 // WaitingCreates are the create calls that wait for their turn.
 type WaitingCreates struct {
 	Pace Pace
-	// Needed and Voluntary count the calls of the group. ShardNeeded counts those calls of all groups that are not
-	// voluntary.
+	// Needed and Voluntary count the waiting calls of the group. ShardNeeded counts the waiting calls of all groups,
+	// without voluntary ones.
 	Needed, Voluntary, ShardNeeded int
 }
 

@@ -45,7 +45,7 @@ func (g *group) countBought(chosen []bool) bought {
 	return b
 }
 
-// buysSpot is rule 56: whether the next instance is a spot instance. b are the instances that stay.
+// buysSpot is rule 56: it reports whether the next new instance is a spot instance. b counts the instances that stay.
 func (g *group) buysSpot(b bought) bool {
 	p := &g.Group.Purchase
 	return b.onDemand >= min(p.OnDemandBase, g.desired) && b.spot < spotTarget(p, g.desired)
@@ -71,8 +71,8 @@ func (g *group) leave(n int, b *bought) {
 	}
 }
 
-// findReturning is the first part of rule 58: it finds the oldest of the instances that were bought on demand although
-// the group lacks spot instances. until is when the rule may apply to more instances.
+// findReturning is the first part of rule 58: if the group has too few spot instances, it finds the oldest instances
+// that spot instances should replace. until is when the rule may apply to more instances.
 func (g *group) findReturning() (until time.Time) {
 	wait := g.Group.Purchase.ReturnToSpot.D()
 	if wait == 0 || g.emptying() {
@@ -105,8 +105,8 @@ func (g *group) isReturning(i subject) (bool, time.Time) {
 	return slices.Contains(g.returning, i.Instance), time.Time{}
 }
 
-// mayReturn is the second part of rule 58: how many of n instances may be replaced by spot instances now. After the
-// provider had no spot capacity, the group waits for return_to_spot before it tries again.
+// mayReturn is the second part of rule 58: it returns how many of n instances may be replaced by spot instances now. If
+// the provider had no spot capacity, the group waits for return_to_spot before it tries again.
 func (g *group) mayReturn(n int) (int, steps) {
 	var out steps
 	if n == 0 || g.SpotRefusedAt.IsZero() {

@@ -46,8 +46,8 @@ func (g *group) planWave(removed *removals) (replacedFirst int) {
 	return 0
 }
 
-// unregisteredFirst orders instances that never registered before the others. After a takeover an instance that serves
-// is unready too, until its agent connects to the new leader.
+// unregisteredFirst sorts instances that never registered before the others. Other unready instances may serve: after a
+// takeover, an instance is unready until its agent connects to the new leader.
 func (g *group) unregisteredFirst(a, b int) int {
 	return int(g.facts[b]&factUnregistered) - int(g.facts[a]&factUnregistered)
 }

@@ -64,8 +64,8 @@ func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, o
 	return latest(at, i.quietUntil(s.HealthInterval)), true
 }
 
-// deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided. That is
-// assumed if an earlier leader decided the deletion and the agent has not reported to this leader.
+// deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided. It also
+// returns true if an earlier leader decided the deletion and the agent has not reported to this leader.
 func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
 	// DeletingAt is zero while the intent is being written.
 	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt) || i.LastReport.IsZero()

@@ -180,7 +180,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	r.planned += len(r.actions) - before
 }
 
-// replaceableLeft counts the instances that are not chosen for removal and may have a replacement under way.
+// replaceableLeft counts the instances that may have a replacement under way, without those chosen for removal.
 func (g *group) replaceableLeft(chosen []bool) int {
 	n := 0
 	for k := range g.rows {
@@ -221,8 +221,8 @@ type candidate struct {
 	launched  time.Time
 }
 
-// scaleDownRank orders available instances for a scale-down (rule 22), replacedRank for deletion after a replacement
-// (rule 19). Rank 0 is for silent instances in rule 22, and for creates under way in rule 23.
+// scaleDownRank orders available instances for a scale-down (rule 22). replacedRank orders them for a deletion after a
+// replacement (rule 19). Rank 0 is for silent instances in rule 22, and for creates under way in rule 23.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
 		classReturning: 1, classWell: 2}

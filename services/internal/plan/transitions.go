@@ -89,7 +89,7 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 }
 
 // applyStopping records an announced stop with the time of its first announcement. A report without an announcement
-// removes it.
+// removes the recorded stop.
 func applyStopping(i Instance, why Stopping, now time.Time) Instance {
 	powerOff, restarting := i.PowerOffAt, i.RestartingAt
 	i.PowerOffAt, i.RestartingAt = time.Time{}, time.Time{}

@@ -10,8 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Observed is a value that may be incomplete. That something is missing from an incomplete value is no reason to delete
-// anything.
+// Observed is a value that may be incomplete. Nothing may be deleted because it is missing from an incomplete value.
 type Observed[T any] struct {
 	Value    T
 	Complete bool
@@ -239,7 +238,7 @@ type Action struct {
 	Rule int
 }
 
-// Why returns the reason with the number of the rule.
+// Why returns the reason of the action and the number of its rule.
 func (a Action) Why() string {
 	if a.Rule == 0 {
 		return a.Reason

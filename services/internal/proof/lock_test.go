@@ -86,8 +86,8 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
-// reign is a period in which a process had authority. The process was asked at its beginning, at its end, and often
-// between.
+// reign is a period in which a process had authority. The process was asked for its authority at the beginning of the
+// period, at its end, and often between.
 type reign struct {
 	Process    string
 	Term       uint64
@@ -161,7 +161,7 @@ func (r *reigns) check(t *testing.T) (terms int) {
 }
 
 // TestLock runs the election of three processes against a real S3 server, each with a separate unreliable network. It
-// then checks that there was one leader at a time, and that the lock behaved like one register. With peers, the
+// then checks that there was one leader at a time, and that the lock behaved like one register. In runs with peers, the
 // processes also talk to each other over real, unreliable connections.
 func TestLock(t *testing.T) {
 	if testing.Short() {

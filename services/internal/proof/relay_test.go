@@ -126,7 +126,7 @@ func (r *relay) serve(conn net.Conn) {
 	both.Wait()
 }
 
-// carry forwards the bytes of one direction. Each piece has the delay that was set when it arrived.
+// carry forwards the bytes of one direction. Each piece is delayed by the delay that was set when the piece arrived.
 func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	type piece struct {
 		due   time.Time
@@ -163,7 +163,8 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	}
 }
 
-// set changes the weather. In every weather except fair, connections keep a delay.
+// set changes the weather. The weather fair removes the delay of connections, slowPeers sets a delay, and all others
+// keep the present delay.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	switch weather {
 	case fair:

@@ -50,8 +50,8 @@ type termError struct{ err error }
 func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
-// besidesTerm logs the termError in an error of [server.stand] and returns the rest of the error. elect calls it when
-// the server was asked to stop: a term that failed just before does not mean that the stop failed.
+// besidesTerm logs the termError in an error of [server.stand] and returns the rest of the error. elect calls it after
+// a request to stop: the failure of the term before that request does not mean that the stop failed.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {

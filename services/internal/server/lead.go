@@ -46,7 +46,8 @@ type leadership struct {
 	// configured is when the present configuration was put in force.
 	configured atomic.Pointer[time.Time]
 	images     *imageBook
-	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest.
+	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest
+	// configuration.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
@@ -224,7 +225,7 @@ func (s *server) watchVMs(ctx context.Context, leader *leader.Leader) {
 	<-ctx.Done()
 }
 
-// forget deletes the server's data about an instance's agent in the background.
+// forget returns a function that deletes the server's data about an instance's agent in the background.
 func (s *server) forget(ctx context.Context, env tasks.Env) func(ident.ID) {
 	return func(id ident.ID) { env.Go("forget an agent", func() { s.agents.Deleted(ctx, id) }) }
 }

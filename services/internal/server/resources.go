@@ -33,8 +33,8 @@ type resources struct {
 	state   *clusterstate.State
 	secrets secretstore.Store
 	ports   ports
-	// marks are the highest versions of the cluster's documents and secrets that this server has read or the lock
-	// contains.
+	// marks are the highest versions of the cluster's documents and secrets that this server has read, or has found in
+	// the lock.
 	marks *highwater.Marks
 }
 
@@ -177,8 +177,8 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	return nil
 }
 
-// readMarks raises marks to those in the lock, so that the server refuses objects that were rolled back while no server
-// ran. It ignores a lock that cannot be decoded: the server does not take over such a lock either.
+// readMarks raises marks to the versions in the lock. So the server refuses objects that were rolled back while no
+// server ran. It ignores a lock that cannot be decoded: the server does not take over such a lock either.
 func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
 	object, err := s.documents.Get(ctx, keys.Leader(s.opts.Shard))
 	if errors.Is(err, objstore.ErrNotFound) {

@@ -81,8 +81,8 @@ func (p *run) replaceOne() {
 }
 
 // TestConfigurationThatCannotRunIsNotApplied checks that a configuration that this server cannot run is reported and
-// never recorded as applied. The shard continues with the previous configuration in three cases: the current leader,
-// the successor of a killed leader, and a server on a new machine.
+// never recorded as applied. The shard continues with the previous configuration, also under the successor of a killed
+// leader, and under a server on a new machine.
 func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -299,7 +299,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	return doc, nil
 }
 
-// Follow ends leading. The Manager passes no more changes to the applier.
+// Follow ends the leadership: the Manager passes no more changes to the applier.
 func (m *Manager) Follow() { m.update(func(f *inForce) { f.applier = nil }) }
 
 // dynamic is the document of the dynamic groups as read from the bucket.
@@ -460,7 +460,7 @@ func problemsOf(err error) config.Problems {
 	return config.Problems{{File: "config", Message: err.Error()}}
 }
 
-// newlyBroken returns the problems that the next configuration newly causes in dynamic groups.
+// newlyBroken returns the additional problems that the next configuration would cause in dynamic groups.
 func (m *Manager) newlyBroken(shard, next *config.Shard, d dynamic) config.Problems {
 	problems := m.broken(next, d)
 	if len(problems) == 0 {

@@ -289,8 +289,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartAtTakeover checks that a standby does not lead with the provider that it opened at its start if the
-// configuration has changed since.
+// TestRestartAtTakeover checks that a standby restarts instead of leading, if the provider in the configuration has
+// changed since the standby started.
 func TestRestartAtTakeover(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))

@@ -137,9 +137,9 @@ func (v *view) mayCreate() (why string) {
 	return ""
 }
 
-// chooseShard chooses the shard of the instance: the one that the machine or its Machine names, else the one with the
-// fewest instances of the group. Machines that are created together see the same counts, so a hash of the machine's UID
-// decides between equal counts.
+// chooseShard chooses the shard of the instance: the shard that the machine or its Machine names, else the one with the
+// fewest instances of the group. Machines that are created together see the same counts. So a hash of the machine's UID
+// decides between shards with equal counts.
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
@@ -357,7 +357,7 @@ func (v *view) losesNode(s *shardView) bool {
 }
 
 // stateOrder lists the states of an instance in the order of its life. A mirror that lags behind an answer never sets
-// the status back.
+// the status back to an earlier state.
 var stateOrder = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
 
 const (

@@ -153,7 +153,8 @@ func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceM
 		group, ok := pod.Annotations[v1beta1.OnDemandGroupAnnotation]
 		return ok && group == m.Labels[v1beta1.GroupLabel]
 	case infra == nil || infra.Spec.ProviderID == "":
-		// As long as the instance's provider ID is unknown, its Node may be the one that the pod runs on.
+		// As long as the provider ID of the machine's instance is unknown, the Node of the pod may belong to that
+		// instance.
 		return infra != nil && infra.Status.InstanceID != ""
 	}
 	return node != nil && node.Name == pod.Spec.NodeName

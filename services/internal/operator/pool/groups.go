@@ -106,8 +106,8 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// gatherInput gathers the input of decisions about a shard group. mirror is the group in the shard's mirror. in.known
-// may be newer: while the mirror lags behind the shard's last answer, in.known is that answer.
+// gatherInput gathers the input of decisions about a shard group. The result mirror is the group's status in the mirror
+// of the shard. While the mirror lags behind the shard's last answer, in.known is that answer.
 func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}

@@ -252,8 +252,9 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		// The pool's reconciler creates the shard group again, so no instance is deleted. While the Cluster is being
-		// deleted, nothing is created, so the shard group waits until its pool is deleted too.
+		// The finalizer can be removed: the pool's reconciler creates the shard group again, and no instance is
+		// deleted. While the Cluster is being deleted, nothing is created, so the shard group waits until its pool is
+		// deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,

@@ -79,7 +79,7 @@ func TestImportAndScale(t *testing.T) {
 	if list := op.allMachines(); len(list) != 8 {
 		t.Errorf("%d machines", len(list))
 	}
-	// One more replica changes one shard.
+	// One more replica changes the share of one shard only.
 	op.scale("web", 9)
 	if _, calls := op.settle(); !slices.Equal(calls, []string{"UpsertGroup a"}) {
 		t.Error(calls)

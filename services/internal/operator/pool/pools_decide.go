@@ -70,8 +70,8 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// Adopt a shard group of the managed Cluster that has lost its owner, and one that handOver has given to the
-		// MachinePool.
+		// Adopt a shard group of the managed Cluster that has lost its owner. Also adopt one that handOver has given to
+		// the MachinePool.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
 			in.machinePool != nil && owner.UID == in.machinePool.UID) {
@@ -198,7 +198,7 @@ func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown 
 }
 
 // currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards
-// has changed, or not all shard groups exist yet: then the replicas are divided equally.
+// has changed, or if a shard group is missing. The replicas are then divided equally.
 func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup) []shardShare {
 	sizes := map[string]int32{}
 	for _, g := range mine {

@@ -70,8 +70,8 @@ func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []
 	return shares, chosen
 }
 
-// lowerShares lowers the largest shares to a common level, and the last few of them by one more, so that the sum is the
-// target.
+// lowerShares lowers the largest shares to a common level. It lowers the last few of them by one more, so that the sum
+// is the target.
 func lowerShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {
@@ -92,8 +92,8 @@ func lowerShares(shares []shardShare, target int64) {
 	}
 }
 
-// raiseShares raises the smallest shares to a common level, and the first few of them by one more, so that the sum is
-// the target.
+// raiseShares raises the smallest shares to a common level. It raises the first few of them by one more, so that the
+// sum is the target.
 func raiseShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {

@@ -149,7 +149,7 @@ func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	return s.Client.Patch(ctx, want, base)
 }
 
-// PatchLocked is Patch for a change that must not be written if anything else has changed the object.
+// PatchLocked does the same as Patch, but always fails if another client has changed the object.
 func (s *Scope) PatchLocked(ctx context.Context, was, want client.Object) error {
 	return s.Client.Patch(ctx, want, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}))
 }

@@ -214,7 +214,7 @@ func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change
 	return m.setInstanceLocked(i, since)
 }
 
-// setInstanceLocked is setInstance without a new change number. The caller must hold mu.
+// setInstanceLocked does the same as setInstance, but takes no new change number. The caller must hold mu.
 func (m *mirror) setInstanceLocked(i *nstancev1.InstanceStatus, since uint64) []Change {
 	id := i.GetInstanceId()
 	have, ok := m.instances[id]
