@@ -62,9 +62,9 @@
 //	                      it has heard from its agent (size.go).
 //	25 backoff            After failed creations, a group creates nothing for 1 s to 5 min, then fewer instances at a
 //	                      time (backoff.go).
-//	26 unhealthy guard    While more than max_unhealthy of a group, or 40 % of the shard, is silent, fails a health
-//	                      check or is unhealthy in a load balancer, no such instance is replaced, and no registration
-//	                      is overdue (rule 7) (guard.go).
+//	26 unhealthy guard    While more than max_unhealthy of a group, or more than three instances and 40 % of the
+//	                      shard, are silent, fail a health check or are unhealthy in a load balancer, no such instance
+//	                      is replaced, and no registration is overdue (rule 7) (guard.go).
 //	27 drain              Before its termination, a running VM is drained until an operator acknowledges the drain or
 //	                      its deadline comes (rule 21) (drain.go).
 //	28 terminate          After the drain, the VM is terminated. If the provider still has it a minute later, it is

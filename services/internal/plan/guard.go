@@ -59,10 +59,10 @@ func (h ShardHealth) Exceeds() bool {
 	return h.Silent > max(shardMinimum, shardLimit.Of(h.Running))
 }
 
-// exceedsLimit is rule 26: too many instances run but are silent, fail a health check or are unhealthy in a load
-// balancer. The limits are max_unhealthy of the group, and 40 % (at least 3) of the shard. Above one of them, a
-// partition or a fault that new VMs would share is more likely than dead VMs. So no such instance is replaced. VMs that
-// the provider reports as ended are still replaced.
+// exceedsLimit is rule 26. It reports whether more than max_unhealthy of the group, or more than three instances and
+// 40 % of the shard, are silent, fail a health check or are unhealthy in a load balancer. Then a partition between
+// agents and server, or a fault that new VMs would share, is more likely than dead VMs, so none of them is replaced.
+// VMs that the provider reports as ended are still replaced.
 func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
