@@ -4,8 +4,8 @@
 //
 // Invariant: two processes never hold authority at the same time, as long as the rates of their clocks differ by less
 // than a tenth and the clocks count while the machine sleeps. A process replaces the lock (record.Lock) only if the
-// store still has the token that the process read. The invariant rests on these rules, in which a lease and a promise
-// stand for their lengths:
+// store still has the token that the process read. The invariant rests on the following rules. In them, 0.95 leases
+// means 0.95 times the length of a lease, and the same holds for promises:
 //
 //   - A leader acts until 0.95 leases after it began to send its last confirmed renewal. Another process writes the
 //     lock only after it has seen the same token for 1.06 leases, unless the lock is released or the holder's machine
@@ -16,7 +16,7 @@
 //     0.95 to 1.05 and a promise of length P:
 //     leader stops ≤ t(sent) + 0.95 P / 0.95 = t(sent) + P < t(received) + 1.1 P / 1.05 ≤ heir writes.
 //   - While the result of a leader's write is unknown, the old or the new version may be in the store. The leader acts
-//     only as long as the lease and the heir's promise of both versions allow.
+//     only as long as both versions permit it, each by its lease and by the promise of its heir.
 //
 // The heir is a process, not a server: a restarted server has another incarnation and waits for the whole lease.
 package election
@@ -55,7 +55,7 @@ type Identity struct {
 	Addresses record.LockAddresses
 }
 
-// Peer returns the ID and the incarnation of this process, by which other processes know it.
+// Peer returns the ID and the incarnation of this process. Other processes identify it by these two.
 func (i Identity) Peer() Peer { return Peer{ID: i.ID, Incarnation: i.Incarnation} }
 
 // Options are the settings of `leader_election`.
@@ -70,8 +70,8 @@ type Options struct {
 	PeerLease time.Duration
 	// PeerInterval is the time between two heartbeats of the leader, at most a quarter of PeerLease.
 	PeerInterval time.Duration
-	// HeirLease and HeirRenew replace Lease and Renew in a lock with an heir. 0 means 90 s and 30 s, or Lease and Renew
-	// if those are longer.
+	// HeirLease and HeirRenew are used instead of Lease and Renew while the lock names an heir. 0 means 90 s and 30 s,
+	// or Lease and Renew if those are longer.
 	HeirLease, HeirRenew time.Duration
 	// HeirProbation is how long a standby must answer every heartbeat before it becomes heir. 0 means 10 s.
 	HeirProbation time.Duration
@@ -124,8 +124,8 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// RequestTimeout is the time after which a request to the store counts as failed. Three attempts fit between the time
-// at which a renewal is due and the end of the leader's authority.
+// RequestTimeout is the time after which a request to the store counts as failed. After a renewal is due, the leader
+// has time for three attempts before its authority ends.
 func (o Options) RequestTimeout() time.Duration { return o.Lease / 8 }
 
 // authorityPeriod is how long a leader may act after it began to send a renewal or an answered heartbeat.
@@ -136,6 +136,6 @@ func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/2
 // true time, which is less.
 func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
-// promiseHold is how long a standby keeps a promise. The margin covers clocks that differ in speed, and a few
-// milliseconds of transmission. A promise is short, so the margin is a larger share of it than in takeoverWait.
+// promiseHold is how long a standby keeps a promise. The extra tenth covers clocks that differ in speed, and a few
+// milliseconds of transmission. takeoverWait adds only 6 %: a lease is longer, so the milliseconds matter less.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

@@ -36,8 +36,8 @@ type Elector struct {
 	justRead  bool         // the lock was read in this very step
 	readBegan Instant      // when the last read began
 	readAt    Instant      // when the next read is due
-	// phaseKnown means that phase is set. phase is the time at which the process began a read that found a changed
-	// token. The leader's next renewal is due one renewal interval after phase.
+	// phase is the time at which the process began the read that found a changed token. It is set only if phaseKnown is
+	// true. The leader's next renewal is due one renewal interval after phase.
 	phaseKnown bool
 	phase      Instant
 
@@ -105,8 +105,8 @@ func (e Elector) ActUntil() (Instant, uint64) {
 // Holder returns the lock as last read. ok is false if there was no lock.
 func (e Elector) Holder() (lock record.Lock, ok bool) { return e.seen.lock, e.seen.presence == present }
 
-// WithMarks returns a copy of e. The copy writes the given marks into its locks (see record.Lock). The marks must
-// include those of every lock that e has read.
+// WithMarks returns a copy of e that writes the given marks into its locks (see record.Lock). The caller must include
+// the marks of every lock that e has read.
 func (e Elector) WithMarks(marks string) Elector {
 	e.marks = marks
 	return e
@@ -181,8 +181,8 @@ func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 	return e, d
 }
 
-// answerConfirms answers the waiting Confirm inputs. A request to the store has just proved that this process holds the
-// lock.
+// answerConfirms answers the waiting Confirm inputs. Call it when a request to the store has proved that this process
+// holds the lock.
 func (e *Elector) answerConfirms(d *Decision) {
 	if e.role == Leader && e.confirmPending > e.confirmDone {
 		e.confirmDone = e.confirmPending
@@ -258,8 +258,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// If a renewal is due, the renewal also answers a waiting Confirm. If there is an heir, its answer to a
-		// heartbeat answers the Confirm. In both cases no separate read is needed.
+		// A waiting Confirm needs a read only if nothing else will prove that the lock is held. A renewal proves it if
+		// one is due. If there is an heir, its answer to a heartbeat proves it.
 		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}
@@ -274,8 +274,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return read, e.retryAt
 		}
 		if takeAt := e.takeoverTime(); takeAt <= max(now, e.readAt) {
-			// An absent lock has no token that could show a change: a lock may have been written and deleted since the
-			// last read.
+			// A standby sees by the token whether a lock has changed. If the lock is absent, there is no token. Another
+			// process may have written and deleted a lock since the last read, so read again.
 			if e.seen.presence == absent && !e.justRead {
 				return read, max(takeAt, e.retryAt)
 			}
@@ -286,8 +286,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 }
 
 // delayRetry delays the next request after a failed one. The delay starts at a twentieth of the renewal interval and
-// doubles, up to the interval. For a leader it doubles only up to a quarter of the interval, because its lease runs
-// out. A hash of the incarnation spreads the retries of standbys.
+// doubles with each failure, up to the whole interval. A leader waits for at most a quarter of the interval, because
+// its lease expires. A hash of the incarnation spreads the retries of standbys.
 func (e *Elector) delayRetry(now Instant) {
 	wait := e.opt.Renew / 20 << min(e.failures, 5)
 	e.failures++

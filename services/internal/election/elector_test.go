@@ -206,7 +206,8 @@ func seenFirstAt3(t *testing.T, lock record.Lock) *driver {
 		d.at(3, LockRead{lock, "x"})
 		return d
 	}
-	// An elector that has just started asks about the holder's machine immediately, because the lock may be old.
+	// An elector that has just started does not know how old the lock is. So it asks immediately about the machine of
+	// the lock's holder.
 	d.at(3, LockRead{lock, "x"}, AskMachine{lock.Machine})
 	d.at(3, MachineAnswer{MachineRunning})
 	return d
@@ -386,8 +387,8 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		// The holder has renewed the lock twice, so the elector has forgotten the lost link. It asks about the machine
-		// again when the next renewal is overdue.
+		// After two renewals, the elector no longer takes the end of its link to the holder as a sign of failure. It
+		// asks about the machine again only when the next renewal is overdue.
 		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
@@ -420,8 +421,8 @@ func TestTakeoverSettledTooLateGivesNoAuthority(t *testing.T) {
 	d.actsUntil(20, 6)
 }
 
-// The elector sent a write at 0 s. Before the write took effect, another process had led, and that process's lock had
-// been deleted. That process may not know yet that its lock is gone.
+// The elector sends a write at 0 s that takes effect late. Before that, another process led, and its lock was deleted.
+// The other process may not know yet that its lock is gone.
 func TestTakeoverAfterTheLockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})
@@ -639,8 +640,8 @@ func TestRequestsPerHourWithoutFaults(t *testing.T) {
 	}
 }
 
-// TestFailoverTimes checks the times in docs/concepts/election.md between the end of a leader and the authority of a
-// follower. The leader is killed at a random time, or stops.
+// TestFailoverTimes checks the failover times in docs/concepts/election.md. A failover begins when a leader is killed
+// or stops, at a random time. It ends when a follower has authority.
 func TestFailoverTimes(t *testing.T) {
 	kill := func(sim *electionSimulation, a *node, state MachineState) {
 		a.state = state

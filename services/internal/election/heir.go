@@ -3,7 +3,8 @@ package election
 import "time"
 
 const (
-	// maxLinks is the number of standbys that a leader tracks. Further standbys wait for a free place.
+	// maxLinks is the maximum number of standbys that a leader tracks. Another standby must wait until a tracked one
+	// leaves.
 	maxLinks = 4
 	// maxHeartbeats is the number of heartbeats that a leader remembers. A promise that answers an older heartbeat is
 	// ignored.
@@ -14,8 +15,9 @@ const (
 type standbyLink struct {
 	peer Peer
 	up   bool
-	// promised: the standby has made a promise in this term. promisedFrom is when the leader began to send the newest
-	// heartbeat that the standby answered. answersSince is when the standby's unbroken series of answers began.
+	// promised is true if the standby has made a promise in this term. promisedFrom is when the leader began to send
+	// the newest heartbeat that the standby answered. answersSince is when the standby's unbroken series of answers
+	// began.
 	promised     bool
 	promisedFrom Instant
 	answersSince Instant
@@ -29,14 +31,14 @@ type heartbeatLog struct {
 	nextAt Instant
 }
 
-// earliestNext returns the earliest time at which the next heartbeat may be sent. The next heartbeat may be due later.
-// The limit keeps each heartbeat in the log as long as standbys may still answer it.
+// earliestNext returns the earliest time at which the leader may send another heartbeat. The log holds a fixed number
+// of heartbeats. The minimum interval keeps each heartbeat in the log as long as standbys may still answer it.
 func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }
 
-// heartbeatInterval is the time between heartbeats. The leader keeps its heir even if one heartbeat or its answer is
-// lost.
+// heartbeatInterval is the time between heartbeats. It is so short that the leader keeps its heir even if one heartbeat
+// or its answer is lost.
 func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, o.PeerLease/4) }
 
 // heirTimeout is the maximum age of the heir's newest promise. When the promise is older, the leader writes a lock that
@@ -46,8 +48,8 @@ func (o Options) heartbeatInterval() time.Duration { return min(o.PeerInterval, 
 func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
 // authorityEnd returns the time until which a leader may act, and what ends its authority: the storage lease or the
-// heir's promise. While the result of a write is unknown, the store may hold the old or the new version. So both leases
-// and both heirs count.
+// heir's promise. While the result of a write is unknown, the store may hold the old or the new version of the lock.
+// The authority then ends with the first lease or promise of the two versions that ends.
 func (e *Elector) authorityEnd() (Instant, Reason) {
 	until, reason := e.leaseFrom.Add(authorityPeriod(e.lease)), ReasonExpired
 	heirs := [2]Peer{e.heir}
@@ -66,8 +68,8 @@ func (e *Elector) authorityEnd() (Instant, Reason) {
 	return until, reason
 }
 
-// promiseEnd returns when the leader must treat the newest promise of a standby as ended. The promise's time starts
-// just before the leader sent the heartbeat. Without a promise, promiseEnd returns 0.
+// promiseEnd returns the time at which the leader must treat the newest promise of a standby as ended. A promise counts
+// from just before the leader sent the heartbeat that the promise answers. Without a promise, promiseEnd returns 0.
 func (e *Elector) promiseEnd(standby Peer) Instant {
 	if l := e.findLink(standby); l != nil && l.promised {
 		return l.promisedFrom.Add(authorityPeriod(e.opt.PeerLease))
@@ -117,9 +119,9 @@ func (e *Elector) dropLink(now Instant, peer Peer) {
 	}
 }
 
-// chooseHeir returns the heir that the lock should name: the present heir while it answers, or else the standby that
-// has answered for the longest time, if that is at least HeirProbation. Without such a standby it returns the zero
-// Peer.
+// chooseHeir returns the heir that the lock should name. The present heir remains while it answers. Otherwise the heir
+// is the standby that has answered for the longest time, at least for HeirProbation. If there is no such standby,
+// chooseHeir returns the zero Peer.
 func (e *Elector) chooseHeir(now Instant) Peer {
 	var next *standbyLink
 	for i := range e.links {
@@ -229,8 +231,9 @@ func (e *Elector) resetPromises() {
 	e.heartbeats.nextAt = 0
 }
 
-// offerHandover ends the heir's promise instead of releasing the lock, so that the takeover is the only write. If the
-// heir does not answer within PeerLease, this process reads the lock, and releases the lock if it still holds it.
+// offerHandover tells the heir that this leader has stopped, so that the heir can take over immediately. The lock need
+// not be released first, which saves a write. If the heir does not answer within PeerLease, this process reads the
+// lock, and releases the lock if it still holds it.
 func (e *Elector) offerHandover(now Instant, d *Decision) {
 	if l := e.findLink(e.heir); e.heir != (Peer{}) && l != nil && l.up && e.chooseHeir(now) == e.heir {
 		d.add(Send{To: e.heir, Message: Handover{Leader: e.self.Peer(), Standby: e.heir, Term: e.term}})

@@ -17,10 +17,10 @@ import (
 // order of these events up to a depth:
 //
 //   - Time advances to the next wake-up of an elector.
-//   - An elector wakes up, or does not because it is paused.
+//   - An elector wakes up, or stays asleep because its process is paused.
 //   - A message arrives once, twice, late, or never.
 //   - A request reaches the store, and its answer arrives or is lost.
-//   - A write lands after its sender has given it up.
+//   - A write takes effect after its sender has stopped waiting for it.
 //   - A process crashes and restarts as another process.
 //   - A link breaks.
 //   - A leader is asked to stop.
@@ -42,7 +42,7 @@ type model struct {
 
 const modelMail = 3
 
-// budget holds how often each event may still happen.
+// budget is how many more times each kind of event may happen.
 type budget struct{ crashes, releases, breaks, twice, lost, late int }
 
 type modelProc struct {
@@ -400,7 +400,8 @@ func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	return m, x.until(&m, ready, func(*model) {})
 }
 
-// until runs the model without faults until ready returns true. It calls hurt before each step.
+// until runs the model without faults of its own until ready returns true. Before each step it calls hurt, which may
+// cause a fault.
 func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model)) error {
 	for range 10_000 {
 		if hurt(m); ready(m) {
@@ -506,8 +507,8 @@ var modelBeginnings = map[string]func(x *explorer) (model, error){
 	},
 }
 
-// TestHeirModel tries all sequences up to a depth from several initial states, once for each of the two clocks running
-// fast.
+// TestHeirModel tries all sequences of events up to a depth, from several initial states. It does so twice: with the
+// first process's clock fast and the second's slow, and the other way round.
 func TestHeirModel(t *testing.T) {
 	opt := Options{Lease: 4 * time.Second, Renew: 2 * time.Second, HeirLease: 12 * time.Second,
 		HeirRenew: 6 * time.Second, HeirProbation: time.Second,

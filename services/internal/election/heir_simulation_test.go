@@ -10,8 +10,8 @@ import (
 // way is a direction between two machines.
 type way struct{ from, to *node }
 
-// wire is a follower's connection to the process that holds the lock. It ends with the process at either end. Messages
-// on it may be reordered.
+// wire is a follower's connection to the process that holds the lock. The connection ends when one of the two processes
+// ends. Messages on it may be reordered.
 type wire struct {
 	follower, leader         *node
 	followerLife, leaderLife int
@@ -53,7 +53,7 @@ func (sim *electionSimulation) dial(n *node) {
 	}))
 }
 
-// ofLife returns a function that calls the function do only if the node still runs the same process.
+// ofLife returns a function for later. That function calls do only if the node's present process has not ended by then.
 func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	life := n.life
 	return func() {
@@ -63,7 +63,7 @@ func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	}
 }
 
-// hangUp ends a connection. The leader notices that only after the given time.
+// hangUp ends a connection. The follower notices the end immediately, and the leader only after the given time.
 func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 	if wire.down {
 		return
@@ -77,8 +77,8 @@ func (sim *electionSimulation) hangUp(wire *wire, after time.Duration) {
 		sim.after(0, sim.ofLife(n, func() { sim.give(n, LeaderLinkDown{Leader: wire.peer}) }))
 	}
 	sim.after(after, sim.ofLife(wire.leader, func() {
-		// If a newer connection of the same process has replaced this one, the leader does not notice that this one
-		// ended.
+		// If the same follower process has connected again to the same leader, the leader does not notice the end of
+		// the old connection.
 		if newer := wire.follower.wire; newer == nil || newer == wire || newer.down || newer.peer != wire.peer ||
 			wire.follower.life != wire.followerLife {
 			sim.give(wire.leader, LinkDown{Peer: self})
@@ -119,8 +119,8 @@ func (sim *electionSimulation) process(peer Peer) *node {
 
 func (sim *electionSimulation) cut(from, to *node) bool { return sim.cuts[way{from, to}] > sim.now }
 
-// cutOff loses messages between a node and another one for a while, in one or both directions, or ends their
-// connection.
+// cutOff loses messages between a node and another one for a while, in one or both directions. Sometimes it also ends
+// their connection.
 func (sim *electionSimulation) cutOff(n *node) {
 	other := sim.nodes[sim.rng.IntN(len(sim.nodes))]
 	until := sim.now + sim.between(100*time.Millisecond, 30*time.Second)
@@ -278,7 +278,7 @@ func TestHeirTimes(t *testing.T) {
 			most time.Duration
 		}{
 			// The bound is the sum of the promise, its margin and the latency of a write. If the heir does not know the
-			// last renewal, the latencies of another write and a read are added.
+			// last renewal, it needs a read and a second write, and their latencies are added.
 			{"killed", vanish(MachineRunning), promiseHold(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), promiseHold(lease) + 400*time.Millisecond},
 			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 250 * time.Millisecond},
@@ -333,8 +333,8 @@ func TestRequestsPerHourWithHeir(t *testing.T) {
 	}
 }
 
-// The end of a follower does not end the leadership. The leader removes that follower from the lock before the
-// follower's promise ends.
+// TestHeirEnds checks that the end of the heir's process does not end the leadership. The leader must remove the heir
+// from the lock before the heir's promise ends.
 func TestHeirEnds(t *testing.T) {
 	for _, state := range []MachineState{MachineRunning, MachineTerminated} {
 		for seed := range uint64(50) {

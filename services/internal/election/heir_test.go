@@ -59,8 +59,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 	return WriteLock{Lock: lock, Condition: objstore.IfToken(token)}
 }
 
-// named returns a driver in which process a leads from 0 s, and its follower, process b, answers in 10 ms. The driver
-// stops at 10.25 s, before heartbeat 42 and before the lock names b as heir.
+// named returns a driver in which process a leads from 0 s. Its follower, process b, answers each heartbeat within 10
+// ms. The driver stops at 10.25 s. At that time, heartbeat 42 is due, and so is a lock that names b as heir.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)
@@ -122,7 +122,8 @@ func TestUnsettledHeirNeedsBothLeases(t *testing.T) {
 	d := named(t)
 	lock, token := v(4)
 	d.at(10.25, Tick{}, Send{peerB, beatAt(42, 3)}, writeOf(lock, "t3"))
-	// The leader's write gets no answer while the heir keeps promising. The previous lease ends at 19.5 s.
+	// The heir keeps promising, but the leader's write gets no answer. The leader's authority from the last confirmed
+	// renewal ends at 19.5 s.
 	for beat := uint64(42); beat < 79; beat++ {
 		at := 10.25 + float64(beat-42)/4
 		d.at(at+0.01, beatAt(beat, 3).promise())

@@ -19,12 +19,12 @@ type (
 		Lock  record.Lock
 		Token objstore.Token
 	}
-	// LockAbsent means that there is no lock. It carries the highest term in any record of the shard, or 0 if there is
-	// none.
+	// LockAbsent means that there is no lock. HighestTerm is the highest term in any record of the shard, or 0 if there
+	// is none.
 	LockAbsent struct{ HighestTerm uint64 }
 	// LockUnreadable means that this program cannot decode the lock. Such a lock is never taken over.
 	LockUnreadable struct{ Token objstore.Token }
-	// ReadFailed says nothing about the lock.
+	// ReadFailed means that the read gave no result: the state of the lock is unknown.
 	ReadFailed struct{}
 
 	// LockWritten answers WriteLock, as do WriteConflict and WriteUnknown.
@@ -40,7 +40,8 @@ type (
 	// Confirm asks for proof that this process still holds the lock. The proof must be younger than the request. Seq
 	// rises by one with each request.
 	Confirm struct{ Seq uint64 }
-	// ConfigApplied names the configuration that the leader applied. The next renewal carries it.
+	// ConfigApplied reports which configuration the leader has applied. The next renewal writes that ETag into the
+	// lock.
 	ConfigApplied struct{ ETag string }
 	// TermSeen means that a record of this term was found.
 	TermSeen struct{ Term uint64 }
@@ -89,8 +90,8 @@ const (
 type Peer = record.LockHeir
 
 // Message is what one process sends to another over a link. For the receiver it is an Input. Messages may be lost,
-// late, repeated and out of order. Each names both processes and the term, so that a message for an earlier process has
-// no effect. All messages are comparable values.
+// late, repeated and out of order. Each message contains the IDs of both processes and the term, so a message to a
+// process that has since been restarted has no effect. All messages are comparable values.
 type Message interface {
 	Input
 	message()
@@ -130,8 +131,8 @@ type (
 	// LinkDown means that a standby's process can no longer be reached.
 	LinkDown struct{ Peer Peer }
 
-	// LeaderLinkDown means that this process has lost its link to a leader. The standby then reads the lock and asks
-	// about the leader's machine.
+	// LeaderLinkDown means that this standby has lost its link to a leader. It then reads the lock and asks about the
+	// leader's machine.
 	LeaderLinkDown struct{ Leader Peer }
 )
 
@@ -154,7 +155,7 @@ type Action interface{ action() }
 type (
 	// ReadLock asks for one read of the lock. At most one ReadLock or WriteLock is unanswered at a time.
 	ReadLock struct{}
-	// WriteLock asks for one conditional put. The same Version of the lock always means the same bytes.
+	// WriteLock asks for one conditional put. Two locks with the same Version have the same bytes.
 	WriteLock struct {
 		Lock      record.Lock
 		Condition objstore.Condition

@@ -9,8 +9,8 @@ import (
 )
 
 // TestMutants runs the tests of this package with each mutant and expects a failure. The model and the simulation must
-// find every mutant, with one exception. They would find the mutants about writes with an unknown result only by luck.
-// Other tests must find those.
+// find all mutants except those about writes with an unknown result. They would find these only by luck, so other tests
+// must find them.
 func TestMutants(t *testing.T) {
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {

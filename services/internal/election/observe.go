@@ -40,8 +40,8 @@ type brokenLink struct {
 	renewed bool
 }
 
-// recordLeaderLinkDown makes a standby read the lock and ask about its holder's machine immediately. The heir does
-// neither: it waits for the end of its promise, which comes sooner.
+// recordLeaderLinkDown makes a standby read the lock and ask about the machine of the lock's holder, both immediately.
+// The heir does neither: it waits until its promise to the leader ends, which is sooner.
 func (e *Elector) recordLeaderLinkDown(now Instant, leader Peer) {
 	if e.role != Standby || !e.isHolder(leader) || e.isHeir() {
 		return
@@ -59,8 +59,8 @@ func (e *Elector) isHolder(p Peer) bool {
 		p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
 }
 
-// linkToHolderBroken reports whether the link to the lock's holder has ended. It returns false again after a heartbeat
-// of the holder, or after the holder's second renewal since then.
+// linkToHolderBroken reports whether the link to the lock's holder has ended. A heartbeat of the holder makes it false
+// again, and so does the second renewal after the end of the link.
 func (e *Elector) linkToHolderBroken() bool { return e.isHolder(e.broken.leader) }
 
 // observe records what is under the lock's key.
@@ -71,7 +71,8 @@ func (e *Elector) observe(now Instant, s observedLock) {
 		first := e.seen.presence == notRead
 		e.phaseKnown, e.phase = !first, e.readBegan
 		e.failures = 0
-		// An answer about a machine is valid for one token only. The next question waits until a renewal is overdue.
+		// An answer about a machine is valid for one token only, and the token has changed. Ask again only when a
+		// renewal is overdue.
 		e.machine = machineCheck{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
 		e.seen = s
 		switch {
@@ -81,8 +82,8 @@ func (e *Elector) observe(now Instant, s observedLock) {
 			e.broken.renewed = true
 		}
 		if first || e.linkToHolderBroken() {
-			// A process that has just started does not know the age of the lock: the holder's machine may have been
-			// terminated hours ago.
+			// Ask immediately if the link to the holder has ended, or if this process has just started. In the latter
+			// case, the age of the lock is unknown: the holder's machine may have been terminated hours ago.
 			e.machine.askAt = now
 		}
 	}
@@ -93,7 +94,7 @@ func (e *Elector) observe(now Instant, s observedLock) {
 	e.readAt = e.nextReadTime(now)
 }
 
-// takeoverTime returns when a standby may write the lock if the lock does not change after the last read.
+// takeoverTime returns when a standby may write the lock. It assumes that the lock has not changed after the last read.
 func (e *Elector) takeoverTime() Instant {
 	switch e.seen.presence {
 	case present:
@@ -101,9 +102,9 @@ func (e *Elector) takeoverTime() Instant {
 		if lock.Released || e.machine.gone {
 			return e.seen.since
 		}
-		// The lock names this standby itself as the holder after an ended leadership, or after a takeover whose success
-		// the standby learned too late. If the takeover's write required the absence of a lock, another process may
-		// have led before that write landed. That process's lock was deleted, and the process may not know it yet.
+		// The lock can name this standby itself as the holder. Either its leadership has ended, or it learned too late
+		// that its takeover had succeeded. If the takeover required that no lock existed, another process may have led
+		// before the write took effect. The lock of that process was deleted, and the process may not know this yet.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.createdRevision {
 				return e.seen.since.Add(takeoverWait(e.longestLease))
@@ -118,16 +119,15 @@ func (e *Elector) takeoverTime() Instant {
 		if e.highestTerm == 0 { // the shard never had a leader
 			return e.seen.since
 		}
-		// The lock was deleted, and its holder may not know yet.
+		// The lock was deleted. Its holder may not know this yet and may still act, so wait.
 		return e.seen.since.Add(takeoverWait(e.longestLease))
 	}
 	return Never
 }
 
 // nextReadTime returns when a standby reads the lock again. The first read comes just before the next renewal is due.
-// Frequent reads follow, so that the standby sees the renewal soon after it was written. This matters because the
-// takeover wait counts from the time at which the standby saw the last renewal. While a renewal is overdue, the reads
-// become rarer.
+// Frequent reads follow, so that the standby sees the renewal soon after it was written. The sooner it sees a renewal,
+// the sooner its takeover wait begins. While a renewal is overdue, the reads become rarer.
 func (e *Elector) nextReadTime(now Instant) Instant {
 	if e.seen.presence != present {
 		return now.Add(e.opt.Renew)
@@ -158,8 +158,8 @@ func (e *Elector) askMachine(now Instant, d *Decision) {
 	d.add(AskMachine{Machine: machine})
 }
 
-// recordMachineAnswer records the provider's answer. The answer counts only if the token has not changed since the
-// question.
+// recordMachineAnswer records the provider's answer about the machine of the lock's holder. It ignores the answer if
+// the lock's token has changed since the elector asked.
 func (e *Elector) recordMachineAnswer(now Instant, state MachineState) {
 	m := &e.machine
 	m.asking = false

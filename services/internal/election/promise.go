@@ -1,7 +1,7 @@
 package election
 
-// givenPromise is a standby's promise not to write the lock before a given time (until). The promise is for the leader
-// of one term. A promise that was made to an earlier leader can only make until later.
+// givenPromise is a standby's promise not to write the lock before the time `until`. The promise is for the leader of
+// one term. A promise to an earlier leader remains in force, so a new promise never makes `until` earlier.
 type givenPromise struct {
 	to    Peer
 	term  uint64
@@ -46,8 +46,8 @@ func (e *Elector) acceptHandover(now Instant, h Handover) {
 	}
 }
 
-// isHeir reports whether the lock that was seen last names this process as heir, and this process knows what it has
-// promised to the holder. A restarted process does not know: the lock names its earlier incarnation.
+// isHeir reports whether the lock that was seen last names this process as heir, and this process has made a promise to
+// the holder in this term. A restarted process is not the heir: the lock names its earlier incarnation.
 func (e *Elector) isHeir() bool {
 	lock := e.seen.lock
 	return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term

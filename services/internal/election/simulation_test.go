@@ -22,9 +22,9 @@ var (
 	stateCount = flag.Int("election.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// An electionSimulation runs several electors with one lock. Its time is true time, from which each node's clock
-// differs by an offset and by up to 5 % in speed. The seed determines all faults: answers are lost, writes land late,
-// processes pause, crash and restart, machines end, and people delete the lock.
+// An electionSimulation runs several electors with one lock. The simulation counts in true time. Each node's clock
+// differs from true time by an offset and by up to 5 % in speed. The seed determines all faults: answers are lost,
+// writes land late, processes pause, crash and restart, machines end, and people delete the lock.
 type electionSimulation struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)
@@ -49,8 +49,8 @@ type electionSimulation struct {
 	lostAt                  time.Duration
 
 	cuts map[way]time.Duration // until when messages in a direction are lost
-	// These are counters: heirs of lock versions that name an heir, inherited of takeovers by heirs, and yields of
-	// handover messages.
+	// Three counters: heirs counts versions of the lock that name an heir, inherited counts takeovers by heirs, and
+	// yields counts handover messages.
 	heirs, inherited, yields int
 }
 
@@ -139,7 +139,7 @@ func (sim *electionSimulation) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(f*f*float64(high-low))
 }
 
-// runUntil runs the simulation until the true time end.
+// runUntil runs the simulation until true time reaches end.
 func (sim *electionSimulation) runUntil(end time.Duration) {
 	for sim.err == nil && len(sim.events) > 0 && sim.events[0].at <= end {
 		ev := heap.Pop(&sim.events).(event)
@@ -313,8 +313,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A process that has led must not leave its lock unreleased. This does not apply to a takeover that the process
-		// gave up, which may still take effect later.
+		// A process that has led must have released the lock of its term. It need not release the lock of a takeover
+		// that it gave up, because that write may still take effect later.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -373,7 +373,7 @@ func (sim *electionSimulation) read() Input {
 	return LockRead{Lock: sim.lock.lock, Token: sim.lock.token}
 }
 
-// write executes one conditional put in the store. The token is the content, as in S3.
+// write executes one conditional put in the store. The token depends only on the content, as in S3.
 func (sim *electionSimulation) write(a WriteLock) Input {
 	current := objstore.Token("")
 	if sim.lock != nil {
@@ -546,8 +546,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	sim.faults = faults{}
 	sim.trace("%v peace", sim.now)
 
-	// Late writes land within 20 s, pauses end within 30 s, and processes are back within 40 s. Then the longest lease
-	// passes on a slow clock, and the leader's code takes up to 3 s to end.
+	// By this time, late writes have landed (20 s), pauses have ended (30 s), and processes are back (40 s). In
+	// addition, a standby waits for the longest lease on a slow clock, and a leader's code takes up to 3 s to end.
 	settled := peace + 45*time.Second + time.Duration(float64(takeoverWait(longest))/0.95) + 10*time.Second
 	sim.runUntil(settled)
 	if sim.err == nil && sim.leader() == nil {

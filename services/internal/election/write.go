@@ -5,8 +5,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// pendingWrite is a write with an unknown result: unanswered, or answered by WriteUnknown. In the latter case only a
-// changed token settles it.
+// pendingWrite is a write with an unknown result: it has no answer yet, or the answer was WriteUnknown. After
+// WriteUnknown, the result is unknown until a read finds another token.
 type pendingWrite struct {
 	lock      record.Lock
 	condition objstore.Condition
@@ -61,7 +61,7 @@ func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) 
 		}
 		e.promise = givenPromise{}
 	}
-	// If a standby learns only after its lease that its write succeeded, it holds the lock without authority. It then
+	// A standby may learn only after its lease that its write succeeded. It then holds the lock without authority, and
 	// writes the lock again (see takeoverTime).
 	e.answerConfirms(d)
 }
@@ -94,7 +94,7 @@ func (e *Elector) recordWriteUnknown(now Instant) {
 	e.delayRetry(now)
 }
 
-// abandonWrite gives up a write with an unknown result. The write may still succeed: the next read will tell.
+// abandonWrite gives up a write with an unknown result. The write may still succeed, so the lock must be read next.
 func (e *Elector) abandonWrite() {
 	if e.write.attempts == 0 {
 		return

@@ -17,7 +17,7 @@ type placement struct {
 }
 
 // placements returns the combinations of type and subnet that are worth a try in the market (spot or on-demand), in
-// order of preference. For each of the other combinations, refused says why it is not worth a try.
+// order of preference. refused has the other combinations, each with the reason why it is not worth a try.
 func (x *Executor) placements(group config.Group, first string, spot bool) (places []placement, refused []string) {
 	now := x.Env.Now()
 	for _, t := range append([]string{first}, group.InstanceTypes...) {
@@ -54,7 +54,7 @@ type capacity struct {
 	full    map[string]bool
 }
 
-// refusal is why and when the provider refused a placement.
+// refusal records that the provider refused a placement, why, and when.
 type refusal struct {
 	why string
 	at  time.Time

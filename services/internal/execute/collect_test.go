@@ -64,8 +64,8 @@ func TestConfirmOrphan(t *testing.T) {
 	})
 }
 
-// TestConfirmOrphanOfAReservation checks that a VM is adopted if it belongs to a reservation that no list has returned
-// yet.
+// TestConfirmOrphanOfAReservation checks that a VM is adopted if the bucket has its reservation, even if no list of the
+// bucket has returned the reservation yet.
 func TestConfirmOrphanOfAReservation(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		vm := b.stray()

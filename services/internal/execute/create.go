@@ -133,8 +133,8 @@ type order struct {
 // try. The planner decides whether the instance is still wanted. The next create tries the next placement.
 var errElsewhere = errors.New("refused for lack of capacity; another placement is left")
 
-// attempt tries the first of the placements. After a refusal, the ID cannot be used again: other placements mean other
-// parameters, and those need another idempotency key.
+// attempt tries the first of the placements. After a refusal, the ID cannot be used again: a request for another
+// placement has other parameters, and needs another idempotency key.
 func (x *Executor) attempt(ctx context.Context, group config.Group, places []placement, refused []string,
 	o order) error {
 	if group.Refused != "" {
@@ -315,8 +315,8 @@ func throttledMessage(err error) string {
 	return message
 }
 
-// errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. The deletion
-// then looks up the result of the create calls.
+// errWithdrawn means that the instance was marked for deletion, or was lost, before the provider answered. The executor
+// looks up the result of the create calls when it deletes the instance.
 var errWithdrawn = errors.New("deleted while it was being created")
 
 // recordTombstoneRefused writes a tombstone after a definite refusal, so that the ID is not used again. If the
@@ -342,7 +342,8 @@ func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why 
 	})
 }
 
-// takeReservation returns the reservation for one placement, from the pool if it has one left.
+// takeReservation returns the reservation for one placement. It takes one from the pool. If the pool is empty, it
+// writes a new one.
 func (x *Executor) takeReservation(ctx context.Context, group config.Group, o order) (shardstate.Reservation, error) {
 	if o.onDemand != nil {
 		return *o.onDemand, nil

@@ -37,7 +37,8 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	})
 }
 
-// countFailures returns a function that returns the error classes of the creations that failed so far.
+// countFailures starts to record the failed creations. The function that it returns lists the error classes of the
+// creations that failed since then.
 func (b *bench) countFailures() func() string {
 	var classes []string
 	b.CreateFailed = func(class string) {
@@ -107,7 +108,7 @@ func TestCreate(t *testing.T) {
 		if len(delays) != 1 || delays[0] != 0 || b.pending() != 0 || b.backoff().Failures != 0 {
 			t.Errorf("entered after %v, %d pending, back-off %+v", delays, b.pending(), b.backoff())
 		}
-		// The pool is refilled in the background.
+		// The executor must have refilled the pool in the background.
 		if n := b.State.ReservationsLeft(pool); n != execute.ReservePool {
 			t.Errorf("%d reservations", n)
 		}
@@ -194,7 +195,8 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestCreateRefusedAfterALostAnswer checks that a refusal proves nothing about the calls before it.
+// TestCreateRefusedAfterALostAnswer checks that a VM is found if the first call created it without an answer, and the
+// repeated call was refused.
 func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, unmade := b.reserve(), b.reserve()
@@ -307,7 +309,8 @@ func TestCreateRefusedAndRegistered(t *testing.T) {
 	})
 }
 
-// TestCreateRefusedAfterThrottling checks that a refusal proves nothing about the attempts before a throttled one.
+// TestCreateRefusedAfterThrottling checks that a VM is found if a throttled attempt created it and the next attempt was
+// refused.
 func TestCreateRefusedAfterThrottling(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made := b.reserve()
@@ -386,7 +389,7 @@ func TestCreateNotPermitted(t *testing.T) {
 	})
 }
 
-// TestCreateElsewhere checks that a create after a refusal takes the next placement, under another ID.
+// TestCreateElsewhere checks that the create after a refused create uses the next placement, under another ID.
 func TestCreateElsewhere(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range execute.ReservePool {
@@ -548,8 +551,8 @@ func TestCreateWaitsForAuthority(t *testing.T) {
 	})
 }
 
-// TestCreateCutOff checks that the executor leaves the record alone if the leadership ends during the create call. The
-// next leader settles it.
+// TestCreateCutOff checks that the executor does not change the record if the leadership ends during the create call.
+// The next leader finds out whether the VM exists.
 func TestCreateCutOff(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -627,8 +630,8 @@ func TestCreateIsNotRepeatedForADeletedInstance(t *testing.T) {
 	})
 }
 
-// TestRegisteredWhileCreated checks that nothing is lost if the agent registers before the provider's answer is
-// recorded.
+// TestRegisteredWhileCreated checks that the record has the data of both the registration and the create if the agent
+// registers before the provider's answer is recorded.
 func TestRegisteredWhileCreated(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()
@@ -722,7 +725,7 @@ func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 		_ = b.CreateOnDemand(t.Context(), group, b.newID(), "", nil)
 		b.wait()
 
-		// After a recent refusal nothing is written, and the same ID can be used later.
+		// While the only placement counts as refused, nothing is written, and the same ID can be used later.
 		id := b.newID()
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, execute.ErrNoCapacity) {
 			t.Error(err)
@@ -736,7 +739,7 @@ func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 			t.Error(err)
 		}
 
-		// The reservation is written but not used, so garbage collection settles it.
+		// The call fails after it has written the reservation. Garbage collection then settles the unused reservation.
 		id = b.newID()
 		b.render = errTest
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, errTest) {
@@ -790,8 +793,9 @@ func TestRefill(t *testing.T) {
 	})
 }
 
-// TestRefillKeepsItsAlert checks that a failing refill raises its alert once and resolves it when the writes succeed.
-// Attempts with other messages, and a refill of another pool of the tenant, change nothing about the alert.
+// TestRefillKeepsItsAlert checks that a failing refill raises its alert once, and resolves the alert when the writes
+// succeed. Further failures with other messages do not affect the alert, nor does a refill of another pool of the
+// tenant.
 func TestRefillKeepsItsAlert(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		mends := time.Now().Add(5 * time.Minute)

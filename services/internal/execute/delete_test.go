@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
-		// A second mark changes neither the state nor the deadline.
+		// Marking the instance again changes neither its state nor its deadline.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
 		if again := b.read(id); again.Revision != rec.Revision || !again.DeleteDeadline.Equal(deadline) {
@@ -42,7 +42,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("back-off %+v", b.backoff())
 		}
 
-		// Another writer changed the record, so the plan was based on an old version.
+		// Another writer has changed the record since the plan was made. The executor must not mark the instance.
 		id = b.serving()
 		other, token, _ := b.State.Record(id)
 		other.Image, other.Revision = "other", other.Revision+1
@@ -194,8 +194,8 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 	})
 }
 
-// TestForget checks that an instance leaves its load balancers before its tombstone is written, because nothing removes
-// it from them after that.
+// TestForget checks that an instance is removed from its load balancers before its tombstone is written. After that,
+// nothing would remove the instance from them.
 func TestForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb"} })
@@ -349,7 +349,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 
-		// The store's answer is lost, late or indeterminate.
+		// The store's answer to a write is lost, the write takes effect late, or the answer is indeterminate.
 		for name, fault := range map[string]mem.Fault{"lost": {Lost: true}, "late": {Late: 3},
 			"indeterminate": {Err: objstore.ErrIndeterminate}} {
 			n := 0

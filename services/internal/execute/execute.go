@@ -40,9 +40,9 @@ type Authority interface {
 
 // Store is the durable store of instances.
 type Store interface {
-	// PutInstance writes a record if token is still its version, and finds out the result if the write got no clear
-	// answer. token "" means that the record must not exist. It fails with *clusterstate.SupersededError if the version
-	// differs.
+	// PutInstance writes a record if token is still the token of the stored record. If token is "", there must be no
+	// record. If the store gives no clear answer, PutInstance finds out the result. It fails with
+	// *clusterstate.SupersededError if the stored version is another one.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
 	// GetInstance reads one record. It fails with objstore.ErrNotFound if there is none.
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)
@@ -137,8 +137,8 @@ func (x *Executor) Do(ctx context.Context, group config.GroupKey, action plan.Ac
 	x.State.End(action.Instance, err)
 }
 
-// groupActions are the actions of a group's plan except Create. work says what an instance is busy with during the
-// action.
+// groupActions are the actions of a group's plan except Create. work is what the State reports as the instance's
+// current work during the action.
 var groupActions = map[plan.Kind]struct {
 	work  plan.Work
 	apply func(*Executor, context.Context, config.GroupKey, plan.Action) error
@@ -152,7 +152,7 @@ var groupActions = map[plan.Kind]struct {
 	plan.Settle:    {plan.Creating, (*Executor).settleUsed},
 }
 
-// Work returns what an instance is busy with during an action.
+// Work returns what the State reports as an instance's current work during an action.
 func Work(kind plan.Kind) plan.Work { return groupActions[kind].work }
 
 func faultKind(err error) plan.AlertKind {
@@ -182,7 +182,7 @@ func (x *Executor) confirm(ctx context.Context) error {
 	return x.Permit(ctx)
 }
 
-// await waits until the leader may start a provider call. It fails with ctx's error.
+// await waits until the leader may start a provider call. It fails if ctx ends first.
 func (x *Executor) await(ctx context.Context) error {
 	for {
 		err := x.Permit(ctx)
@@ -196,8 +196,8 @@ func (x *Executor) await(ctx context.Context) error {
 }
 
 // mark makes the intent to delete durable. If the record has changed since the plan was made, mark changes nothing, and
-// the planner plans the group again. The plan may be old: a leader with an heir can act for more than a minute without
-// the bucket, and other instances of the group may be gone by then.
+// the planner plans the group again. A leader with an heir can act for more than a minute without the bucket. The plan
+// may be that old, and other instances of the group may be gone by now.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}

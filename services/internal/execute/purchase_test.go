@@ -16,8 +16,8 @@ func noSpot(call mock.Call) mock.Outcome {
 	return mock.Outcome{}
 }
 
-// TestSpotFallsBack checks that a spot instance is bought on demand after every placement was refused, and that the
-// plan and the record tell how it was bought.
+// TestSpotFallsBack checks that an instance is bought on demand after every placement was refused for a spot instance.
+// The plan and the record must show how the instance was bought.
 func TestSpotFallsBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.script = noSpot
@@ -39,8 +39,8 @@ func TestSpotFallsBack(t *testing.T) {
 	})
 }
 
-// TestReturnToSpotIsRefused checks that an attempt to return to spot without capacity buys nothing and does not make
-// the group back off.
+// TestReturnToSpotIsRefused tries to return to spot instances while there is no spot capacity. The attempts must create
+// no instance, and must not make the group back off.
 func TestReturnToSpotIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.script = noSpot

@@ -16,8 +16,8 @@ import (
 // ErrGone means that the State no longer holds the instance: it was deleted.
 var ErrGone = errors.New("instance is gone")
 
-// errNotYet means that an action must wait for something else. The action is tried again like a failed action, but does
-// not count as a failure.
+// errNotYet means that an action must wait for something else. The executor tries the action again, as after a failure,
+// but does not count a failure.
 var errNotYet = errors.New("not yet")
 
 // Update changes an instance's record by compare and swap. It applies the function change to the newest known version.
@@ -56,8 +56,8 @@ func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.
 			return record.Instance{}, err
 		}
 		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
-			// The record is absent or older than the known one, or the store refused the write although the version
-			// matched. In each case, another program has changed the bucket.
+			// Another program has changed the bucket: the record is absent, or older than the known one, or the store
+			// refused the write although the version matched.
 			return record.Instance{}, err
 		}
 		x.State.PutRecord(superseded.Record, superseded.Token)

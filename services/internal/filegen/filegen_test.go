@@ -180,7 +180,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took returns the input in as it is after the instance has stored the files of result.
+// took returns the input that follows `in` after the instance has stored the files of result.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {
@@ -377,8 +377,8 @@ func TestFilesToSendAgain(t *testing.T) {
 	}
 }
 
-// TestCertificateOfALongerTTL checks that new certificates last at most 90 days. A longer one that a former version
-// issued stays until it is due for renewal.
+// TestCertificateOfALongerTTL checks that new certificates last at most 90 days. If a former version issued a
+// certificate for a longer time, that certificate stays until it is due for renewal.
 func TestCertificateOfALongerTTL(t *testing.T) {
 	w := newTestGenerator(t)
 	shard := *w.shard.Load()
@@ -407,7 +407,8 @@ func TestCertificateOfALongerTTL(t *testing.T) {
 	}
 }
 
-// TestAgentsTrustTheClustersCAOnly checks that the boot script, which writes what the agent trusts, has no workload CA.
+// TestAgentsTrustTheClustersCAOnly checks that the boot script contains no workload CA. The agent trusts every CA in
+// the boot script.
 func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	w := newTestGenerator(t)
 	w.group.Userdata.Content = "{{ .Nonce }}\n{{ .Cluster.CACert }}"
@@ -421,8 +422,8 @@ func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	}
 }
 
-// TestWorkloadCAStarts checks a cluster that was in use when its workload CA was made. The CA is announced before it
-// signs certificates. Certificates that the cluster's CA signed stay until they are due for renewal.
+// TestWorkloadCAStarts adds the first workload CA to a cluster that already has certificates. The CA is announced
+// before it signs certificates. Certificates that the cluster's CA signed stay until they are due for renewal.
 func TestWorkloadCAStarts(t *testing.T) {
 	w := newTestGenerator(t)
 	notice := 240 * time.Hour
@@ -627,7 +628,8 @@ func secretOf(result Result) string {
 	return ""
 }
 
-// Several callers wait for one read, and the context of the caller that reads ends. The other callers do not fail.
+// TestSharedReadOutlivesItsFirstCaller checks that callers which wait for the read of another caller do not fail when
+// that caller's context ends.
 func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 	m := memory{ttl: time.Minute, now: time.Now, entries: map[string]*entry{}}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -704,7 +706,7 @@ func TestMachine(t *testing.T) {
 		t.Errorf("%v %v", two, err)
 	}
 
-	// The variables of an on-demand instance do not change those of its group.
+	// The variables that were given to an on-demand instance do not change the variables of its group.
 	rec := w.rec
 	rec.OnDemand, rec.Vars = true, map[string]string{"role": "special"}
 	m, err = w.Machine(ctx, w.group, rec)

@@ -37,7 +37,7 @@ type Have struct {
 	SHA256              string // hexadecimal
 	Error               string // why the file is not stored correctly; empty: it is
 	NotBefore, NotAfter time.Time
-	// Basis is the [File.Basis] with which this content was sent. It is empty if it is no longer known.
+	// Basis is the [File.Basis] of this file when it was sent to the agent. It is empty if it is no longer known.
 	Basis string
 }
 
@@ -54,7 +54,8 @@ type Input struct {
 	RuntimeHash string
 	// Keys are the public keys that the agent submitted (PKIX, DER), by name.
 	Keys map[string][]byte
-	// KeySums are the hexadecimal SHA-256 of the public keys that the agent reported, by name. Nil means unknown.
+	// KeySums are the hexadecimal SHA-256 sums of the public keys that the agent reported, by name of the key. KeySums
+	// is nil if they are unknown.
 	KeySums map[string]string
 }
 
@@ -215,8 +216,8 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
 		result: Result{Names: set.names}}
 	run.data.Claimed = in.Claimed
-	// Templates that were written before there were workload CAs put only CACert into their trust files. So CACert
-	// holds the cluster's CA and the workload CAs when files are rendered.
+	// Older templates, from before the first workload CAs, put only CACert into their trust files. So CACert contains
+	// the cluster's CA and also the workload CAs when files are rendered.
 	run.data.Cluster.CACert += run.data.Cluster.WorkloadCACert
 	var errs []error
 	for i := range set.files {
@@ -311,8 +312,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// Compute the basis before the lifetime is limited. Otherwise the basis of a longer certificate that a former
-	// version issued would differ, and the certificate would be replaced.
+	// Limit the lifetime only after the basis was computed. The basis of a longer certificate from a former version
+	// would differ from a basis with the limited lifetime, and the certificate would be replaced.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)

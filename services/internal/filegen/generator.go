@@ -26,7 +26,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// maxCompiled is the limit of compiled configurations in memory. A shard uses fewer at the same time.
+// maxCompiled is the maximum number of compiled configurations in memory. It is more than a shard uses at the same
+// time.
 const maxCompiled = 512
 
 // Shard is the part of the configuration that files and VMs of all groups share.
@@ -43,14 +44,14 @@ type Shard struct {
 
 // Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
-	// WorkloadCAs sign certificates, each from its start time. Before the first start time, the cluster's CA signs
-	// certificates.
+	// Each of WorkloadCAs signs certificates from its start time on. Before the first start time, CA, the cluster's CA,
+	// signs them.
 	CA          authority.CA
 	WorkloadCAs authority.WorkloadCAs
 	NonceKey    authority.NonceKey
 	// Secrets supplies the content of secret files. The generator remembers it for CacheTTL, so Secrets needs no cache.
 	Secrets secretstore.Store
-	// ReadFile reads an object of the bucket under files/. The name omits that prefix.
+	// ReadFile reads an object of the bucket whose key begins with "files/". The name is the rest of the key.
 	ReadFile func(ctx context.Context, name string) ([]byte, error)
 	CacheTTL time.Duration // cluster.secrets.cache_ttl; 0: no caching
 	Rand     io.Reader     // crypto/rand.Reader except in tests; must be safe for concurrent use
@@ -81,7 +82,8 @@ func New(options Options) *Generator {
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
 // Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
-// within the last hour. Creates in these groups then wait neither for the compilation nor for the scripts.
+// within the last hour. After that, a create in these groups does not have to wait for the compilation or for the
+// scripts.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true})
 }
@@ -106,8 +108,8 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 		errs = append(errs, err)
 		m, err := g.machine(&group)
 		if err == nil && m.source != nil {
-			// The script's key in the bucket is rendered with the values that all instances of the group share. If the
-			// key contains an instance's ID, the script is read when that instance is created.
+			// Render the script's key in the bucket with the values that all instances of the group share. If the key
+			// depends on an instance's ID, the script is read only when that instance is created.
 			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
 				Address{}), allowed)
 		}
@@ -165,7 +167,7 @@ func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() 
 	return made, nil
 }
 
-// object reads an object of the bucket, named by a rendered template.
+// object reads an object of the bucket. Its key is the result of a rendered template.
 func (g *Generator) object(ctx context.Context, key string, allowed age) ([]byte, error) {
 	if err := config.ValidateStorageSource(key); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// Machine is the request to the provider for one VM. Its fields are those of execute.Machine.
+// Machine is the request to the provider for one VM. It has the same fields as execute.Machine.
 type Machine struct {
 	Args     map[string]any
 	Userdata []byte // holds the nonce: must not be logged
@@ -80,8 +80,8 @@ func (g *Generator) render(ctx context.Context, shard *Shard, group *config.Grou
 	return out, nil
 }
 
-// Image returns the ID of the image that the arguments of a group's VMs use. images holds image IDs by name. Image
-// returns "" if the arguments use none of these images.
+// Image returns the ID of the image that the arguments of a group's VMs use. images maps the names of images to their
+// IDs. Image returns "" if the arguments use none of these IDs.
 func (g *Generator) Image(group config.Group, images map[string]string) (string, error) {
 	shard := g.shard.Load()
 	if shard == nil {

@@ -10,13 +10,13 @@ import (
 const (
 	// maxMemory is the limit of remembered content, in bytes.
 	maxMemory = 64 << 20
-	// maxStale is the maximum age for callers that prefer an old version to waiting.
+	// maxStale is the maximum age of content for callers that accept an old version rather than wait.
 	maxStale = time.Hour
 )
 
 // age limits the age of a remembered answer.
 type age struct {
-	// after, if set, excludes answers that were read at or before that time.
+	// after, if set, is a time: only answers that were read later may be used.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool
@@ -82,7 +82,8 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 			return nil, ctx.Err()
 		case <-under.done:
 		}
-		// Another caller read the content, and that caller's context ended. Read again with this caller's context.
+		// The caller that read the content failed because its context ended. Read again with the context of this
+		// caller.
 		if errors.Is(under.err, context.Canceled) || errors.Is(under.err, context.DeadlineExceeded) {
 			continue
 		}

@@ -48,8 +48,8 @@ func (p *Probe) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, reason)
 }
 
-// maxVisitors is the maximum number of open connections. It counts the connections of probes, scrapers and people
-// together. A further connection closes the oldest one, so that idle connections never block a probe.
+// maxVisitors is the maximum number of open connections of all clients together: probes, scrapers and people. A
+// connection beyond the maximum closes the oldest one, so that idle connections never block a probe.
 const maxVisitors = 256
 
 // visitors tracks the open connections.

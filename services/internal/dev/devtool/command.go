@@ -51,7 +51,7 @@ The demo has a directory, ports and a tmux server of its own, so it runs beside 
 of "nstance-dev up". It exits 0 only if every step did what it should. It leaves nothing
 behind, unless you pass --keep.`
 
-// settings are what the subcommands share.
+// settings are the values that all subcommands of nstance-dev use.
 type settings struct {
 	root      string // of the repository
 	terraform string // path of tofu or terraform

@@ -90,7 +90,7 @@ func (d *demo) play(ctx context.Context) error {
 	return nil
 }
 
-// openErrors returns the errors that the servers reported to the operator.
+// openErrors returns the error events that the demo has received from the servers as an operator.
 func (d *demo) openErrors() error {
 	if d.operator == nil {
 		return nil
@@ -137,7 +137,7 @@ func (d *demo) awaitFirstLeader(ctx context.Context) (err error) {
 	return d.awaitLeader(ctx, started)
 }
 
-// awaitLeader waits for the leader of a later term and notes its election.
+// awaitLeader waits until a server becomes leader in a later term than d.term. It adds the election to the timeline.
 func (d *demo) awaitLeader(ctx context.Context, since time.Time) error {
 	line, err := d.stack.AwaitLine(ctx, "became leader", d.term)
 	if err != nil {
@@ -165,8 +165,8 @@ func (d *demo) awaitRegistration(ctx context.Context) error {
 	return nil
 }
 
-// noteInstance notes when an instance was created and registered. The times count from the given moment, or from the
-// instance's create call if that moment is zero.
+// noteInstance adds the creation and the registration of an instance to the timeline. If since is not zero, both times
+// are shown relative to since. If since is zero, the registration is shown relative to the create call.
 func (d *demo) noteInstance(i *nstancev1.InstanceStatus, since time.Time) error {
 	id, err := ident.ParseID(i.GetInstanceId())
 	if err != nil {
@@ -227,8 +227,8 @@ func (d *demo) destroyShard(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// No server deletes the election lock, because another server may hold it. Servers that stop after the destroy
-	// write their last part of the journal.
+	// The journal and the election lock may remain. Servers that stop after the destroy still write to the journal, and
+	// no server deletes the lock, because another server may hold it.
 	objects = slices.DeleteFunc(objects, func(key string) bool {
 		return strings.HasPrefix(key, keys.JournalPrefix(local.Shard))
 	})

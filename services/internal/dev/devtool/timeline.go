@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Sources of the times in a timeline. The demo reads its own clock only for its own actions, never for how long it
-// waited for something.
+// Sources of the times in a timeline. The demo reads its own clock only for its own signals and requests. All other
+// times come from the program that caused the event.
 const (
 	fromStore    = "object store" // modification time of the object
 	fromServer   = "server"       // event, record or log line of a server
@@ -23,7 +23,7 @@ type moment struct {
 	at     time.Time
 	what   string
 	source string
-	// since is the moment from which the elapsed time is shown; zero: none is shown.
+	// since is the time from which the shown duration counts. If since is zero, no duration is shown.
 	since time.Time
 }
 

@@ -16,7 +16,8 @@ import (
 // runTimeout bounds one run of "up", and the destroy of "down".
 const runTimeout = 2 * time.Minute
 
-// bringUp starts what does not run yet and applies examples/local. What it starts keeps running.
+// bringUp starts the programs of the cluster that do not run yet, and applies examples/local. The programs keep running
+// after bringUp returns.
 func bringUp(ctx context.Context, s settings) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, runTimeout, fmt.Errorf("timeout after %v; the logs are in temp/log",
 		runTimeout))
@@ -66,7 +67,7 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	defer operator.Close()
-	// Without this call, a leader that already ran would read the new configuration only after minutes.
+	// A leader that already ran before the apply would otherwise read the new configuration only minutes later.
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
 	}
@@ -83,8 +84,8 @@ func bringUp(ctx context.Context, s settings) error {
 
 func identityDir(stack *local.Stack) string { return filepath.Join(stack.Dir, "operator") }
 
-// connectOperator registers an operator, for which it needs the encryption key of the example. If the user has rotated
-// that key, connectOperator uses the operator of an earlier run.
+// connectOperator registers an operator with the example's encryption key. If that fails because the user has rotated
+// the key, connectOperator uses the operator of an earlier run.
 func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, error) {
 	operator, err := stack.ConnectAs(ctx, identityDir(stack))
 	if err != nil {
@@ -95,7 +96,8 @@ func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, 
 	return operator, err
 }
 
-// programStarter returns a function that starts a program unless it runs.
+// programStarter returns a function that starts a program. The function starts nothing if the map running has the
+// program.
 func programStarter(out io.Writer, running map[string]int) func(string, func() (*local.Process, error)) error {
 	return func(name string, start func() (*local.Process, error)) error {
 		return runStep(out, "Starting "+name, func() (string, error) {

@@ -75,7 +75,7 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 			return err
 		}
 	}
-	// The first leader makes the cluster's CA, which signs the identity.
+	// The first leader makes the cluster's CA. That CA signs the identity of the operator.
 	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 	return printLibvirtAdvice(s, stack, identity)
 }
 
-// guestVersion is the name of the guest in the storage pool.
+// guestVersion is the name of the VM image in the storage pool.
 const guestVersion = "1"
 
 // startLibvirtd starts the cluster's libvirtd unless libvirtd runs already. It first empties libvirtd's directory,

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// showUntilConverged shows groups and instances until every group has its size in healthy instances. On a terminal it
-// redraws the tables in place; elsewhere it prints them once, at the end.
+// showUntilConverged shows groups and instances until every group is complete (see converged). On a terminal it redraws
+// the tables in place. Elsewhere it prints them once, at the end.
 func showUntilConverged(ctx context.Context, out io.Writer, stack *local.Stack, operator *local.Operator) error {
 	terminal := false
 	if file, ok := out.(*os.File); ok {
@@ -50,7 +50,7 @@ func showUntilConverged(ctx context.Context, out io.Writer, stack *local.Stack, 
 	}
 }
 
-// converged reports whether every group has its size in healthy instances.
+// converged reports whether there are groups and every group has as many instances as it should have, all healthy.
 func converged(groups []*nstancev1.GroupStatus) bool {
 	for _, g := range groups {
 		if g.GetActualSize() != g.GetSize() || g.GetHealthy() < g.GetSize() {

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// refuseWebPages refuses requests that a browser sends for a web page. Such a request has an Origin header, or a
-// Sec-Fetch-Site header that marks it as sent by a page (https://www.w3.org/TR/fetch-metadata). Or it names a host that
-// an attacker's DNS server can resolve to this machine. Other programs use an IP address or localhost, or name no host,
-// as HTTP/1.0 permits.
+// refuseWebPages refuses requests that a browser sends for a web page. Some of them have an Origin header, or a
+// Sec-Fetch-Site header that marks them as sent by a page (https://www.w3.org/TR/fetch-metadata). Others name a host
+// that an attacker's DNS server can resolve to this machine. Programs other than browsers use an IP address or
+// localhost, or name no host, as HTTP/1.0 permits.
 func refuseWebPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		site := r.Header.Get("Sec-Fetch-Site")

@@ -66,7 +66,7 @@ func (s *sizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile
 	return reconcile.Result{}, nil
 }
 
-// TestController runs a real controller-runtime manager with leader election against dev-k8s. The objects are of
+// TestController runs a real controller-runtime manager with leader election against dev-k8s. It uses the types of
 // Nstance's CRDs and of Cluster API. During the test, the manager's connection is cut and dev-k8s is restarted.
 func TestController(t *testing.T) {
 	t.Parallel()
@@ -167,8 +167,8 @@ func TestController(t *testing.T) {
 	wire.cut(addr)
 	sized("workers--dev-1", 5)
 
-	// The file that was edited above has no owner reference. Restore the reference, so that the group and its machine
-	// are deleted with the owner.
+	// The edit of the file has removed the owner reference of this group. Restore the reference, so that the group and
+	// its machine are deleted with the owner.
 	g := of("workers--dev-1")
 	before := g.DeepCopy()
 	if err := controllerutil.SetControllerReference(pool, g, types); err != nil {
@@ -187,7 +187,7 @@ func TestController(t *testing.T) {
 		}
 		return of("workers--dev-1") == nil && len(list.Items) == 0
 	})
-	// Cluster API reads CRDs as metadata only, and finds its contract versions in their labels.
+	// Cluster API reads only the metadata of CRDs. The labels of a CRD tell it the contract versions.
 	crd := &metav1.PartialObjectMetadata{}
 	crd.SetGroupVersionKind(owned("apiextensions.k8s.io", "CustomResourceDefinition").gvk())
 	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil ||

@@ -22,8 +22,8 @@ import (
 
 const (
 	suffix = ".json"
-	// tempPath is the file that is being written. Writes hold the store's lock, so one name is enough, and a crash
-	// leaves at most one such file.
+	// tempPath is the path of a file that is being written. Each writer holds the store's lock, so one path is enough.
+	// After a crash, at most one such file remains.
 	tempPath = ".new"
 )
 
@@ -75,7 +75,7 @@ func (s *store) begin() error {
 			return err
 		}
 	}
-	// Cluster API finds the versions that implement its contracts in the labels of CRDs.
+	// Create the CRDs. From the labels of a CRD, Cluster API learns which version implements which contract.
 	// https://cluster-api.sigs.k8s.io/developer/providers/contracts/overview
 	for _, r := range resources {
 		if !r.custom {
@@ -109,8 +109,8 @@ func definition(r *resource) map[string]any {
 	}
 }
 
-// ensure creates an object if there is none. An unreadable file at its path does not prevent the start; other code
-// reports it.
+// ensure creates an object if there is none. If the file at the object's path is unreadable, ensure returns nil: take
+// reports the file.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {
@@ -125,7 +125,8 @@ func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	return err
 }
 
-// scan lists the files of objects below a directory, relative to the root, including files that were deleted.
+// scan lists the files of objects below a directory, relative to the root. It includes the files of objects in memory,
+// even if these files no longer exist.
 func (s *store) scan(dir string) (names []string) {
 	err := fs.WalkDir(s.root.FS(), dir, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {

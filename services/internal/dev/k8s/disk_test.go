@@ -48,7 +48,7 @@ func TestFiles(t *testing.T) {
 		b.GetUID() != a.GetUID() {
 		t.Errorf("after an edit: %v", b)
 	}
-	// An edit by rename, as editors do it, without the fields that the server added.
+	// Editors write another file and rename it. The new content lacks the fields that the server added.
 	put(t, `{"spec":{"replicas":4}}`, dir, "machinepools/default/.a.swp")
 	if err := os.Rename(filepath.Join(dir, "machinepools/default/.a.swp"), file); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestFiles(t *testing.T) {
 	// The file is valid again.
 	put(t, `{"spec":{"replicas":5}}`, file)
 	expect(t, w, "MODIFIED a")
-	// A new UID makes it another object with the same name.
+	// With a new UID, the file describes another object of the same name. The old object is deleted.
 	put(t, `{"metadata":{"uid":"0b4a6d9e-8c1f-4f9e-9a53-0a3c1d3b2f10"}}`, file)
 	expect(t, w, "DELETED a", "ADDED a")
 	// Files and directories are removed.
@@ -113,7 +113,7 @@ func TestFiles(t *testing.T) {
 	if !got["DELETED before"] || !got["DELETED z"] {
 		t.Errorf("after the directory was removed: %v", got)
 	}
-	// A file in a new directory with the removed name is an object again.
+	// The removed directory is created again, and a file in it becomes an object.
 	put(t, `{}`, dir, "machinepools/default/again.json")
 	expect(t, w, "ADDED again")
 }
@@ -204,7 +204,7 @@ func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	if _, ok := s.get(pools, k); ok {
 		t.Error("it was not deleted")
 	}
-	// The server does not know the object, but half of a file exists at its path.
+	// The server does not know the object, but an incomplete file exists at its path.
 	put(t, `{`, file)
 	if err := set("five"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("a creation on top of half a file: %v", err)

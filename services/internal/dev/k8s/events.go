@@ -2,7 +2,7 @@ package k8s
 
 import "maps"
 
-// Two API groups have the same events with different field names. They are stored in the form of the core group.
+// Two API groups serve the same events, but with different field names. The store uses the names of the core group.
 // https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/
 var eventFields = map[string]string{ // Field names of events.k8s.io and their names in the core group.
 	"note":                     "message",
@@ -14,7 +14,7 @@ var eventFields = map[string]string{ // Field names of events.k8s.io and their n
 	"deprecatedCount":          "count",
 }
 
-// shows converts a stored object to the form of this resource. The result shares nested values with the stored object.
+// shows converts a stored object to an object of resource r. The result shares nested values with the stored object.
 func (r *resource) shows(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o

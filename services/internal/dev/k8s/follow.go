@@ -19,8 +19,8 @@ const (
 	absenceTime = 250 * time.Millisecond
 )
 
-// follower reports users' changes of files to the store. Events only name the files to read; after lost events it reads
-// all files.
+// follower passes users' changes of files on to the store. An event of the watcher only says which file to read. If
+// events were lost, the follower reads all files.
 type follower struct {
 	store   *store
 	dir     string
@@ -34,7 +34,8 @@ type deadline struct {
 	missing bool // the file was missing at the last check
 }
 
-// newFollower starts watching, so that no change between the first read of the directory and run is lost.
+// newFollower starts to watch the directory. It must be called before the first read of the directory, so that changes
+// between that read and the call of follower.run are not lost.
 func newFollower(s *store, dir string) (*follower, error) {
 	w, err := fsnotify.NewBufferedWatcher(1000)
 	if err != nil {

@@ -20,8 +20,8 @@ type resource struct {
 	short          []string
 	categories     []string
 	cluster        bool // cluster-scoped
-	// The type is defined by a CRD in a real cluster. Updates need a resource version, and strategic merge patches are
-	// not supported.
+	// custom is true for a type that a CRD defines in a real cluster. Updates of such a type need a resource version.
+	// Strategic merge patches are not supported.
 	custom     bool
 	status     bool // status is a subresource and can only be written through it
 	generation bool // metadata.generation counts changes of the spec
@@ -29,11 +29,11 @@ type resource struct {
 	sub        []subresource
 	fields     []string // Field selectors in addition to metadata.name and metadata.namespace.
 	columns    []column // Columns of `kubectl get` between name and age.
-	// stored is the name of another resource, if the objects are stored under that one.
+	// stored is the name of the resource whose collection stores the objects. It is empty if that is this resource.
 	stored string
 }
 
-// subresource is a subresource that only supports POST.
+// subresource is a subresource of a type that clients can only POST to, such as the eviction of a pod.
 type subresource struct {
 	name string
 	gvk  schema.GroupVersionKind // of its body
@@ -178,7 +178,7 @@ func find(group, version, name string) *resource {
 	return resources[i]
 }
 
-// owned returns the resource of a kind in any version, nil if there is none.
+// owned returns the resource with an API group and a kind, in any version. It returns nil if there is none.
 func owned(group, kind string) *resource {
 	i := slices.IndexFunc(resources, func(r *resource) bool {
 		return r.group == group && r.kind == kind && r.stored == ""
@@ -196,7 +196,8 @@ var (
 	scaleGVK    = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 )
 
-// subresources returns the subresources of r with the types of their bodies and their verbs.
+// subresources returns the subresources of r, each with the type of its request bodies, and the verbs of each
+// subresource.
 func (r *resource) subresources() (list []subresource, verbs [][]string) {
 	if r.status {
 		list, verbs = append(list, subresource{"status", r.gvk()}), append(verbs, changeVerbs)

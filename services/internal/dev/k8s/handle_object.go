@@ -90,7 +90,8 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
 }
 
-// fresh refuses to answer if the client has seen a newer state, as when the directory was restored from a backup.
+// fresh returns an error if the client's version is newer than the store's. This happens if the directory was restored
+// from a backup.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
 func (h *handler) fresh(version string) error {
 	if version == "" {
@@ -113,7 +114,7 @@ func (h *handler) fresh(version string) error {
 func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	query := req.URL.Query()
 	if query.Get("continue") != "" {
-		// Lists are never split into pages, so another process issued the continue token.
+		// dev-k8s never splits a list into pages, so it never issued this continue token. The client must list again.
 		return apierrors.NewResourceExpired("start the list again")
 	}
 	version := query.Get("resourceVersion")

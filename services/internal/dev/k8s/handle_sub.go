@@ -172,7 +172,7 @@ func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// evict deletes a pod unless a disruption budget forbids it.
+// evict deletes a pod unless a PodDisruptionBudget forbids it.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
 	body, err := readObject(req)
@@ -215,8 +215,8 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// budget returns an error if a disruption budget forbids the eviction of a pod. It counts the pods that a budget
-// selects instead of asking their controllers for the wanted number.
+// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod. For the expected number of pods, a
+// real server asks the controllers. budget counts the pods that the PodDisruptionBudget selects.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {

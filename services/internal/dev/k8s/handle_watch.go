@@ -61,8 +61,8 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	if s.control.Flush() != nil {
 		return nil
 	}
-	// Without a version, the watch starts with the current state. A version above the current one is from another
-	// process and ends the watch immediately.
+	// A watch without a version starts with the current state. If the version is above the current one, this store
+	// never issued it, and the watch ends immediately.
 	begins := initial || from == 0 && !query.Has("sendInitialEvents")
 	if current := h.store.currentVersion(); from > current {
 		s.expire()
@@ -128,8 +128,8 @@ type stream struct {
 	rows     bool // the first table was sent, which has the columns
 }
 
-// sendChange sends a change. If the change moves the object into or out of the client's selector, it sends an addition
-// or a deletion.
+// sendChange sends a change to the client. If the object matches the client's selector only after the change,
+// sendChange sends an addition. If it matched only before, sendChange sends a deletion.
 func (s *stream) sendChange(selected selector, c change) bool {
 	before, after := c.before != nil && selected.matches(c.before), c.after != nil && selected.matches(c.after)
 	switch {

@@ -5,9 +5,10 @@
 // Invariants:
 //
 //   - An acknowledged write is complete in its file, even if the process is killed.
-//   - A user's edit of a file becomes the object. No request overwrites a file that has not been or cannot be read.
-//   - Resource versions only grow, also across restarts. A watch delivers every change since its version or fails
-//     with 410.
+//   - If a user edits a file, the object changes. No request overwrites a file that the server has not read or cannot
+//     read.
+//   - Resource versions only grow, also across restarts. A watch delivers every change after the version that the
+//     client names, or fails with 410.
 //   - Names never lead out of the directory.
 package k8s
 

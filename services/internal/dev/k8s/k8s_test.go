@@ -86,7 +86,8 @@ var (
 	machines = owned(capi, "Machine")
 )
 
-// made returns an object of a type. It is in the namespace default if the type is namespaced.
+// made returns an object of resource r with the given content. If r is namespaced, the object is in the namespace
+// "default".
 func made(r *resource, name string, content ...map[string]any) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	for _, c := range content {

@@ -159,7 +159,8 @@ func TestPatches(t *testing.T) {
 	}
 }
 
-// TestConcurrentUpdates checks that concurrent updates lose no increment.
+// TestConcurrentUpdates increments a field from several goroutines at the same time, and checks that no increment is
+// lost.
 func TestConcurrentUpdates(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serveOpenAPI answers the part of OpenAPI that makes `kubectl apply` and `kubectl create` leave validation to the
-// server. It says that a patch of each kind takes the parameter fieldValidation. There are no schemas, so `kubectl
+// serveOpenAPI serves a small part of OpenAPI. It says that patches of every kind take the parameter fieldValidation.
+// That makes `kubectl apply` and `kubectl create` leave validation to the server. There are no schemas, so `kubectl
 // explain` shows nothing.
 func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	if len(path) == 0 || path[0] != "v3" {
@@ -41,7 +41,8 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 		if r.cluster {
 			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
 		}
-		// Strategic merge is not listed. kubectl then creates such a patch from its built-in types instead of a schema.
+		// The strategic merge patch is not among these content types. That makes kubectl compute such patches from its
+		// built-in types instead of from a schema.
 		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
 		paths[path] = map[string]any{"patch": map[string]any{
 			"x-kubernetes-group-version-kind": kind, "parameters": parameter,

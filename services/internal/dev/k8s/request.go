@@ -59,7 +59,8 @@ func parsePath(escaped string) (t target, err error) {
 	default:
 		return t, errNoPath
 	}
-	// namespaces/{name}/status is the status of a namespace. Any other third element is a resource in the namespace.
+	// The path namespaces/{name}/status means the status of a namespace. In every other path, the third element is a
+	// resource in the namespace.
 	if parts[0] == "namespaces" && len(parts) > 2 && (group != "" || parts[2] != "status") {
 		t.namespace, parts = parts[1], parts[2:]
 		if err := checkNamespace(t.namespace); err != nil {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
-// The rules of the Kubernetes API conventions for what a request may change.
+// These rules are from the Kubernetes API conventions. They determine what a request may change.
 // https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md
 
 // checkType refuses a body with another type or name than the path.
@@ -78,7 +78,8 @@ func (s *store) created(r *resource, k key, o map[string]any) error {
 	return nil
 }
 
-// updated returns the next state of an object after an update. An update of a subresource changes nothing else.
+// updated returns the next state of an object after an update. An update through a subresource changes only the part
+// that belongs to the subresource.
 func (s *store) updated(r *resource, k key, sub string, current, wanted map[string]any) (map[string]any, error) {
 	have, want := meta(current), meta(wanted)
 	version, _ := want["resourceVersion"].(string)
@@ -142,7 +143,7 @@ func (s *store) deleted(r *resource, o map[string]any) map[string]any {
 	return o
 }
 
-// normalise makes the changes to the content of some types that a real server makes and that clients rely on.
+// normalise changes objects of some types as a real server does. Clients rely on these changes.
 func normalise(r *resource, o map[string]any) {
 	if r.group != "" {
 		return

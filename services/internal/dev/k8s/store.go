@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// historyLength is the number of changes of one resource that are kept. A watch that is further behind must list again.
+// historyLength is the number of recent changes that are kept of one resource. A watch that needs older changes fails,
+// and the client must list again.
 const historyLength = 1000
 
 // key identifies an object of a resource.
@@ -31,8 +32,8 @@ type object struct {
 	file    []byte // Content of the file when it was last read or written.
 }
 
-// change is a change of one object. before is nil for a creation and after for a deletion. In a deletion, before has
-// the resource version of the deletion.
+// change is a change of one object. `before` is nil for a creation, and `after` is nil for a deletion. In a deletion,
+// the resource version in `before` is the version of the deletion itself.
 type change struct {
 	version       uint64
 	before, after map[string]any
@@ -54,7 +55,8 @@ type store struct {
 	root *os.Root // Rejects all paths and symbolic links that lead out of the directory.
 	dir  string   // For messages.
 
-	// grown receives a signal when an object may have lost its owners, so that collect deletes it.
+	// grown receives a signal when an object may have lost its owners. collect waits for the signal and deletes such
+	// objects.
 	grown chan struct{}
 
 	mu      sync.RWMutex
@@ -131,8 +133,8 @@ func (s *store) list(r *resource, namespace string) (items []map[string]any, ver
 	return items, s.version
 }
 
-// since returns the changes after a version, the version that the caller then knows, and a channel that is closed at
-// the next change. It returns false if changes are missing.
+// since returns the changes after a version, the current version, and a channel that is closed at the next change. It
+// returns false if the history no longer has all these changes.
 func (s *store) since(r *resource, version uint64) (changes []change, now uint64, next <-chan struct{}, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -162,9 +164,9 @@ func (s *store) currentVersion() uint64 {
 // editFunc may change it in place.
 type editFunc func(current map[string]any) (next map[string]any, err error)
 
-// edit changes one object, first in its file and then in memory. It returns the new state, or the last state if the
-// object is gone. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. If the change removes
-// the last finalizer of an object that is being deleted, edit removes the object.
+// edit changes one object, first in its file and then in memory. It returns the new state. If the object is gone, it
+// returns the last state. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. If the change
+// removes the last finalizer of an object that is being deleted, edit removes the object.
 func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

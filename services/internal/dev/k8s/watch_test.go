@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// next waits for an event and returns it, also as "TYPE name".
+// next waits for an event of the watch. It returns the event as text ("TYPE name") and as a value.
 func next(t *testing.T, w watch.Interface) (string, watch.Event) {
 	t.Helper()
 	select {
@@ -159,7 +159,7 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// names holds the last event of each object that an informer received.
+// names maps the name of each object to the last value that an informer received.
 type names struct {
 	mu     sync.Mutex
 	values map[string]string
@@ -223,7 +223,8 @@ func TestInformer(t *testing.T) {
 	write(addr, "b", "1")
 	agree(map[string]string{"a": "2", "b": "1"})
 
-	// While the informer is disconnected, one object is deleted, one changes in its file, and one is created.
+	// While the informer is disconnected, one object is deleted, the file of another one is edited, and a third one is
+	// created.
 	stop()
 	again, stopAgain := start(t, dir)
 	if err := typed(t, again).CoreV1().ConfigMaps("default").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {

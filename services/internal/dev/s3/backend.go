@@ -17,12 +17,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 )
 
-// maxObject is the largest object in bytes. It bounds the memory of an upload. Objects of Nstance are a thousand times
-// smaller.
+// maxObject is the maximum size of an object in bytes. It limits the memory that an upload needs. Objects of Nstance
+// are a thousand times smaller.
 const maxObject = 256 << 20
 
-// backend implements gofakes3.Backend for one bucket in a directory. The directory store checks the conditions of
-// conditional requests, and writes under one lock. gofakes3 calls its methods without a context.
+// backend implements gofakes3.Backend for one bucket. The store, a directory, checks the conditions of conditional
+// requests and makes one write at a time. gofakes3 passes no context to the methods of backend.
 type backend struct {
 	bucket string
 	store  *file.Store
@@ -143,8 +143,8 @@ func (b *backend) PutObject(bucket, key string, meta map[string]string, input io
 	if bucket != b.bucket {
 		return done, gofakes3.BucketNotFound(bucket)
 	}
-	// gofakes3 decodes one kind of chunked upload. For an upload of another kind, it would store the chunk headers as
-	// part of the object.
+	// gofakes3 decodes only one form of chunked upload. In all other forms, it would store the chunk headers as part of
+	// the object.
 	if form := meta["X-Amz-Content-Sha256"]; strings.HasPrefix(form, "STREAMING-") &&
 		form != "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" {
 		return done, gofakes3.ErrorMessage(gofakes3.ErrNotImplemented, "uploads of the form "+form+

@@ -7,7 +7,7 @@
 //
 //   - An acknowledged object is complete in the directory, even if the process is killed.
 //   - An ETag is the MD5 sum of the content. It survives a restart.
-//   - Of several conditional puts on one version, one succeeds.
+//   - If several puts require the same version of an object, only one of them succeeds.
 package s3
 
 import (
@@ -35,7 +35,8 @@ type Options struct {
 	Addr   string // host:port to listen on; port 0 takes a free one
 	Dir    string // holds the bucket's objects directly
 	Bucket string
-	// AccessKeyFile contains the only access key ID that is accepted. Empty: any.
+	// AccessKeyFile contains the only access key ID that is accepted. If AccessKeyFile is empty, every access key ID is
+	// accepted.
 	AccessKeyFile string
 }
 
@@ -137,8 +138,8 @@ func (o Options) accessKey() (string, error) {
 	return key, nil
 }
 
-// requireAccessKey refuses a request if its signer is not the access key ID. The Authorization header, or the query of
-// a presigned URL, names the signer. The signature itself is not checked: the access key ID is the secret.
+// requireAccessKey refuses a request without the access key ID. The ID is in the Authorization header, or in the query
+// of a presigned URL. The signature is not checked: the access key ID itself is the secret.
 func requireAccessKey(key string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, credential, _ := strings.Cut(r.Header.Get("Authorization"), "Credential=")

@@ -77,7 +77,8 @@ func open(t *testing.T, url string) objstore.Store {
 	return s
 }
 
-// client returns a client of the SDK with its default checksums, for calls that objstore does not make.
+// client returns a client of the AWS SDK with the SDK's default checksums. Tests use it for calls that package objstore
+// does not make.
 func client(url string, options ...func(*sdk.Options)) *sdk.Client {
 	return sdk.New(sdk.Options{Region: "us-east-1", Credentials: anyKeys, BaseEndpoint: &url, UsePathStyle: true},
 		options...)
@@ -91,8 +92,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestConformanceOfTwo runs the conformance suite on two servers of one directory. Requests go to the two servers in
-// turn, so the condition of a put must also hold for objects that the other server wrote.
+// TestConformanceOfTwo runs the conformance suite on two servers that share one directory. Requests go to the two
+// servers in turn, so each server must check conditions on objects that the other server wrote.
 func TestConformanceOfTwo(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := start(t, dir)
@@ -144,7 +145,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestStopFinishesRequests checks that a stop waits for a running upload, and that its object is then in the directory.
+// TestStopFinishesRequests checks that a stopping server completes a running upload, and that the uploaded object is in
+// the directory.
 func TestStopFinishesRequests(t *testing.T) {
 	dir := t.TempDir()
 	url, stop := start(t, dir)

@@ -30,8 +30,8 @@ func (c *canned) Do(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(bytes.NewReader(c.body)), ContentLength: int64(len(c.body)), Request: r}, nil
 }
 
-// FuzzAnswer checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. An
-// error must be one line. Its class must not claim more than the answer proves.
+// FuzzAnswer checks that any answer of EC2, or of another server at its address, yields a list of VMs or an error. The
+// error must be one line, and its class must be one that the answer justifies.
 func FuzzAnswer(f *testing.F) {
 	f.Add(200,
 		[]byte(`<DescribeInstancesResponse><reservationSet><item><instancesSet><item><instanceId>i-0123456789abcdef0</instanceId><instanceState><code>16</code><name>running</name>`+
