@@ -10,7 +10,7 @@ import (
 )
 
 // Cloud describes one provider of VMs. Each folder beside this file defines a Cloud in its cloud.go, and the server's
-// main package lists the clouds that its binary supports. Nothing else in the server names a cloud.
+// main package lists the clouds that its binary supports. No other code of the server depends on a particular cloud.
 type Cloud struct {
 	// Config describes the cloud's part of the shard configuration. Its Name is the cloud's name.
 	Config cloud.Block
@@ -42,7 +42,7 @@ type Env struct {
 type Machine struct {
 	// ID is the provider's ID of the machine, or empty if it is not known. The provider never reuses it.
 	ID string
-	// Named reports whether people know the machine by ID. If so, ID is the default for the server's ID.
+	// Named reports whether people use ID as the name of the machine. If so, ID is the default for the server's ID.
 	Named bool
 }
 
@@ -55,16 +55,16 @@ type Configurer interface {
 
 // Attestor is an optional capability: it checks on which VM an agent runs.
 type Attestor interface {
-	// Attest checks a proof that an agent sent. It fails as [Denied] if the proof does not show that the agent runs on
-	// vm. Any other class means that the proof could not be checked: vm is not known well enough yet ([NotFound]), or
-	// the cloud's keys could not be read.
+	// Attest checks a proof that an agent sent. It fails with class [Denied] if the proof does not show that the agent
+	// runs on vm. It fails with another class if the proof could not be checked: not enough is known of vm yet
+	// ([NotFound]), or the cloud's keys could not be read.
 	Attest(ctx context.Context, proof []byte, vm VM) error
 }
 
 // Watcher is an optional capability: it reports changes of VMs when they happen.
 type Watcher interface {
-	// Watch calls changed with the instance of each VM whose state may have changed, even if the VM belongs to another
-	// owner. Such a call proves nothing: the recipient must ask for the VM's state. Watch has no timeout: it returns
-	// when ctx ends.
+	// Watch calls changed with the instance ID of each VM whose state may have changed. The VM may belong to any owner.
+	// Such a call proves nothing: the recipient must ask for the VM's state. Watch has no timeout: it returns when ctx
+	// ends.
 	Watch(ctx context.Context, changed func(ident.ID))
 }

@@ -12,7 +12,7 @@ import (
 type Class string
 
 const (
-	// NotFound means that the provider does not know the VM, at least not yet.
+	// NotFound means that the provider does not know the VM, or does not know it yet.
 	NotFound Class = "not found"
 	// Conflict means that this instance ID was already used, either with other parameters or for a VM that has since
 	// been deleted. The caller should look the VM up by its tag.
@@ -26,8 +26,8 @@ const (
 	Denied Class = "denied"
 	// Invalid means that the request is wrong and will stay wrong.
 	Invalid Class = "invalid"
-	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. After an
-	// indeterminate read, nothing is known.
+	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. If a read
+	// fails with this class, it says nothing about the VM.
 	Indeterminate Class = "indeterminate"
 )
 
@@ -84,7 +84,8 @@ func Wrap(class Class, op string, err error) error {
 	return &Error{Class: class, Op: op, Err: err}
 }
 
-// PartialError is the error of a List that lacks the VMs of some parts of the provider.
+// PartialError is the error of a List that could not read all VMs, for example because one of several hosts did not
+// answer.
 type PartialError struct {
 	// Unlisted are prefixes of provider IDs. A VM whose ID begins with one of them may exist although it is not in the
 	// list.
@@ -100,8 +101,8 @@ func (e *PartialError) Error() string {
 // Unwrap returns the cause.
 func (e *PartialError) Unwrap() error { return e.Err }
 
-// UnlistedBy returns the prefixes of a [PartialError] in err's chain. ok is false if err is another error, after which
-// nothing is known of any VM. For a nil error, ok is true and there are no prefixes.
+// UnlistedBy returns the prefixes of a [PartialError] in err's chain. For a nil error, ok is true and there are no
+// prefixes. For any other error, ok is false: the list then says nothing about any VM.
 func UnlistedBy(err error) (prefixes []string, ok bool) {
 	if err == nil {
 		return nil, true

@@ -1,7 +1,8 @@
-// Package infra owns the boundary to the source of VMs: the Provider interface, its error classes and optional
-// capabilities.
+// Package infra defines how the server talks to a source of VMs: the Provider interface, its error classes and its
+// optional capabilities.
 //
-// Invariant: every call is idempotent and makes no decisions. Implementations live in sub-packages and pass infratest.
+// Invariant: every call is idempotent, and all decisions are left to the caller. Implementations live in sub-packages
+// and pass infratest.
 package infra
 
 import (
@@ -26,8 +27,8 @@ const (
 	Unknown  State = "unknown"
 )
 
-// Alive reports whether the VM runs, is about to run, or has an unknown state. In any other state the VM is gone or
-// ending.
+// Alive reports whether the VM runs, is about to run, or has an unknown state. In any other state the VM has ended or
+// is about to end.
 func (s State) Alive() bool { return s == Pending || s == Running || s == Unknown }
 
 // Owner identifies the cluster and shard that own a VM. It is written as tags, and List filters by both fields.
@@ -44,8 +45,8 @@ type Tags struct {
 	Group, Template, Kind string
 	OnDemand              bool
 	CreatedAt             time.Time
-	// Spot asks for a spot instance in a create request, and says that a VM is one. The leader's decisions use this
-	// field too, although it is in the second block.
+	// In a create request, Spot asks for a spot instance. On a VM, it says that the VM is one. Unlike the other fields
+	// of this block, Spot affects the leader's decisions.
 	Spot bool `json:",omitempty"`
 }
 
@@ -71,10 +72,11 @@ type VM struct {
 	// Addresses are all addresses from which the VM may open connections, private and public, in canonical form. They
 	// are empty if the provider does not know them.
 	Addresses []string
-	// Account is the cloud's account that owns the VM; "": unknown.
+	// Account is the cloud's account that owns the VM. It is empty if it is not known.
 	Account    string
 	LaunchedAt time.Time // the provider's time stamp
-	// EndReason is the provider's text for why the VM ended without a request of the leader; "": unknown.
+	// EndReason is the provider's text that says why the VM ended, unless the leader requested the end. It is empty if
+	// no reason is known.
 	EndReason string
 	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
 	Warning string
@@ -92,7 +94,8 @@ type Provider interface {
 	// Delete requests the deletion of a VM. A nil error means that deletion was requested, not that the VM is gone.
 	// Deleting a VM that is gone is not an error.
 	Delete(ctx context.Context, providerID string) error
-	// Get describes one VM. [NotFound] proves nothing about a VM younger than the provider's consistency window.
+	// Get describes one VM. If the VM is younger than the provider's consistency window, [NotFound] does not prove that
+	// the VM is gone.
 	Get(ctx context.Context, providerID string) (VM, error)
 	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. If parts
 	// of the provider do not answer, such as one of several hosts, it returns the VMs of all others together with a
@@ -112,7 +115,8 @@ type LeaderNetwork interface {
 	Release(ctx context.Context, machineID string) error
 }
 
-// MachineEvidence is an optional capability: it reports the state of the lock holder's machine.
+// MachineEvidence is an optional capability: it reports the state of a server's machine. A standby uses it to find out
+// whether the leader's machine still runs.
 type MachineEvidence interface {
 	// MachineState returns the state of a server's machine. The provider never reuses a machineID.
 	MachineState(ctx context.Context, machineID string) (State, error)
@@ -137,9 +141,10 @@ type InstanceType struct {
 	MemoryMiB int64 // the whole memory, including what firmware and kernel reserve
 }
 
-// LoadBalancers is an optional capability. Both methods are idempotent. Both refuse a VM that is gone or being deleted
-// as Invalid, as Elastic Load Balancing does ("targets are not in a running state"; RegisterTargets, InvalidTarget).
-// Otherwise a late call of a former leader could add a member that nothing would ever remove.
+// LoadBalancers is an optional capability. Both methods are idempotent. For a VM that is gone or being deleted,
+// Register fails with class [Invalid], as Elastic Load Balancing does ("targets are not in a running state";
+// RegisterTargets, InvalidTarget), and Deregister succeeds. If Register accepted such a VM, a late call of a former
+// leader could add a member that nothing would ever remove.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error
@@ -147,9 +152,9 @@ type LoadBalancers interface {
 
 // LoadBalancerHealth is an optional capability: load balancers tell which of their members are healthy.
 type LoadBalancerHealth interface {
-	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. It leaves out VMs that are no
-	// members or are leaving, and those without a verdict yet. The number of calls does not depend on the number of
-	// VMs. After an error, nothing is known of any VM.
+	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. It leaves out VMs that are not
+	// members, that are being removed, or that have no verdict yet. The number of calls does not depend on the number
+	// of VMs. If MemberHealth fails, it says nothing about any VM.
 	MemberHealth(ctx context.Context, lb string, vms []VM) (map[string]MemberHealth, error)
 }
 
@@ -161,7 +166,7 @@ type MemberHealth struct {
 }
 
 // UserdataRemover is an optional capability: it removes the userdata, which holds a nonce, from a VM whose agent has
-// registered. Providers lack it if a VM's userdata cannot be changed.
+// registered. A provider that cannot change a VM's userdata does not have this capability.
 type UserdataRemover interface {
 	// RemoveUserdata removes the userdata of an instance's VM. It is idempotent.
 	RemoveUserdata(ctx context.Context, owner Owner, id ident.ID) error
@@ -179,7 +184,7 @@ type Verifier interface {
 	Verify(ctx context.Context, shard *config.Shard) error
 }
 
-// ImageQuery mirrors the shard configuration's image entry.
+// ImageQuery has the fields of an image entry in the shard configuration.
 type ImageQuery struct {
 	Owners  []string
 	Filters map[string][]string

@@ -32,7 +32,8 @@ func (r CreateRequest) GoString() string { return r.String() }
 // LogValue returns [CreateRequest.String].
 func (r CreateRequest) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
-// MarshalJSON always fails, so that no program stores a request with its nonce. Store [CreateRequest.Digest] instead.
+// MarshalJSON always fails, so that no program stores a request with the nonce in its userdata. Store
+// [CreateRequest.Digest] instead.
 func (r CreateRequest) MarshalJSON() ([]byte, error) {
 	return nil, fmt.Errorf("%s: a create request holds a nonce and is not to be written down", r)
 }

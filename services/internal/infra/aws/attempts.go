@@ -106,8 +106,8 @@ func watch(throttled func(call string)) func(*middleware.Stack) error {
 	}
 }
 
-// limitedError means that the SDK's adaptive retry mode held an attempt back until the deadline, after earlier
-// throttling. The attempt was not sent.
+// limitedError means that an attempt was not sent. After earlier throttling, the SDK's adaptive retry mode delayed the
+// attempt, and the deadline passed during this delay.
 type limitedError struct{ err error }
 
 func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }

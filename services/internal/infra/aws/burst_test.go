@@ -12,9 +12,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// BenchmarkBurst makes many creates at the same time with the real client. Case 128 limits the concurrent calls as the
-// server does; case all does not limit them. Each call has the server's default request timeout. The cloud handles one
-// call at a time, as fast as it can. The CPU seconds include client and cloud, because both run in this process.
+// BenchmarkBurst makes many creates at the same time with the real client. In case "128", at most 128 calls run at the
+// same time, as in the server. In case "all", there is no limit. Each call has the server's default request timeout.
+// The cloud handles one call at a time, as fast as it can. The CPU seconds include client and cloud, because both run
+// in this process.
 func BenchmarkBurst(b *testing.B) {
 	for name, atOnce := range map[string]int{"all": 1000, "128": 128} {
 		b.Run("under-way="+name, func(b *testing.B) { benchmarkBurst(b, atOnce) })

@@ -101,20 +101,21 @@ var Calls = []Call{
 		"a server stays unhealthy, so that its machine is replaced"},
 }
 
-// Limits of one HTTP request. The caller's context bounds the whole call, including all attempts.
+// These limits apply to the HTTP requests of a call. The caller's context bounds the whole call, including all
+// attempts.
 const (
 	dialTimeout   = 5 * time.Second
 	answerTimeout = 20 * time.Second // RunInstances sometimes takes several seconds
 	maxAttempts   = 3                // the caller also retries, and has more information
 	maxBackoff    = 2 * time.Second
-	// connections is the number of idle connections kept open to an endpoint. With fewer, a burst of creates needs a
-	// handshake for each create.
+	// connections is the maximum number of idle connections that are kept open to an endpoint. If it were smaller, a
+	// burst of creates would need many handshakes.
 	connections = 256
 )
 
 // SDK loads the AWS SDK's configuration for the provider. It uses the SDK's default credential chain, endpoints from
 // AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. For every throttled attempt it
-// calls throttled, if not nil, with the API action. Loading sends only requests that the credential chain needs.
+// calls throttled, if not nil, with the API action. SDK sends only the requests that the credential chain needs.
 func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}
@@ -164,8 +165,9 @@ func creating() sdk.Retryer {
 	})
 }
 
-// hopeless prevents retries of refusals that AWS sends as server errors. If there is no capacity, the caller must
-// immediately try another type or subnet.
+// hopeless stops the SDK from repeating a call that AWS refused for lack of capacity or with a conflict. AWS sends such
+// refusals as server errors, which the SDK would repeat. The caller must instead try another type or subnet
+// immediately.
 func hopeless(err error) sdk.Ternary {
 	switch classOf(codeOf(err), statusOf(err)) {
 	case infra.Capacity, infra.Conflict:
@@ -175,8 +177,8 @@ func hopeless(err error) sdk.Ternary {
 	}
 }
 
-// byRate spreads calls over several clients in the same way as EC2 spreads them over its throttling buckets. Each
-// client slows down only its own calls, so throttled creates do not slow down look-ups.
+// byRate has one client for each kind of call that EC2 throttles separately. Each client slows down only its own calls,
+// so throttled creates do not slow down look-ups.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html
 type byRate struct {
 	*ec2.Client // for describe calls

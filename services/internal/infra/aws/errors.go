@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes lists the error codes with a class that does not follow from the name. classOf derives the others:
+// classes lists the error codes whose class cannot be derived from their name. classOf derives the class of every other
+// code:
 //
 //   - Codes that end in NotFound or NotFoundException are NotFound.
 //   - Codes with a family name, such as InvalidAMIID.Unavailable, have the family's class.
@@ -27,8 +28,8 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of RegisterTargets
 // and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
 var classes = map[string]infra.Class{
-	// There is no room for the instance in this place now. Another type or subnet may succeed. This type may succeed
-	// later, when an account limit is raised or usage drops.
+	// These codes mean that there is no room for the instance in this place now. Another type or subnet may succeed.
+	// This type may succeed later, when an account limit is raised or usage drops.
 	"InsufficientAddressCapacity":           infra.Capacity,
 	"InsufficientCapacity":                  infra.Capacity,
 	"InsufficientCapacityOnHost":            infra.Capacity,
@@ -56,7 +57,7 @@ var classes = map[string]infra.Class{
 	"TooManyTargets":                        infra.Capacity,
 	"TooManyRegistrationsForTargetId":       infra.Capacity,
 
-	// The same call can succeed later.
+	// After these codes, the same call can succeed later.
 	"EC2ThrottledException":    infra.Throttled,
 	"PriorRequestNotComplete":  infra.Throttled,
 	"RequestLimitExceeded":     infra.Throttled,
@@ -69,7 +70,7 @@ var classes = map[string]infra.Class{
 	"TooManyRequestsException": infra.Throttled,
 	"BandwidthLimitExceeded":   infra.Throttled,
 
-	// The caller lacks credentials or permissions.
+	// These codes mean that the caller lacks credentials or permissions.
 	"AccessDenied":                infra.Denied,
 	"AccessDeniedException":       infra.Denied,
 	"AuthFailure":                 infra.Denied,
@@ -90,12 +91,12 @@ var classes = map[string]infra.Class{
 	"UnrecognizedClientException": infra.Denied,
 	"ValidationError":             infra.Invalid,
 
-	// The client token was already used, or is malformed.
+	// These codes mean that the client token was already used, or that it is malformed.
 	"IdempotentInstanceTerminated": infra.Conflict,
 	"IdempotentParameterMismatch":  infra.Conflict,
 	"InvalidClientToken":           infra.Invalid,
 
-	// It is unknown whether the call took effect.
+	// After these codes, it is unknown whether the call took effect.
 	"InternalError":           infra.Indeterminate,
 	"InternalFailure":         infra.Indeterminate,
 	"InternalServerError":     infra.Indeterminate,
@@ -219,8 +220,8 @@ func oneLine(text string, most int) string {
 
 // classify gives the error of a call its class. The argument what names the operation in words.
 //
-// The SDK repeats calls. If an earlier attempt got no answer, a refusal says nothing about that attempt, so the whole
-// call is Indeterminate.
+// The SDK repeats calls. If an earlier attempt got no answer and the last one was refused, the earlier one may have had
+// an effect. classify then returns Indeterminate, except after a Conflict.
 func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil
@@ -237,8 +238,9 @@ func classify(what, call string, tries *attempts, err error) error {
 	}
 	switch {
 	case sent == turned && (heldBack || sent > 0 && errors.Is(err, context.DeadlineExceeded)):
-		// Every attempt that was sent was throttled, and the deadline passed during the wait for the next attempt.
-		// infra.Wrap would make the class Indeterminate because of the deadline, so it is not used here.
+		// Every attempt that was sent was throttled, so the call had no effect. The deadline passed during the wait for
+		// the next attempt. infra.Wrap would return Indeterminate because of the deadline, so make the error without
+		// it.
 		return &infra.Error{Class: infra.Throttled, Op: what, Quota: quotaOf(call, cause.code, ""), Err: cause}
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		class = infra.Indeterminate

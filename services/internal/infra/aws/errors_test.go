@@ -142,7 +142,7 @@ func made(w http.ResponseWriter, _ *http.Request) {
 		<instanceState><name>pending</name></instanceState><launchTime>2030-01-02T03:04:05.000Z</launchTime></item></instancesSet></RunInstancesResponse>`)
 }
 
-// against makes a provider with the real SDK for the endpoint url.
+// against makes a provider whose real SDK clients call the endpoint url.
 func against(t *testing.T, url string, throttled func(string)) *Provider {
 	t.Helper()
 	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, throttled)

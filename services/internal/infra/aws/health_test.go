@@ -72,7 +72,7 @@ func (r *testCloud) setHealth(t *testing.T, arn string, vm infra.VM, healthy boo
 	t.Fatalf("%s does not become %s", vm.ProviderID, want)
 }
 
-// targets is an ELB that answers with fixed descriptions of a target group's targets.
+// targets implements aws.ELB with fixed descriptions of the targets of each target group.
 type targets struct {
 	aws.ELB
 	states map[string][]elbtypes.TargetHealthDescription
@@ -115,7 +115,8 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 	}
 }
 
-// TestTargetGroupThatDoesNotAnswer checks that nothing is known of any target if one target group does not answer.
+// TestTargetGroupThatDoesNotAnswer checks that MemberHealth returns an error and no verdicts if one target group does
+// not answer.
 func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)

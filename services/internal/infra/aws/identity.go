@@ -63,8 +63,8 @@ func parseIdentity(proof []byte, signers []*x509.Certificate) (doc identityDocum
 
 var errBER = errors.New("malformed BER")
 
-// berSize returns the size in bytes of the BER object at the start of ber. It refuses an object that does not lie
-// within the object around it: pkcs7.Parse reads such an object several times, which takes exponential time.
+// berSize returns the size in bytes of the BER object at the start of ber. It refuses an object that extends beyond the
+// end of its parent object. pkcs7.Parse would read such an object several times, which takes exponential time.
 func berSize(ber []byte, depth int) (int, error) {
 	if depth > maxNesting || len(ber) < 2 || ber[0]&0x1f == 0x1f { // PKCS #7 has no tags of several bytes
 		return 0, errBER

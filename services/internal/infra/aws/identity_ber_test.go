@@ -9,8 +9,8 @@ import (
 )
 
 func TestHostileProofIsParsedInLinearTime(t *testing.T) {
-	// In the proof "overlapping", the children of an object extend beyond its end. A naive parser reads them twice: as
-	// children and again as siblings of the object.
+	// In the proof "overlapping", child objects extend beyond the end of their parent. A naive parser reads such
+	// objects twice: as children, and again as siblings of the parent.
 	for name, proof := range map[string][]byte{
 		"overlapping": slices.Concat(bytes.Repeat([]byte{0x30, 8, 0x30, 2}, 1500), bytes.Repeat([]byte{4, 0}, 8)),
 		"nested":      bytes.Repeat([]byte{0x30, 0x80}, 3072),

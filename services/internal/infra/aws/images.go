@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// owned lists the filters that limit who can own an image. With one of them, a query needs no list of owners.
+// owned lists the filters that limit who can own an image. A query needs one of these filters or a list of owners.
 var owned = []string{"owner-id", "owner-alias", "image-id"}
 
 // Resolve implements infra.Images with DescribeImages. It considers available images only, unless the query filters by

@@ -34,7 +34,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
-			// NotFound cannot mean the new instance itself. So a resource that the request names does not exist.
+			// NotFound is about a resource that the request names: the new instance cannot be what EC2 did not find.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err
@@ -47,8 +47,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
-		// This is the answer to an earlier call with the same client token. EC2 repeats such an answer for as long as
-		// it remembers the instance.
+		// EC2 has repeated its answer to an earlier call with the same client token. It does so for as long as it
+		// remembers the instance.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
 		vm.Tags, vm.Warning = asked, "" // the answer holds no tags
@@ -222,7 +222,8 @@ func describe(instance types.Instance) infra.VM {
 	vm.Addresses = vmAddresses(instance)
 	vm.Tags, vm.Warning = decodeTags(instance.Tags)
 	if vm.Tags.Instance.IsZero() {
-		// A person may have removed the tag. A client token cannot be removed.
+		// A person may have removed the tag with the instance ID. The client token is the same ID, and it cannot be
+		// removed.
 		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
 			vm.Tags.Instance = id
 		}

@@ -29,8 +29,8 @@ const (
 )
 
 // Acquire implements infra.LeaderNetwork. It detaches the network interface from its holder, attaches it to this
-// machine, and returns when the addresses are on this machine, can be used, and have routes for their replies. If that
-// is so already, Acquire makes only one DescribeNetworkInterfaces call.
+// machine, and returns when the addresses are on this machine, can be used, and have routes for their replies. If
+// nothing has to change, Acquire makes only one DescribeNetworkInterfaces call.
 //
 // Only the leader may call Acquire. Acquire first detaches without force. It uses force after firmAfter, or immediately
 // if the holder is dead.
@@ -65,13 +65,14 @@ type takeover struct {
 	began   time.Time
 	// seen describes the last known state of the interface, for errors.
 	seen string
-	// asked is the ID of the attachment that EC2 was asked to end. firmly reports whether the request was by force.
+	// asked is the ID of the attachment that the provider last asked EC2 to end. firmly reports whether it asked EC2 to
+	// use force.
 	asked  string
 	firmly bool
 }
 
-// step describes the interface and takes the next step of the takeover. The caller may try again after an error for
-// which passing returns true.
+// step describes the interface and makes the next call that the takeover needs. If step fails, passing says whether the
+// caller may call it again.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -258,11 +259,11 @@ func sight(eni types.NetworkInterface) string {
 	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
-// passingCodes lists error codes that mean only that another server was faster, or that a change is in progress.
+// passingCodes lists the error codes of temporary problems: another server was faster, or a change is in progress.
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",
-	// AttachNetworkInterface returns InvalidParameterValue if the device index is taken.
+	// AttachNetworkInterface returns InvalidParameterValue if another interface has just taken the device index.
 	"InvalidNetworkInterfaceAttachmentID.NotFound", "InvalidParameterValue",
 }
 

@@ -24,7 +24,8 @@ const (
 	leader = "10.0.0.9"
 )
 
-// network is a fake EC2 with one network interface and some machines. Its time advances with every describe call.
+// network implements EC2 for tests, with one network interface and some machines. Its time advances with every describe
+// call.
 type network struct {
 	EC2
 	now   time.Time
@@ -50,7 +51,8 @@ func newNetwork() *network {
 			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
 
-// held attaches the interface to another machine and sets that machine's state.
+// held attaches the interface to another machine and gives that machine a state. The empty state means that EC2 does
+// not know the machine.
 func (n *network) held(state types.InstanceStateName) *network {
 	n.attachment, n.holder, n.status, n.index = "eni-attach-1", other, types.AttachmentStatusAttached, 1
 	if n.states[other] = state; state == "" {

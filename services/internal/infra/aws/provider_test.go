@@ -29,7 +29,8 @@ import (
 
 func fakeAMI(name string) fake.AMI { return fake.AMI{Name: name} }
 
-// translated replaces the instance types and subnets of the conformance suite by existing ones.
+// translated replaces the type and subnet in each request of the conformance suite with names that the test cloud
+// knows.
 type translated struct {
 	*aws.Provider
 	names map[string]string
@@ -172,8 +173,8 @@ func TestSpot(t *testing.T) {
 	}
 }
 
-// TestPurchasedAsSpot checks a spot instance that the group's purchase options request. The instance's tag tells a
-// later leader how it was bought.
+// TestPurchasedAsSpot creates an instance with Tags.Spot, as the purchase options of a group request it. EC2 must make
+// a spot instance, and its tag must tell a later leader so.
 func TestPurchasedAsSpot(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
@@ -382,7 +383,7 @@ func TestSubnets(t *testing.T) {
 	}
 	_, err = r.open(nil).Create(t.Context(), req) // this provider has not described subnets yet
 	wantClass(t, "create in another zone, unknown", err, infra.Invalid)
-	// This repeats the test of a full subnet, but here EC2 itself refuses the create.
+	// Create instances until the subnet is full. EC2 itself must refuse the last create.
 	for {
 		req := r.request()
 		req.Subnet = small

@@ -47,11 +47,12 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 	in.MetadataOptions.HttpTokens = types.HttpTokensStateRequired
 	in.MetadataOptions.HttpEndpoint = types.InstanceMetadataEndpointStateEnabled
 	if in.MetadataOptions.HttpPutResponseHopLimit == nil {
-		// Containers are one network hop further away than the VM, so they cannot read the userdata with the nonce.
+		// Containers on the VM are one network hop further away. With a limit of one hop, they cannot read the userdata
+		// with the nonce.
 		in.MetadataOptions.HttpPutResponseHopLimit = sdk.Int32(1)
 	}
 	if in.InstanceInitiatedShutdownBehavior == "" {
-		// A VM that was shut down is replaced. Keeping it would only cost money.
+		// A VM that shuts down must be terminated, because the leader replaces it. A stopped VM would only cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
 	}
 	if req.Tags.Spot {
@@ -99,9 +100,9 @@ func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 	return max(i, 0)
 }
 
-// encodeUserdata encodes userdata in base64 for the API. It does not encode userdata a second time if the configuration
-// has encoded it already (encoding base64, gzip+base64). This is unambiguous: every form of userdata that cloud-init
-// knows has a # or a : in its first line, so none is valid base64.
+// encodeUserdata encodes userdata in base64 for the API. If the configuration has encoded the userdata already
+// (encoding base64 or gzip+base64), encodeUserdata does not encode it again. It can recognise base64: every other form
+// that cloud-init knows has a # or a : in its first line, so none is valid base64.
 func encodeUserdata(userdata []byte) (*string, error) {
 	if len(userdata) == 0 {
 		return nil, nil //nolint:nilnil // no userdata is a possible answer

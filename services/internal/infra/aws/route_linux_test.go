@@ -66,8 +66,8 @@ func TestAnswers(t *testing.T) {
 }
 
 // addInterface adds a network interface and waits until it has a carrier. Until then, the kernel still changes the
-// interface's routes. The interface is one end of a link whose other end is on the same machine, but the routes do not
-// depend on that.
+// interface's routes. The interface is one end of a link, and the other end is on the same machine. This makes no
+// difference to the routes.
 func addInterface(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})

@@ -9,7 +9,7 @@ import (
 )
 
 // FuzzDecodeTags decodes arbitrary tags, because anyone with permission to tag instances may write any tags on the
-// provider's VMs. Tags that are parsed without a warning must be encoded again with the same meaning.
+// provider's VMs. If tags are decoded without a warning, encoding the result must give tags of the same meaning.
 func FuzzDecodeTags(f *testing.F) {
 	f.Add("nstance:managed=true\nnstance:cluster=c\nnstance:shard=s\nnstance:instance=wrk06gx5zsg2nrrqcrz0000000000\n" +
 		"nstance:term=3\nnstance:on-demand=true\nnstance:created-at=2026-07-01T12:00:00.5Z")
