@@ -36,8 +36,8 @@ type Elector struct {
 	justRead  bool         // the lock was read in this very step
 	readBegan Instant      // when the last read began
 	readAt    Instant      // when the next read is due
-	// phase is the time at which the process began the read that found a changed token. It is set only if phaseKnown is
-	// true. The leader's next renewal is due one renewal interval after phase.
+	// phaseKnown means that phase is set. phase is the time at which the process began the read that found a changed
+	// token. The leader's next renewal is due one renewal interval after phase.
 	phaseKnown bool
 	phase      Instant
 

@@ -297,7 +297,8 @@ func TestReleasedLockIsTakenImmediately(t *testing.T) {
 func TestMachineEvidence(t *testing.T) {
 	ask := AskMachine{"m-b"}
 	take := WriteLock{own(5, 10), objstore.IfToken("x")}
-	// start returns a driver that reads the lock first at 3 s and asks about the machine when the renewal is overdue.
+	// start returns a driver that reads the lock for the first time at 3 s. At 9 s, the holder's renewal is overdue,
+	// and the elector asks about the holder's machine.
 	start := func(t *testing.T) *driver {
 		d := seenFirstAt3(t, other(4, 9))
 		d.at(9, Tick{}, ReadLock{}, ask)

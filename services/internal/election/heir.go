@@ -11,7 +11,8 @@ const (
 	maxHeartbeats = 16
 )
 
-// standbyLink is what a leader knows of a standby that is connected, or that was connected and is still the heir.
+// standbyLink is what a leader has recorded about a standby. The standby is connected, or it was connected and the lock
+// still names it as heir.
 type standbyLink struct {
 	peer Peer
 	up   bool
@@ -49,7 +50,7 @@ func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 
 // authorityEnd returns the time until which a leader may act, and what ends its authority: the storage lease or the
 // heir's promise. While the result of a write is unknown, the store may hold the old or the new version of the lock.
-// The authority then ends with the first lease or promise of the two versions that ends.
+// Then the leases and heirs of both versions count, and the earliest end decides.
 func (e *Elector) authorityEnd() (Instant, Reason) {
 	until, reason := e.leaseFrom.Add(authorityPeriod(e.lease)), ReasonExpired
 	heirs := [2]Peer{e.heir}
@@ -119,9 +120,9 @@ func (e *Elector) dropLink(now Instant, peer Peer) {
 	}
 }
 
-// chooseHeir returns the heir that the lock should name. The present heir remains while it answers. Otherwise the heir
-// is the standby that has answered for the longest time, at least for HeirProbation. If there is no such standby,
-// chooseHeir returns the zero Peer.
+// chooseHeir returns the heir that the lock should name. The present heir remains while it answers. If it does not, the
+// new heir is the standby that has answered for the longest time, at least for HeirProbation. If there is no such
+// standby, chooseHeir returns the zero Peer.
 func (e *Elector) chooseHeir(now Instant) Peer {
 	var next *standbyLink
 	for i := range e.links {

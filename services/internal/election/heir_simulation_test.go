@@ -53,7 +53,7 @@ func (sim *electionSimulation) dial(n *node) {
 	}))
 }
 
-// ofLife returns a function for later. That function calls do only if the node's present process has not ended by then.
+// ofLife returns a function that is called later. It calls do, unless the node's present process has ended by then.
 func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	life := n.life
 	return func() {
@@ -137,7 +137,7 @@ func (sim *electionSimulation) cutOff(n *node) {
 	}
 }
 
-// blind cuts a node, or all nodes, off from the store for a while.
+// blind makes the store unreachable for one node, or for all nodes, for a while.
 func (sim *electionSimulation) blind(n *node) {
 	until := sim.now + sim.between(time.Second, 30*time.Second)
 	all := sim.rng.IntN(4) == 0

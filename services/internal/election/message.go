@@ -37,8 +37,8 @@ type (
 	// MachineAnswer answers AskMachine.
 	MachineAnswer struct{ State MachineState }
 
-	// Confirm asks for proof that this process still holds the lock. The proof must be younger than the request. Seq
-	// rises by one with each request.
+	// Confirm asks for proof that this process still holds the lock. A request that was sent before this input is not
+	// enough. Seq rises by one with each Confirm.
 	Confirm struct{ Seq uint64 }
 	// ConfigApplied reports which configuration the leader has applied. The next renewal writes that ETag into the
 	// lock.
@@ -205,7 +205,7 @@ const (
 // Decision is the answer to one input.
 type Decision struct {
 	Actions []Action
-	// Wake is when Tick is due if no other input comes first.
+	// Wake is the time at which the elector needs a Tick, unless another input comes first.
 	Wake Instant
 }
 

@@ -40,8 +40,8 @@ type brokenLink struct {
 	renewed bool
 }
 
-// recordLeaderLinkDown makes a standby read the lock and ask about the machine of the lock's holder, both immediately.
-// The heir does neither: it waits until its promise to the leader ends, which is sooner.
+// recordLeaderLinkDown makes a standby immediately read the lock and ask about the machine of the lock's holder. The
+// heir does neither. It waits until its promise to the leader ends, which is sooner.
 func (e *Elector) recordLeaderLinkDown(now Instant, leader Peer) {
 	if e.role != Standby || !e.isHolder(leader) || e.isHeir() {
 		return
@@ -94,7 +94,7 @@ func (e *Elector) observe(now Instant, s observedLock) {
 	e.readAt = e.nextReadTime(now)
 }
 
-// takeoverTime returns when a standby may write the lock. It assumes that the lock has not changed after the last read.
+// takeoverTime returns when a standby may write the lock. The result holds as long as reads find the lock unchanged.
 func (e *Elector) takeoverTime() Instant {
 	switch e.seen.presence {
 	case present:

@@ -49,7 +49,7 @@ type electionSimulation struct {
 	lostAt                  time.Duration
 
 	cuts map[way]time.Duration // until when messages in a direction are lost
-	// Three counters: heirs counts versions of the lock that name an heir, inherited counts takeovers by heirs, and
+	// These are counters: heirs counts versions of the lock that name an heir, inherited counts takeovers by heirs, and
 	// yields counts handover messages.
 	heirs, inherited, yields int
 }
@@ -68,7 +68,8 @@ type stored struct {
 	until time.Duration // negative: still stored
 }
 
-// node is one machine with one process. When the process has ended, it is restarted, or the machine is replaced.
+// node is one machine with one process. When the process has ended, a new process starts on the node, or the machine is
+// replaced.
 type node struct {
 	name    string
 	machine string
@@ -234,7 +235,8 @@ func (sim *electionSimulation) checkAuthority() {
 	}
 }
 
-// answer delivers the answer to a request of one process, unless that process has ended meanwhile.
+// answer gives a process the answer to its request after the given time. If the process has ended by then, the answer
+// is lost.
 func (sim *electionSimulation) answer(n *node, life int, after time.Duration, in Input) {
 	sim.after(after, func() {
 		if n.life == life {

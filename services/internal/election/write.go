@@ -41,8 +41,8 @@ func (e *Elector) holdsLock() bool {
 	return e.seen.presence == present && e.seen.lock.Incarnation == e.self.Incarnation && !e.seen.lock.Released
 }
 
-// recordWritten records that this process's write is in the store under token: the write's answer says so, or a read
-// found it there.
+// recordWritten records that this process's write is in the store under token. Either the store confirmed the write, or
+// a read found it.
 func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) {
 	w := e.write
 	e.write, e.mustRead = pendingWrite{}, false

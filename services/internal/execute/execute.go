@@ -32,7 +32,7 @@ type Authority interface {
 	Term() uint64
 	// Remaining returns how long this leader may still act without another confirmation.
 	Remaining() time.Duration
-	// Confirm proves that this leader still leads. The request for the proof starts after the call of Confirm.
+	// Confirm proves that this leader still leads. It sends a new request for the proof, after the call.
 	Confirm(ctx context.Context) error
 	// Refuse ends the authority because a higher term was found.
 	Refuse(term uint64)

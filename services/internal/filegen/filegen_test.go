@@ -180,7 +180,7 @@ func names(files []File) []string {
 	return out
 }
 
-// took returns the input that follows `in` after the instance has stored the files of result.
+// took returns a copy of `in`, changed as if the instance had stored the files of result.
 func took(in Input, result Result) Input {
 	have := map[string]Have{}
 	for name, h := range in.Have {
@@ -628,8 +628,8 @@ func secretOf(result Result) string {
 	return ""
 }
 
-// TestSharedReadOutlivesItsFirstCaller checks that callers which wait for the read of another caller do not fail when
-// that caller's context ends.
+// TestSharedReadOutlivesItsFirstCaller ends the context of a caller that reads while other callers wait for the result.
+// The other callers must not fail.
 func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 	m := memory{ttl: time.Minute, now: time.Now, entries: map[string]*entry{}}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -32,7 +32,7 @@ const (
 // KeyRequest asks the agent for a key pair. Name is the file name of the public key.
 type KeyRequest struct{ Name, Algorithm string }
 
-// Have is a file on the instance.
+// Have describes a file that the instance has.
 type Have struct {
 	SHA256              string // hexadecimal
 	Error               string // why the file is not stored correctly; empty: it is
@@ -312,8 +312,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// Limit the lifetime only after the basis was computed. The basis of a longer certificate from a former version
-	// would differ from a basis with the limited lifetime, and the certificate would be replaced.
+	// The basis was computed before this limit, as in former versions. With the limited lifetime, a longer certificate
+	// from a former version would have another basis, and it would be replaced.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)

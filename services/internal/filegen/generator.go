@@ -26,8 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// maxCompiled is the maximum number of compiled configurations in memory. It is more than a shard uses at the same
-// time.
+// maxCompiled is the maximum number of compiled configurations in memory. A shard never needs so many at the same time.
 const maxCompiled = 512
 
 // Shard is the part of the configuration that files and VMs of all groups share.

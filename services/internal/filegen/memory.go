@@ -16,7 +16,7 @@ const (
 
 // age limits the age of a remembered answer.
 type age struct {
-	// after, if set, is a time: only answers that were read later may be used.
+	// after is a time. If it is set, only answers that were read later may be used.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool

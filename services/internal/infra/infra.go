@@ -142,8 +142,8 @@ type InstanceType struct {
 }
 
 // LoadBalancers is an optional capability. Both methods are idempotent. For a VM that is gone or being deleted,
-// Register fails with class [Invalid], as Elastic Load Balancing does ("targets are not in a running state";
-// RegisterTargets, InvalidTarget), and Deregister succeeds. If Register accepted such a VM, a late call of a former
+// Deregister succeeds and Register fails with class [Invalid]. Elastic Load Balancing refuses such VMs too ("targets
+// are not in a running state"; RegisterTargets, InvalidTarget). If Register accepted them, a late call of a former
 // leader could add a member that nothing would ever remove.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error

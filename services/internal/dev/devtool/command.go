@@ -101,7 +101,7 @@ const (
 	providerLibvirt = "libvirt"
 )
 
-// check finds the programs that the subcommand needs.
+// check finds tofu or terraform. It returns an error if the settings are wrong or a needed program is missing.
 func (s *settings) check() error {
 	if s.provider != "" && s.provider != providerTmux && s.provider != providerLibvirt {
 		return fmt.Errorf("--provider: %q is neither %s nor %s", s.provider, providerTmux, providerLibvirt)

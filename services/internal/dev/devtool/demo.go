@@ -21,7 +21,7 @@ const (
 	group      = "workers"
 	size       = 2
 	largerSize = 3 // after scaling up
-	// stepTimeout bounds one step. No reported time depends on it.
+	// stepTimeout is the maximum duration of one step. It has no effect on the times that the demo prints.
 	stepTimeout = 60 * time.Second
 )
 
@@ -227,8 +227,8 @@ func (d *demo) destroyShard(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The journal and the election lock may remain. Servers that stop after the destroy still write to the journal, and
-	// no server deletes the lock, because another server may hold it.
+	// Ignore the journal, because servers that stop after the destroy still write to it. Only the election lock must
+	// remain. No server deletes it, because another server may hold it.
 	objects = slices.DeleteFunc(objects, func(key string) bool {
 		return strings.HasPrefix(key, keys.JournalPrefix(local.Shard))
 	})

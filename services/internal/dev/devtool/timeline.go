@@ -37,7 +37,7 @@ type step struct {
 	moments []moment
 }
 
-// begin starts a step; later moments belong to it.
+// begin starts a step. Moments that are added after this call belong to the new step.
 func (t *timeline) begin(title string) { t.steps = append(t.steps, step{title: title}) }
 
 // note adds a moment to the current step.

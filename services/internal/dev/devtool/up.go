@@ -67,7 +67,8 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	defer operator.Close()
-	// A leader that already ran before the apply would otherwise read the new configuration only minutes later.
+	// Make the leader read the new configuration now. A leader that ran before the apply would read it only minutes
+	// later.
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
 	}
@@ -146,7 +147,7 @@ Kill every process, delete everything but the bucket, and start again:
 	return nil
 }
 
-// writeEnv writes temp/env, which tells nstance-admin about the cluster.
+// writeEnv writes temp/env, a shell script with the settings that nstance-admin needs to reach the cluster.
 func writeEnv(stack *local.Stack, identity string) error {
 	text := fmt.Sprintf("# For nstance-admin, with the cluster of `make up`: . temp/env\n"+
 		"export %s\nexport NSTANCE_ADMIN_SERVERS=%s NSTANCE_ADMIN_IDENTITY_DIR=%s NSTANCE_ADMIN_SHARD=%s\n"+

@@ -187,7 +187,7 @@ func TestController(t *testing.T) {
 		}
 		return of("workers--dev-1") == nil && len(list.Items) == 0
 	})
-	// Cluster API reads only the metadata of CRDs. The labels of a CRD tell it the contract versions.
+	// Cluster API reads only the metadata of CRDs. It finds the contract versions in the labels of a CRD.
 	crd := &metav1.PartialObjectMetadata{}
 	crd.SetGroupVersionKind(owned("apiextensions.k8s.io", "CustomResourceDefinition").gvk())
 	if err := c.Get(ctx, client.ObjectKey{Name: "nstancemachinepools." + infra}, crd); err != nil ||

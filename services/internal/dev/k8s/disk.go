@@ -27,7 +27,7 @@ const (
 	tempPath = ".new"
 )
 
-// pathOf returns the path of an object relative to the directory. The names in it have been checked.
+// pathOf returns the path of an object relative to the directory. The names in k must be valid.
 func pathOf(c *collection, k key) string {
 	return path.Join(c.resource.name, k.namespace, k.name+suffix)
 }
@@ -109,8 +109,8 @@ func definition(r *resource) map[string]any {
 	}
 }
 
-// ensure creates an object if there is none. If the file at the object's path is unreadable, ensure returns nil: take
-// reports the file.
+// ensure creates an object if there is none. If the file at the object's path is unreadable, ensure returns nil. The
+// function take logs a warning about the file.
 func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
 		if current != nil {

@@ -98,7 +98,8 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// FuzzFile checks that a file with any content gives an object with its identity unchanged, or is ignored.
+// FuzzFile writes any content into the file of an object. The server must either ignore the file or accept it without a
+// change of name and type.
 func FuzzFile(f *testing.F) {
 	for _, file := range []string{
 		`{}`, `{`, ``, `null`, `[]`, `{"metadata":{"name":"a"}}`, `{"metadata":{"name":"b"}}`, `{"metadata":null}`,

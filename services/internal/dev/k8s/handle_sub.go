@@ -215,8 +215,8 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod. For the expected number of pods, a
-// real server asks the controllers. budget counts the pods that the PodDisruptionBudget selects.
+// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod. A real server asks controllers how
+// many pods there should be. budget counts the pods that the PodDisruptionBudget selects.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {

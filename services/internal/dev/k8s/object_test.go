@@ -211,7 +211,8 @@ func TestConcurrentUpdates(t *testing.T) {
 	}
 }
 
-// TestFinalizers checks that an object waits for its finalizers and that its dependents are deleted with it.
+// TestFinalizers checks that an object remains until its last finalizer is removed, and that its dependents are deleted
+// with it.
 func TestFinalizers(t *testing.T) {
 	t.Parallel()
 	addr, _ := start(t, t.TempDir())

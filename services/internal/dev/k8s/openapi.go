@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serveOpenAPI serves a small part of OpenAPI. It says that patches of every kind take the parameter fieldValidation.
-// That makes `kubectl apply` and `kubectl create` leave validation to the server. There are no schemas, so `kubectl
-// explain` shows nothing.
+// serveOpenAPI answers requests for OpenAPI documents. The documents say that patches of every kind take the parameter
+// fieldValidation. So `kubectl apply` and `kubectl create` leave validation to the server. There are no schemas, so
+// `kubectl explain` shows nothing.
 func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 	if len(path) == 0 || path[0] != "v3" {
 		return false // without version 2, clients use the types that they were built with

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// readConsoles implements infra.Cloud. It finds the machines by the tags from the Terraform module "shard". EC2 keeps
-// terminated instances and their consoles for about an hour.
+// readConsoles implements the Consoles function of infra.Cloud. It finds the machines by the tags from the Terraform
+// module "shard". EC2 keeps terminated instances and their consoles for about an hour.
 func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Console, err error) {
 	cfg, err := SDK(ctx, shard.Server.Provider, nil)
 	if err != nil {

@@ -34,7 +34,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	if err != nil {
 		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
-			// NotFound is about a resource that the request names: the new instance cannot be what EC2 did not find.
+			// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not
+			// exist yet.
 			return infra.VM{}, reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err

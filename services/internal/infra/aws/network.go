@@ -71,8 +71,8 @@ type takeover struct {
 	firmly bool
 }
 
-// step describes the interface and makes the next call that the takeover needs. If step fails, passing says whether the
-// caller may call it again.
+// step describes the interface and makes the next call that the takeover needs. After an error, the caller may call
+// step again if passing returns true for that error.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {

@@ -92,8 +92,8 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 }
 
 // tagSpecifications returns the tags to set together with the instance. Every resource in ourResources gets the
-// provider's tags, and also the tags in args. If both set a tag, the provider's value takes precedence. Only for the
-// tag with the name, the value in args takes precedence. The order is deterministic.
+// provider's tags, and also the tags in args. If both set a tag, the provider's value takes precedence, except for the
+// tag Name. The order is deterministic.
 func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification, spot bool) ([]types.TagSpecification,
 	error) {
 	resources := slices.Clone(ourResources)
