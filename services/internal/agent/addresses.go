@@ -16,7 +16,8 @@ const (
 	addressesFile = "servers"
 	// maxAddrs limits the number of announced addresses, and maxAddrsText the length of their text.
 	maxAddrs, maxAddrsText = 8, 1024
-	// configuredEvery: while announced addresses do not answer, every fourth try goes to a configured address.
+	// configuredEvery is how often the agent tries a configured address: every fourth try, while no announced address
+	// answers.
 	configuredEvery = 4
 )
 
@@ -40,7 +41,7 @@ func (c *Client) storeAddrs(text string) {
 	}
 }
 
-// loadAddrs reads the stored addresses. If there are none, the agent uses those of its configuration.
+// loadAddrs reads the stored addresses. If none are stored, the agent uses the configured addresses.
 func (c *Client) loadAddrs() {
 	text, err := c.Identity.Read(addressesFile)
 	if err == nil {
@@ -75,8 +76,9 @@ func parseAnnounced(text string) ([]string, error) {
 	return addrs, err
 }
 
-// candidates returns the addresses to try next: usually those that a leader announced. If no leader has announced any,
-// and at every fourth try since the last session, it returns the configured addresses.
+// candidates returns the addresses to try next: usually the addresses that a leader announced. It returns the
+// configured addresses if no leader has announced any, and at every fourth try. tries counts the tries since the last
+// session.
 func (c *Client) candidates(tries int) []string {
 	announced := c.announcedAddrs()
 	if len(announced) == 0 || tries%configuredEvery == configuredEvery-1 {

@@ -21,7 +21,8 @@ func TestParseAnnounced(t *testing.T) {
 	}
 }
 
-// FuzzParseAnnounced checks that an accepted list is short and is unchanged after it was stored and loaded.
+// FuzzParseAnnounced checks that a list that parseAnnounced accepts is short. When such a list is stored and loaded, it
+// stays the same.
 func FuzzParseAnnounced(f *testing.F) {
 	f.Add("10.0.0.9:8994,[2001:db8::1]:8994")
 	f.Add("leader.nstance.internal:8994\n")

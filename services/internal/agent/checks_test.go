@@ -11,7 +11,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// healthChecks returns the event that sends one check to an agent, or no check if name is "".
+// healthChecks returns an event of the stream of files that replaces the agent's checks. The new list has one check, or
+// no check if name is "".
 func healthChecks(version, name string) *nstancev1.ReceiveFilesResponse {
 	checks := &nstancev1.HealthChecks{Version: version}
 	if name != "" {
@@ -88,7 +89,7 @@ func TestHealthChecks(t *testing.T) {
 	})
 }
 
-// TestWithoutProbe checks that an agent without a probe reports no health checks and asks for none.
+// TestWithoutProbe checks that an agent without a probe does not ask the server for health checks and reports none.
 func TestWithoutProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, n := newFakeServer(t, newID(t)), &network{}

@@ -40,7 +40,8 @@ type Machine interface {
 	// Facts returns the current addresses and name. They may change, so the agent calls Facts at registration and at
 	// the start of every stream.
 	Facts() Facts
-	// Sample returns the metrics since the last call and the uptime of the machine.
+	// Sample returns the metrics and the uptime of the machine. Rates and CPU use are averages since the last call of
+	// Sample.
 	Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration)
 }
 
@@ -61,7 +62,7 @@ type Options struct {
 	// Extensions are accepted for received files in addition to the default ones. Optional.
 	Extensions []string
 	Machine    Machine
-	// Attest returns a proof of the VM that the agent runs on, for the registration. Optional.
+	// Attest returns a proof that the agent runs on this VM. The agent sends the proof when it registers. Optional.
 	Attest func(ctx context.Context) ([]byte, error)
 	// Hook is called after received files have changed, with the names of these files. Calls never overlap. Optional.
 	Hook func(ctx context.Context, changed []string) error
@@ -83,7 +84,8 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early tells keepRenewed that a server asked for an early renewal. The value is the time until that renewal.
+	// early tells keepRenewed that a server asked for an early renewal. keepRenewed renews the certificate after the
+	// received duration.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
@@ -148,8 +150,8 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 const (
-	// settled is the length of a session after which the reconnect delay returns to its minimum. If every session reset
-	// the delay, the agent would reconnect four times a second to a server that accepts and then drops it. Two agents
+	// settled is the minimum length of a session that resets the reconnect delay to its minimum. Without this limit,
+	// the agent would reconnect four times a second to a server that accepts the agent and then drops it. Two agents
 	// with the same identity would also end each other's sessions at that rate.
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
@@ -191,7 +193,7 @@ func (c *Client) stayConnected(ctx context.Context) error {
 			delay = reconnect.MaxPause // the instance is deleted: another try is useful only if that leader errs
 		}
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
-		// A termination notice or an announced stop ends the delay early.
+		// A termination notice or an announcement ends the wait before the next connection attempt.
 		if err := c.pause(ctx, delay, c.wake); err != nil {
 			return err
 		}
@@ -221,8 +223,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. If a server names the leader, the client tries the leader after only a
-// short pause. After a longer pause, the leader might count the agent as dead.
+// addresses are the servers to try in turn. If a server answers that another server leads, the client tries that leader
+// after only a short pause. After a longer pause, the leader might count the agent as dead.
 type addresses struct {
 	configured []string
 	turn       int
@@ -232,9 +234,9 @@ type addresses struct {
 	tries      int    // calls of next since a server accepted the agent
 }
 
-// next returns the address to try, and the timeout of the try. With several configured addresses, it never takes the
-// same one twice in a row. The first timeouts are then short, because a suspended server process accepts connections
-// but never answers. They grow with every try, so that a busy server has enough time.
+// next returns the address to try, and the timeout of the try. With several configured addresses, next never returns
+// the same configured one twice in a row. The first timeouts are short, because a suspended server process accepts
+// connections but never answers. The timeouts grow with every try, so that a busy server has enough time.
 func (a *addresses) next() (addr string, timeout time.Duration) {
 	addr, timeout = a.hinted, reconnect.AttemptTimeout
 	a.hinted, a.followed = "", addr != ""
@@ -251,9 +253,9 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 	return addr, timeout
 }
 
-// hint takes the leader's address from an error that contains one. It reports whether to try that address immediately.
-// The result is false if the last try already followed a hint. Otherwise two servers, each of which names the other as
-// the leader, would be called without a pause.
+// hint notes the leader's address if the error contains one. It reports whether to try that address immediately. If the
+// last try already followed a hint, the result is false. Otherwise the agent would call two servers without a pause if
+// each answers that the other leads.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)
@@ -261,8 +263,8 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed, including changes from before a restart. If the hook fails,
-// runHook reports the failure and runs the hook again only at the next change.
+// runHook runs the hook whenever files have changed, and at the start for changes for which it did not run before a
+// restart. If the hook fails, runHook reports the failure. It runs the hook again only at the next change.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {
@@ -313,8 +315,8 @@ type health struct {
 	since   time.Time // when the session was lost; zero: the problem counts immediately
 }
 
-// Health returns nil while the agent is healthy. The agent is healthy when it is registered and has been without a
-// session for less than two minutes.
+// Health returns nil while the agent is healthy. A registered agent is healthy unless it has been without a session for
+// two minutes or more.
 func (c *Client) Health() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -337,7 +339,7 @@ func (c *Client) setHealth(problem error) {
 	c.health = health{problem: problem}
 }
 
-// setOffline records that there is no session, why, and since when.
+// setOffline records that the agent has no session, the reason, and the time at which this began.
 func (c *Client) setOffline(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -144,8 +144,9 @@ func (m *countingMachine) Sample(ctx context.Context) (*nstancev1.Metrics, time.
 	return m.plainMachine.Sample(ctx)
 }
 
-// TestKeyRequestsWithFiles covers a server that announces key requests on the stream of files. The agent takes them
-// from that stream and opens no separate stream for them. TestLife covers other servers.
+// TestKeyRequestsWithFiles checks that an agent accepts key requests on the stream of files. If the server announces
+// such requests, the agent opens no separate stream for key requests. TestLife tests a server that does not announce
+// them.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -207,7 +208,7 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// The next stream, after a confirmed announcement, repeats the termination notice and the announcement.
+		// After the server confirmed the announcement, the next stream still repeats it and the termination notice.
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff {
 			t.Errorf("%v", report)
@@ -231,7 +232,7 @@ func TestNoticesAreStanding(t *testing.T) {
 	})
 }
 
-// An announcement while there is no session ends the delay before the next connection attempt.
+// If there is no session, an announcement ends the wait before the next connection attempt.
 func TestAnnouncementDoesNotWaitForBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -277,8 +278,8 @@ func TestUnconfirmedAnnouncement(t *testing.T) {
 	})
 }
 
-// TestBackoff checks that delays grow from 250 ms to 30 s with jitter. They return to the minimum after a session, but
-// not after one that ended immediately.
+// TestBackoff checks that the delays between connection attempts grow from 250 ms to 30 s, with jitter. A session
+// resets the delay to the minimum, unless the session ended immediately.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -410,7 +411,7 @@ func TestLeaderMoves(t *testing.T) {
 }
 
 // TestLeaderHintIsUsedImmediately checks that the agent follows a hint immediately, even after a long time without a
-// session. It does not follow hints of two servers that name each other.
+// session. If two servers name each other as the leader, the agent does not follow their hints immediately.
 func TestLeaderHintIsUsedImmediately(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {

@@ -16,7 +16,7 @@ import (
 
 const (
 	callTimeout = 15 * time.Second
-	// renonce is the time between two checks for a new nonce after the server refused one.
+	// renonce is how often the agent looks for a new nonce in its folder after the server refused the old one.
 	renonce = 30 * time.Second
 )
 
@@ -65,8 +65,8 @@ func (c *Client) enroll(ctx context.Context) error {
 	}
 }
 
-// tryEnroll obtains a certificate: the stored one, or a new one by registration. A returned certificate is valid even
-// if the error is not nil.
+// tryEnroll returns the stored certificate, or registers the instance to get a new one. A returned certificate is
+// usable even if the error is not nil. A stored certificate may have expired.
 func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
 	key, err := c.identity.Key()
 	if err != nil {
@@ -132,7 +132,7 @@ func forGood(err error) bool {
 	}
 }
 
-// awaitNonce waits until the identity folder holds another nonce than the refused one.
+// awaitNonce waits until the nonce in the identity folder is no longer the refused one.
 func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce) error {
 	for {
 		if err := c.pause(ctx, renonce, nil); err != nil {

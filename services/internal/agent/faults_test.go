@@ -24,8 +24,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// TestPermanentRefusal checks that an agent presents a nonce only once if the server refuses it for good, and that a
-// new nonce ends the agent's wait.
+// TestPermanentRefusal checks that an agent does not present a nonce again after the server has refused the nonce for
+// good. The agent waits, and continues when it gets a new nonce.
 func TestPermanentRefusal(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
@@ -161,9 +161,9 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// mortal simulates a process with three folders that dies during a write or removal. `dies` is the number of that step.
-// The step and all later ones fail without effect. If half is set, the step itself takes effect, but its caller still
-// gets an error.
+// mortal simulates a process that dies during a write or removal in one of its three folders. The writes and removals
+// are numbered from 1, and the process dies at number `dies`. That write or removal has no effect, unless half is set:
+// then it takes effect, but its caller still gets an error. All later ones fail without effect.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -200,8 +200,8 @@ func (f mortalFolder) Remove(name string) error {
 	return f.process.step(func() error { return f.Folder.Remove(name) })
 }
 
-// A process that is killed between any two durable steps continues after a restart. It has the same identity key,
-// consumes one nonce, and has the same key pairs. It has either the old files or the new files.
+// A process is killed at each durable write or removal, and started again. It then has the same identity key and key
+// pairs as before, and has consumed one nonce. Its files are either all old or all new.
 func TestCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for dies := 1; dies <= max(steps, 1); dies++ {
@@ -263,7 +263,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
 				}
-				// Step 1 writes the identity key, step 2 the certificate.
+				// The second write stores the certificate. If it fails, the agent registers again.
 				want := 1
 				if dies == 2 && !half {
 					want = 2
@@ -351,8 +351,9 @@ func (c *severed) Close() error {
 	return c.Conn.Close()
 }
 
-// TestStoppedLeader checks that an agent soon finds the next leader when its leader's process is suspended. The
-// suspended process still holds and accepts connections, and at first the standby still names it as the leader.
+// TestStoppedLeader checks that an agent soon finds the next leader when the process of its leader is suspended. The
+// suspended process keeps its connections and accepts new ones. At first, the standby answers that the suspended server
+// leads.
 func TestStoppedLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const leader, standby = "127.0.0.1:1", "127.0.0.1:2"
@@ -471,8 +472,8 @@ func TestSilentServers(t *testing.T) {
 	})
 }
 
-// The hook runs after a change with the names of the changed files, and runs never overlap. After a restart it runs for
-// missed changes. Failures are reported.
+// The hook runs after a change, and gets the names of the changed files. Two runs never overlap. After a restart, the
+// hook runs for changes for which it has not run. The agent reports a failed run.
 func TestHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}
@@ -500,7 +501,7 @@ func TestHook(t *testing.T) {
 		if changed := <-runs; !slices.Equal(changed, []string{"a.env"}) {
 			t.Errorf("hook for %v", changed)
 		}
-		// More files change while the hook runs.
+		// Two more files change while the hook runs for a.env.
 		s.sendFiles("2", map[string]string{"b.env": "B=1"}, "a.env")
 		s.sendFiles("3", map[string]string{"c.env": "C=1"}, "b.env")
 		s.next(t, "hash 3", func(r *nstancev1.ReportHealthRequest) bool { return r.GetRuntimeHash() == "3" })

@@ -17,9 +17,9 @@ const (
 	hookPipes     = 2 * time.Second // wait for output pipes that children of a killed hook keep open
 )
 
-// shellHook returns a hook that runs a shell command. NSTANCE_CHANGED_FILES holds the names of the changed files,
-// separated by spaces. After the timeout the command and all its children are killed. The output of the command is
-// logged.
+// shellHook returns a hook that runs a shell command. The variable NSTANCE_CHANGED_FILES contains the names of the
+// changed files, separated by spaces. When the timeout ends, the hook kills the command and all children of the
+// command. The hook logs the command's output.
 func shellHook(command string, timeout time.Duration, environ func() []string, log *slog.Logger) func(context.Context,
 	[]string) error {
 	return func(ctx context.Context, changed []string) error {

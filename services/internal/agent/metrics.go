@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// counts are what an agent has done since its start.
+// counts counts what an agent has done since its start.
 type counts struct {
 	sessions, reports atomic.Uint64
 	lastReport        atomic.Int64 // Unix time in milliseconds; 0: none
@@ -26,7 +26,8 @@ func (c *counts) reported(now time.Time) {
 type Metric struct {
 	Name, Help string
 	Labels     []string
-	// read returns the values of the labels, and the value. ok is false while the metric has no value.
+	// read returns the values of the metric's labels, and the metric's value. If the metric has no value yet, ok is
+	// false.
 	read func(c *Client) (labels []string, value float64, ok bool)
 }
 

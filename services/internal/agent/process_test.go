@@ -40,14 +40,14 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// process is an agent in a separate process with a real disk, and with a server on a real port.
+// process is an agent in a separate process. The agent uses a real disk, and its server has a real port.
 type process struct {
 	cmd   *exec.Cmd
 	lines chan string
 	done  chan error
 }
 
-// machineOf returns the directory of a new VM.
+// machineOf returns a directory that simulates the disk of a new VM.
 func machineOf(t *testing.T, s *fakeServer) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func launch(t *testing.T, s *fakeServer, addr, dir string, environ ...string) *p
 	return p
 }
 
-// say waits for a log line that matches pattern, and returns the line's first group.
+// say waits for a log line that matches the pattern. It returns the text that the first group of the pattern matched.
 func (p *process) say(t *testing.T, pattern string) string {
 	t.Helper()
 	timeout := time.After(time.Minute)

@@ -56,8 +56,8 @@ func TestRenewal(t *testing.T) {
 			t.Error("the key did not change with each renewal")
 		}
 
-		// The server refuses renewals until after the certificate has expired. The streams continue, and the agent
-		// retries.
+		// The server refuses every renewal until the certificate has expired. Meanwhile the streams continue, and the
+		// agent retries the renewal.
 		s.set(func() { s.refuse = status.Error(codes.Unavailable, "store is away"); s.renewals = nil })
 		drain(10 * time.Hour)
 		s.set(func() { s.refuse = nil })
@@ -71,8 +71,8 @@ func TestRenewal(t *testing.T) {
 	})
 }
 
-// TestLostRenewal checks that an agent recovers after the answer to a renewal was lost, also across a restart. The
-// server then accepts only the key that was sent with that renewal.
+// TestLostRenewal checks that an agent recovers when the server's answer to a renewal is lost, even if the agent then
+// restarts. After the renewal, the server accepts only the key that the agent sent with it.
 func TestLostRenewal(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// A restarted agent also renews its certificate.
+		// An agent that starts after its certificate has expired renews it, too.
 		time.Sleep(30 * time.Minute)
 		_, stop = run(t, m.options(s, n))
 		defer stop()

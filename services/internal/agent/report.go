@@ -21,15 +21,16 @@ const (
 	intervalHeader  = "nstance-report-interval"
 	endpointsHeader = "nstance-agent-endpoints"
 	renewHeader     = "nstance-renew-within"
-	// keyRequestsHeader is set by servers that send key requests with the files.
+	// keyRequestsHeader is a header of the health stream. A server that sends key requests on the stream of files sets
+	// it.
 	keyRequestsHeader = "nstance-key-requests"
 	defaultInterval   = time.Minute
 	minInterval       = 50 * time.Millisecond
 	maxInterval       = time.Hour
 )
 
-// announcement is a stop that the server must learn of. It ends when the server confirms it or another announcement
-// replaces it.
+// announcement is the news of a stop, which the agent repeats to the server. It ends when the server confirms it, or
+// when another announcement replaces it.
 type announcement struct {
 	reason   nstancev1.StoppingReason
 	done     chan struct{}
@@ -42,9 +43,9 @@ func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 }
 
 // Announce reports immediately why the agent is about to stop, and again at the start of every stream. It returns nil
-// when the server has confirmed the announcement or another one has replaced it. It returns ctx's error if ctx ends
-// first. It returns an error immediately if the agent is not registered. After an error the agent no longer reports the
-// announcement. STOPPING_REASON_UNSPECIFIED withdraws an announcement.
+// when the server has confirmed the announcement, or when a newer announcement has replaced it. It returns ctx's error
+// if ctx ends first. If the agent is not registered, it returns an error immediately. After an error, the agent no
+// longer reports this announcement. STOPPING_REASON_UNSPECIFIED withdraws the earlier announcement.
 func (c *Client) Announce(ctx context.Context, reason nstancev1.StoppingReason) error {
 	if c.cert.Load() == nil {
 		return errors.New("not registered: there is no server to announce to")
@@ -81,7 +82,7 @@ type reporter struct {
 	*Client
 	api      nstancev1.AgentServiceClient
 	onAccept func() // called once, when the server has accepted the agent
-	// onOldServer is called if the server does not send key requests with the files.
+	// onOldServer is called if the server is too old to send key requests on the stream of files.
 	onOldServer func()
 
 	facts   Facts
@@ -93,8 +94,8 @@ type reporter struct {
 	sentChecks *nstancev1.HealthCheckReport
 }
 
-// run opens one stream after another until one fails. A stream ends without an error when the server has confirmed an
-// announcement.
+// run opens one health stream after another until a stream fails. A stream ends without an error when the server has
+// confirmed an announcement, and run then opens the next one.
 func (r *reporter) run(ctx context.Context) error {
 	for {
 		if err := r.stream(ctx); err != nil {
@@ -150,7 +151,7 @@ func (r *reporter) stream(ctx context.Context) error {
 					r.onAccept()
 					r.onAccept = nil
 				}
-				// The random delay spreads the reports of agents that reconnected together.
+				// Agents may have reconnected at the same time. The random delay spreads their reports.
 				tick.Reset(interval/2 + rand.N(interval/2))
 			case <-tick.C:
 				tick.Reset(interval)
@@ -206,8 +207,8 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether the next report must contain the states of files, keys and checks. An urgent notice or
-// announcement is sent first, in a report without them.
+// takeNews reports whether the next report must contain the states of files, keys and checks. If a notice or an
+// announcement is urgent, the result is false: the agent first sends a report without these states.
 func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -52,7 +52,8 @@ func Run(ctx context.Context, s Settings, version string, log *slog.Logger) erro
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return watchShutdown(ctx, client, log) })
 	group.Go(func() error {
-		// Health takes the lock that a hung client holds forever. Alive then hangs too, and systemd's watchdog notices.
+		// A client that hangs may hold its lock forever. Health waits for this lock, so Alive hangs too. systemd's
+		// watchdog then notices.
 		return systemd.Run(ctx, systemd.Daemon{Ready: client.Connected, Alive: func() bool {
 			_ = client.Health()
 			return true
@@ -96,7 +97,8 @@ func assemble(s Settings, version string, log *slog.Logger) (*Client, error) {
 	})
 	var hook func(context.Context, []string) error
 	if s.Hook != "" {
-		// The hook reads the host names concurrently with reports, so it needs a separate Host.
+		// The hook reads the host names while another goroutine makes reports. The methods of a Host must not run
+		// concurrently, so the hook needs its own Host.
 		named := machine.NewHost(machine.HostOptions{Hostname: s.Hostname, Log: log})
 		environ := func() []string {
 			fqdn := s.FQDN
@@ -179,7 +181,8 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 	}
 }
 
-// sayGoodbye reports to the server why this process ends. It takes at most [farewell]. A second signal cancels it.
+// sayGoodbye reports to the server why this process ends. It takes at most [farewell]. When again receives a second
+// signal, sayGoodbye gives up.
 func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal,
 	log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, farewell)
@@ -203,7 +206,8 @@ func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, 
 	log.Info("The server knows", "reason", reason.String(), "duration", time.Since(began))
 }
 
-// stoppingReason returns the reason that logind has announced, or else the reason according to the service manager.
+// stoppingReason returns the reason in the current announcement. If there is no announcement, it returns the reason
+// that the service manager gives.
 func (c *Client) stoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	c.mu.Lock()
 	stop := c.standing.stop

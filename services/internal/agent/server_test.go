@@ -50,7 +50,8 @@ type fakeServer struct {
 
 	mu      sync.Mutex
 	spentBy ed25519.PublicKey // the key that consumed the nonce
-	// current is the agent's key after the last renewal, and previous the one before. Both are nil before a renewal.
+	// current is the key of the agent's last renewal, and previous is the key before it. Both are nil before the first
+	// renewal.
 	current, previous ed25519.PublicKey
 	lost              chan struct{} // if set, the next renewal takes effect, but its answer is lost and lost is closed
 	registrations     []time.Time
@@ -65,7 +66,7 @@ type fakeServer struct {
 	keysWithFiles     bool // the header of reports says that key requests come with the files
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
-	// The server sends these messages first on every stream.
+	// The server sends these messages at the start of every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
 }
@@ -339,7 +340,8 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 		CaBundle: authority.EncodeBundle(s.ca.Certificate())}, err
 }
 
-// batch returns the events of a batch of files and its commit. The commit names the files and the additional names.
+// batch returns the events for the given files, followed by the event for their commit. The commit lists the names of
+// the files and the additional names.
 func batch(hash string, files map[string]string, names ...string) (events []*nstancev1.ReceiveFilesResponse) {
 	for name, content := range files {
 		events = append(events, &nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_File{
@@ -358,7 +360,7 @@ func (s *fakeServer) sendFiles(hash string, files map[string]string, names ...st
 	}
 }
 
-// next returns the next report for which ok holds.
+// next returns the next report for which ok returns true.
 func (s *fakeServer) next(t testing.TB, what string,
 	ok func(*nstancev1.ReportHealthRequest) bool) *nstancev1.ReportHealthRequest {
 	t.Helper()
@@ -375,7 +377,7 @@ func (s *fakeServer) next(t testing.TB, what string,
 	}
 }
 
-// network connects agents with servers in memory, by address.
+// network connects agents with servers in memory. Each server has an address.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*bufconn.Listener
@@ -404,8 +406,8 @@ func (n *network) unlisten() {
 	n.listeners = nil
 }
 
-// delays records dials for the given time. It returns the times between dials. The first one is the time until the
-// first dial.
+// delays waits, and records the agent's connection attempts meanwhile. It returns the time until the first attempt, and
+// then the time from each attempt to the next.
 func (n *network) delays(wait time.Duration) (delays []time.Duration) {
 	n.mu.Lock()
 	n.dials = nil

@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// A server that died or was stopped silently is detected after at most 15 s. gRPC allows no shorter keepaliveTime.
-	// A server that does not answer a ping for keepaliveTimeout could not renew its lease either.
+	// The agent detects within 15 s that its server died or was suspended. gRPC allows no shorter keepaliveTime. If a
+	// server answers no ping for keepaliveTimeout, it cannot renew its lease either, so it no longer leads.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
 
 	// Small buffers suffice: an agent sends about a hundred bytes a minute. A load generator runs thousands of agents.
 	bufferSize = 4 << 10
 
-	// maxKeyRequests is how many key requests may wait while the agent makes and submits keys. If more arrive, the
-	// agent reads no files until it has caught up.
+	// maxKeyRequests is how many messages with key requests may wait while the agent makes and submits keys. If more
+	// arrive, the agent reads no files until one of them is done.
 	maxKeyRequests = 16
 )
 
@@ -56,7 +56,7 @@ func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, 
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    roots,
 		ServerName: host,
-		// TLS calls this at every handshake, so a renewed certificate needs no new configuration.
+		// The TLS library calls this function at every handshake, so a renewed certificate needs no new configuration.
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			if cert := c.cert.Load(); cert != nil {
 				return &cert.TLS, nil
@@ -77,8 +77,8 @@ func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, 
 		grpc.WithNoProxy(),
 		grpc.WithUserAgent("nstance-agent/"+c.Version),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
-		// A failed connection ends its session, and the session does not reconnect. BaseDelay is also the minimum of
-		// the connect timeout.
+		// A failed connection ends its session, so gRPC never reconnects. The connect timeout is the larger of
+		// MinConnectTimeout and the backoff delay, so both are set.
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: timeout,
 			Backoff: backoff.Config{BaseDelay: timeout, MaxDelay: timeout}}),
 		grpc.WithReadBufferSize(bufferSize),
@@ -99,7 +99,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 	defer conn.Close()
 	api := nstancev1.NewAgentServiceClient(conn)
 	if c.cert.Load().Expired(time.Now()) {
-		// An expired certificate permits only RenewCertificate.
+		// An agent with an expired certificate may only call RenewCertificate.
 		if err := c.renew(ctx, api); err != nil {
 			return false, fmt.Errorf("renew the expired certificate: %w", err)
 		}
@@ -109,7 +109,8 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 		return false, errRenewed
 	}
 	if c.identity.Renewing() {
-		// If the answer to the last renewal was lost, the server may accept only the key of that renewal.
+		// If the server's answer to the last renewal was lost, the server may accept only the key that the agent sent
+		// with it.
 		if err := c.renew(ctx, api); err == nil {
 			return false, errRenewed
 		} else if ctx.Err() == nil {
@@ -148,7 +149,8 @@ func ended(stream string, err error) error {
 	return fmt.Errorf("%s: %w", stream, err)
 }
 
-// receiveKeyRequests passes on the key requests of a server that does not send them with the files.
+// receiveKeyRequests receives key requests from a server that does not send them on the stream of files. It passes them
+// to makeKeys.
 func (c *Client) receiveKeyRequests(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	stream, err := api.KeyGenRequests(ctx, &nstancev1.KeyGenRequestsRequest{InstanceId: c.ID.String()})
@@ -227,8 +229,9 @@ func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, k
 	}
 }
 
-// receiveFiles stores the batches of files that the server sends. It hands the server's key requests and health checks
-// to the agent. If the stream ends in the middle of a batch, the batch is dropped.
+// receiveFiles stores the batches of files that the server sends. The same stream may carry key requests, which
+// receiveFiles passes to makeKeys, and health checks. If the stream ends in the middle of a batch, the agent drops the
+// batch.
 func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceClient,
 	keys chan<- []*nstancev1.KeyRequest) error {
 	request := &nstancev1.ReceiveFilesRequest{InstanceId: c.ID.String(), WithKeyRequests: true}
@@ -275,18 +278,19 @@ func (c *Client) receiveFiles(ctx context.Context, api nstancev1.AgentServiceCli
 	}
 }
 
-// keepRenewed renews the certificate after two thirds of its life, or when the server asks for it. It then returns
-// errRenewed, which ends the session, so that the next session presents the new certificate.
+// keepRenewed renews the certificate after two thirds of its life, or earlier when the server asks for that. After the
+// renewal it returns errRenewed, which ends the session. The next session presents the new certificate.
 func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClient) error {
 	delays := newDelays()
 	delays.InitialInterval *= 60 // a third of the certificate's life is left for retries
 	delays.MaxInterval *= 60
 	for {
 		cert := c.cert.Load()
-		// The random delay spreads the renewals of agents that started together.
+		// Agents may have started at the same time. The random delay spreads their renewals.
 		due := cert.RenewAt().Add(rand.N(cert.Life()/50 + 1))
 		for time.Until(due) > 0 {
-			// Timers stop while a machine sleeps, but the wall clock does not.
+			// Timers stop while a machine sleeps, but the wall clock does not. So compare with the wall clock at least
+			// every ten minutes.
 			timer := time.NewTimer(min(time.Until(due), 10*time.Minute))
 			select {
 			case <-ctx.Done():

@@ -111,7 +111,8 @@ func variables() []variable {
 }
 
 // ParseSettings reads an environment of NAME=value strings. An empty value counts as unset. The error joins all
-// problems. unknown lists the variables with [Prefix] that the agent does not know, which are probably misspelt.
+// problems. unknown lists the variables whose names start with [Prefix] but that the agent does not know. They are
+// probably misspelt.
 func ParseSettings(environ []string) (s Settings, unknown []string, err error) {
 	values := map[string]string{}
 	for _, entry := range environ {
@@ -208,7 +209,8 @@ func parseIP(value string, family func(netip.Addr) bool) (string, error) {
 	return addr.String(), nil
 }
 
-// checkHost accepts host names according to RFC 1123, section 2.1, and also underscores, which occur in practice.
+// checkHost accepts host names according to RFC 1123, section 2.1. It also accepts underscores, which occur in
+// practice.
 func checkHost(value string) error {
 	if len(value) > 253 {
 		return fmt.Errorf("a host name has at most 253 characters, this one %d", len(value))

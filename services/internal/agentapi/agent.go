@@ -22,30 +22,32 @@ const (
 	streamKinds
 )
 
-// agent holds what one leadership knows about an instance's agent beyond the leader's State: the agent's streams, and
-// what was sent to the agent.
+// agent is what the leader knows about an instance's agent during one term, in addition to the leader's State: the
+// agent's streams, and what was sent to the agent.
 type agent struct {
 	id   ident.ID
 	name string // of id
 
 	mu sync.Mutex
-	// connection is the number of the connection that the streams belong to.
+	// connection is the number of the connection to which the agent's open streams belong.
 	connection uint64
 	streams    [streamKinds]*stream
-	// pending marks the kinds of streams that have work to do but are not open.
+	// pending marks each kind of stream that has work to do but is not open.
 	pending [streamKinds]bool
-	// outdated: the health stream was ended because its header is out of date, and there is no newer stream.
+	// outdated means that the server ended the health stream because its header was out of date, and that the agent has
+	// not opened a new one.
 	outdated bool
-	// keys are the submitted public keys, by name; nil before they were read from the cache.
+	// keys maps names to the public keys that the agent submitted. It is nil until the keys are read from the cache.
 	keys map[string][]byte
-	// wantedKeys are to be requested from the agent.
+	// wantedKeys are the keys that the server must still request from the agent.
 	wantedKeys []filegen.KeyRequest
-	// sent are the files that this leadership sent, by name, for the runtime configuration with the hash sentHash.
+	// sent maps names to the files that this leader sent. They belong to the runtime configuration with the hash
+	// sentHash.
 	sent     map[string]*sentFile
 	sentHash string
 	files    plan.FilesState
-	// claimsMissing: the last batch was made before the agent's first report. If that first report claims a host name
-	// or an address, the server makes the files again.
+	// claimsMissing means that the last batch was made before the agent's first report. If the first report claims a
+	// host name or an address, the server makes the files again.
 	claimsMissing bool
 }
 
@@ -82,8 +84,8 @@ func (s *stream) signal() {
 	}
 }
 
-// openStream opens a stream of a connection. It ends an older stream of the same kind, and all streams of an older
-// connection.
+// openStream opens a stream that belongs to the peer's connection. It ends an older stream of the same kind, and all
+// streams of an older connection.
 func (a *agent) openStream(kind int, peer *transport.Peer) (*stream, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -155,7 +157,8 @@ func (a *agent) endOutdatedReports(now session) {
 	}
 }
 
-// wakeStream makes a stream do its work, now or when it opens. Call with mu held.
+// wakeStream makes the stream of a kind do its work. If the stream is not open, it does its work when it opens. The
+// caller must hold mu.
 func (a *agent) wakeStream(kind int) {
 	if a.streams[kind] != nil {
 		a.streams[kind].signal()
@@ -167,8 +170,8 @@ func (a *agent) wakeStream(kind int) {
 // streamNames are the RPCs of the kinds of streams.
 var streamNames = [streamKinds]string{"ReportHealth", "ReceiveFiles", "KeyGenRequests"}
 
-// serveStream serves a stream of the caller: it calls start once and work each time that the stream is woken. It
-// returns when the stream ends, and says why.
+// serveStream serves one stream of an agent. It calls start once, and work whenever the stream is woken. It returns
+// when the stream ends; the error is the reason.
 func (s *Service) serveStream(ctx context.Context, kind int, instanceID func(own string) string, start,
 	work func(*call) error) (err error) {
 	defer func() { s.logRefusal(ctx, streamNames[kind], err) }()

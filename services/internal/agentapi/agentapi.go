@@ -1,8 +1,9 @@
-// Package agentapi serves the AgentService: the reports of agents, the files they receive, the keys they submit.
+// Package agentapi serves the AgentService. It takes the reports of agents and the keys that they submit, and sends
+// them their files.
 //
 // Invariant: a caller speaks only for the instance in its certificate, and only while the record of that instance is
-// alive and holds the certificate's key. An instance has one connection: when a newer connection opens its first
-// stream, the streams of the older one end. A slow agent delays no other agent and no action of the leader.
+// alive and has the certificate's key. An instance has one connection: when a newer connection opens its first stream,
+// the streams of the older one end. A slow agent delays no other agent and no action of the leader.
 package agentapi
 
 import (
@@ -57,8 +58,8 @@ type Leadership struct {
 	CertLog        CertLog
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
-	// RecheckFiles means that CA certificates in the instances' files may be outdated. The server then makes each
-	// instance's files once in this term, and sends those that differ.
+	// RecheckFiles means that CA certificates in the instances' files may be outdated. The server then makes the files
+	// of each instance again, once in this term. It sends the files that have changed.
 	RecheckFiles bool
 	// Interval returns the configured time between two reports.
 	Interval func() time.Duration
@@ -108,8 +109,8 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership. When the leadership ends, the service drops the board, so that the
-// leader's State can be freed.
+// boardOf returns the board of a leadership. When the leadership ends, the service drops its reference to the board, so
+// that the garbage collector can free the leader's State.
 func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +185,8 @@ func (s *Service) Configured() {
 	}
 }
 
-// Outdated returns the number of agents whose health streams Configured has ended and that have not opened another one.
+// Outdated returns the number of agents that have no health stream because Configured ended it, and because they have
+// not opened a new one.
 func (s *Service) Outdated() (n int) {
 	s.mu.Lock()
 	b := s.board
@@ -209,18 +211,19 @@ type call struct {
 	agent  *agent
 	group  config.GroupKey
 	stream *stream // nil for a unary call
-	// noticed: this stream has reported a termination notice.
+	// noticed means that the agent has reported a termination notice on this stream.
 	noticed bool
 }
 
-// authorize checks that the caller may speak for the instance that the caller's message names. instanceID receives the
-// instance ID in the certificate, and returns the instance ID in the message.
+// authorize checks that the caller may speak for the instance that its message names. It calls instanceID with the
+// instance ID in the caller's certificate. instanceID returns the instance ID in the message.
 func (s *Service) authorize(ctx context.Context, instanceID func(own string) string) (*call, error) {
 	c, _, err := s.authorizeWith(ctx, instanceID, speaksFor)
 	return c, err
 }
 
-// authorizeWith is like authorize, but calls check instead of speaksFor. It also returns the instance's record.
+// authorizeWith is like authorize, but the function check replaces speaksFor. authorizeWith also returns the instance's
+// record.
 func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
 	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }
@@ -251,7 +254,7 @@ func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string)
 	return c, rec, nil
 }
 
-// instanceOf returns an instanceID function for [Service.authorize] that returns the ID in a message.
+// instanceOf returns a function for [Service.authorize]. The function returns the instance ID in the message m.
 func instanceOf(m interface{ GetInstanceId() string }) func(string) string {
 	return func(string) string { return m.GetInstanceId() }
 }
@@ -269,7 +272,7 @@ func speaksFor(peer *transport.Peer, rec *record.Instance) error {
 	return nil
 }
 
-// repeatsRenewal reports whether a call repeats a renewal whose answer was lost. The caller then still presents the
+// repeatsRenewal reports whether the caller repeats a renewal because the answer was lost. Such a caller still has the
 // record's previous key, and requests a certificate for the record's present key.
 func repeatsRenewal(peer *transport.Peer, rec *record.Instance, next ed25519.PublicKey) bool {
 	return len(next) > 0 && next.Equal(ed25519.PublicKey(rec.PublicKey)) &&
@@ -293,8 +296,8 @@ func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
 	}
 }
 
-// errForeign is the answer to a message that names another instance than the certificate does. id is the instance in
-// the certificate. The error does not repeat the ID in the message, which is untrusted text.
+// errForeign is the answer to a message that names an instance other than the caller's. id is the instance in the
+// caller's certificate. The error does not repeat the ID in the message, which is untrusted text.
 func errForeign(id ident.ID) error {
 	return status.Errorf(codes.PermissionDenied, "instance_id: is not the one in the client certificate, %s", id)
 }

@@ -14,8 +14,8 @@ import (
 // confirmLength is how many of the last characters of an instance ID a person types to confirm a deletion.
 const confirmLength = 6
 
-// change is like the method read, but only for clients that may change something. The function `do` returns a
-// description for the log, and the address of the page to show afterwards.
+// change is like p.read, but it refuses clients that may not change anything. do makes the change. It returns a
+// description for the log, and the address to which the browser is sent afterwards.
 func (p *page) change(do func(*http.Request) (detail, to string, err error)) http.HandlerFunc {
 	return p.read(func(w http.ResponseWriter, r *http.Request) error {
 		client := clientOf(r)
@@ -105,8 +105,8 @@ func errorOf[T any, P fleet.Answer[T]](answers []T) error {
 	return nil
 }
 
-// doneText returns the message to show after an action. It returns "" for an unknown action, because a link of another
-// site can name any action.
+// doneText returns the message to show after a change. action comes from the page's address, which other sites can
+// forge. For an unknown action, doneText returns "".
 func doneText(action string) string {
 	return map[string]string{
 		"pause": "The rollout is paused.", "resume": "The rollout goes on.",

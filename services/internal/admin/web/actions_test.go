@@ -66,7 +66,7 @@ func TestActions(t *testing.T) {
 }
 
 // TestRefusedActions checks that no change is made for a viewer, without a login, with a wrong confirmation, or to a
-// missing group. Forms of other sites and links change nothing either.
+// missing group. A form or link on another site changes nothing either.
 func TestRefusedActions(t *testing.T) {
 	s := newSite(t, logins)
 	operator, viewer := s.login(t, "olivias-token-of-24-chars"), s.login(t, "victors-token-of-24-chars")

@@ -9,7 +9,8 @@ import (
 type Bucket interface {
 	// Lock returns the election lock of a shard that has no leader.
 	Lock(ctx context.Context, shard string) Lock
-	// Compare compares the configuration that a leader of a shard applied last with the newest one.
+	// Compare compares the configuration that a leader of the shard applied last with the newest configuration in the
+	// bucket.
 	Compare(ctx context.Context, shard string) (Comparison, error)
 }
 
@@ -20,7 +21,7 @@ type Lock struct {
 	// RenewedAt is the time of the last renewal. It is measured by the bucket's clock.
 	RenewedAt time.Time
 	Lease     time.Duration
-	// Waits says what the shard waits for, and Next what to do. Next may be empty.
+	// Waits describes what the shard waits for. Next describes what a person should do, and may be empty.
 	Waits, Next string
 }
 
@@ -38,5 +39,6 @@ type Comparison struct {
 	More int
 }
 
-// DiffLine is a line of a difference. Class is "added", "removed", "position" or empty.
+// DiffLine is a line of a difference in the unified format. Class is "added" for a line that starts with "+", "removed"
+// for "-", "position" for "@", and otherwise empty.
 type DiffLine struct{ Class, Text string }

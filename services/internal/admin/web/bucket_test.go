@@ -22,8 +22,8 @@ func (b *bucket) Lock(context.Context, string) web.Lock { return b.lock }
 
 func (b *bucket) Compare(context.Context, string) (web.Comparison, error) { return b.comparison, b.err }
 
-// TestLeaderlessShard checks that the page of a shard without a leader says, from the lock in the bucket, what the
-// shard waits for, and that shards with a leader show no lock.
+// TestLeaderlessShard checks that the page of a shard without a leader shows the lock in the bucket and what the shard
+// waits for. The page of a shard with a leader shows no lock.
 func TestLeaderlessShard(t *testing.T) {
 	s := newSiteWith(t, &bucket{lock: web.Lock{Holder: "server-9", Heir: "server-8", Term: 41, RenewedAt: fleettest.Now,
 		Lease: 10 * time.Second, Waits: "the lock is <stale>", Next: "start a server"}}, nil)

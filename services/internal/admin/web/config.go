@@ -14,8 +14,8 @@ type configView struct {
 	NoBucket bool
 }
 
-// shardConfig is the configuration of one shard. Err is the error of a call to the leader, and CompareErr that of a
-// read of the bucket.
+// shardConfig is the configuration of one shard. Err is the error of the call to the leader, and CompareErr is the
+// error of reading the bucket.
 type shardConfig struct {
 	Shard           string
 	Config          fleet.Config

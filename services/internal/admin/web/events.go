@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// maxEvents is the largest number of events on a page. To see older events, end the period earlier.
+// maxEvents is the largest number of events on a page. To see older events, a person chooses an earlier Until.
 const maxEvents = 500
 
 // eventsView shows the journals of shards, the newest event first.
@@ -37,7 +37,8 @@ type entry struct {
 // Anchor identifies the entry in a page.
 func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.Position }
 
-// Permalink returns an address that always shows the entry, above the events that happened before it.
+// Permalink returns the address of a page whose newest event is always this entry. Below it are the events of the hour
+// before.
 func (e entry) Permalink() string {
 	query := url.Values{"shard": {e.Shard}, "until": {e.At.Add(time.Millisecond).UTC().Format(time.RFC3339Nano)},
 		"since": {e.At.Add(-time.Hour).UTC().Format(time.RFC3339Nano)}}
@@ -118,8 +119,8 @@ func badFilter(name string, err error) error {
 	return &httpError{http.StatusBadRequest, name + ": " + err.Error(), "Correct the filter."}
 }
 
-// matches reports whether a filter selects an event that has just happened. A filter with an end time (Until) selects
-// none. Start times need no check, because the event is later.
+// matches reports whether the filter selects an event that has just happened. A filter with an end time (Until) selects
+// no such event. The start time needs no check, because it is in the past.
 func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
 	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
 		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&

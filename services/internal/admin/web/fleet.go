@@ -22,8 +22,8 @@ type shardView struct {
 	Desired, Actual, Healthy uint32
 	Alerts                   []fleet.Event
 	Replacements             statistics
-	// LostSince is when the shard stopped answering. Lock is the shard's election lock while the shard does not answer,
-	// or nil if the page has no access to the bucket.
+	// LostSince is when the shard stopped answering. Lock is the election lock of a shard that does not answer. It is
+	// nil if the shard answers or if the page cannot read the bucket.
 	LostSince time.Time
 	Lock      *Lock
 }
@@ -43,7 +43,7 @@ func (p *page) showShard(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "shard", "Shard "+shard, live, p.shards(r, []string{shard})[0])
 }
 
-// shards asks shards for the values of their rows on the fleet's page.
+// shards queries the named shards and returns one view for each of them.
 func (p *page) shards(r *http.Request, names []string) []shardView {
 	var statuses []fleet.StatusAnswer
 	var groups []fleet.GroupsAnswer

@@ -30,7 +30,8 @@ type hub struct {
 // followed is what the hub knows about one shard.
 type followed struct {
 	alerts map[alertKey]fleet.Event
-	// lost is the reason why the shard cannot be followed, and nil while it is followed. since is when that began.
+	// lost is the reason why the shard cannot be followed, or nil while the shard is followed. since is the time at
+	// which lost was set.
 	lost         *fleet.Error
 	since        time.Time
 	replacements replacements
@@ -38,8 +39,8 @@ type followed struct {
 
 type alertKey struct{ kind, group, id string }
 
-// change is one event of a shard. If neither event nor entry is set, the connection to the shard was lost or made
-// again.
+// change is an event of a shard, or a change of the connection to the shard. If event and entry are nil, the connection
+// was lost or restored.
 type change struct {
 	shard  string
 	number uint64
@@ -79,7 +80,8 @@ func (h *hub) run(ctx context.Context) {
 
 func (h *hub) followState(ctx context.Context, shard string) {
 	for ctx.Err() == nil {
-		// FollowShards returns early if a shard rejects the client, for example because the identity has expired.
+		// FollowShards returns early if a shard rejects this client, for example because the client's identity has
+		// expired.
 		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
 			Event: func(e fleet.Event) { h.addEvent(e) },
 			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
@@ -92,7 +94,7 @@ func (h *hub) followState(ctx context.Context, shard string) {
 func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
 	for ctx.Err() == nil {
-		// The error is ignored, because followState records why a shard cannot be followed.
+		// FollowHistory's error is ignored, because followState records why a shard cannot be followed.
 		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e fleet.JournalEvent) {
 			position = e.Position
@@ -157,8 +159,8 @@ func (h *hub) publish(c change) {
 	}
 }
 
-// listenerRoom is the number of changes that wait for a slow browser. With more, the browser reads the whole page
-// again.
+// listenerRoom is the number of changes that can wait for a slow browser. If more changes wait, the browser reads the
+// whole page again.
 const listenerRoom = 256
 
 // listen adds a listener. number is the number of the last change before the listener was added. end removes the
@@ -198,14 +200,15 @@ func (h *hub) alerts(shard, group string) []fleet.Event {
 	return alerts
 }
 
-// lost returns why a shard cannot be followed and since when, or nil.
+// lost returns the reason why the shard cannot be followed, and when that began. The reason is nil while the shard is
+// followed.
 func (h *hub) lost(shard string) (*fleet.Error, time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.shards[shard].lost, h.shards[shard].since
 }
 
-// statistics returns the replacements of a shard, or of one group if group is not empty.
+// statistics returns the statistics of the replacements in a shard, or in one group if group is not empty.
 func (h *hub) statistics(shard, group string) statistics {
 	h.mu.Lock()
 	defer h.mu.Unlock()

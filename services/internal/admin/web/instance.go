@@ -32,11 +32,12 @@ type instanceView struct {
 // step is one event in the life of an instance.
 type step struct {
 	fleet.JournalEvent
-	// Name is the event in words.
+	// Name is the kind of the event, in words for people.
 	Name string
-	// Of is the predecessor or the successor if the event is about that instance, otherwise empty.
+	// Of is empty if the event is about the page's instance. Otherwise it is the ID of the predecessor or successor
+	// that the event is about.
 	Of string
-	// Took is the time since the step before.
+	// Took is the time since the previous step.
 	Took time.Duration
 	// First means that this is the first step.
 	First bool
@@ -88,7 +89,8 @@ func (p *page) instanceOf(r *http.Request) (shard string, id ident.ID, err error
 	return shard, id, nil
 }
 
-// addLife adds the timeline: the instance's own events, why its predecessor was replaced, and its successor.
+// addLife adds the timeline: the instance's own events, the events that led to its predecessor's replacement, and the
+// creation of its successor.
 func (p *page) addLife(r *http.Request, view *instanceView, events []fleet.JournalEvent) {
 	for _, e := range events {
 		view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind)})

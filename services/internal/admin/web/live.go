@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// livePulse is the time between two comments on an idle stream, which show that the connection works.
+	// livePulse is the time between two comment lines on an idle stream. The comment lines show the browser that the
+	// connection works.
 	livePulse = 15 * time.Second
 	// liveWrite limits the time to send one message.
 	liveWrite = 10 * time.Second
@@ -28,8 +29,8 @@ func (p *page) liveURL(query url.Values) string {
 	return Path + "live?" + query.Encode()
 }
 
-// position identifies a change for the browser. Each process counts changes from zero, so the prefix identifies the
-// process.
+// position identifies a change for the browser. Each process counts its changes from zero, so the position starts with
+// a prefix that identifies the process.
 func (p *page) position(number uint64) string {
 	return fmt.Sprintf("%x-%d", p.key[:4], number)
 }
@@ -122,7 +123,7 @@ func (s *liveStream) sendChange(c change) error {
 // lifeKinds are the kinds of events that change the statistics of a fleet or a group.
 var lifeKinds = []string{"instance_healthy", "config_applied", "leader_started"}
 
-// concerns reports whether the browser must read the page again after a change.
+// concerns reports whether the change c makes the page outdated, so that the browser must read the page again.
 func (s *liveStream) concerns(c change) bool {
 	f := s.filter
 	if c.entry != nil {

@@ -81,7 +81,7 @@ func next(t testing.TB, events <-chan liveEvent, kind string) liveEvent {
 	}
 }
 
-// liveSite returns a site whose hub runs. Shard a has channels for its events.
+// liveSite returns a site whose hub runs. The shard s.a has channels for its events.
 func liveSite(t testing.TB) *site {
 	t.Helper()
 	s := newSite(t, nil)
@@ -124,8 +124,8 @@ func TestRowIsUpdated(t *testing.T) {
 	}
 }
 
-// TestPageIsReadAgain checks that a page which was read before a change receives a "stale" event, and that a page which
-// was read after all changes receives none.
+// TestPageIsReadAgain checks which pages receive a "stale" event. A page that was read before a change receives one. A
+// page that was read after all changes receives none.
 func TestPageIsReadAgain(t *testing.T) {
 	s := liveSite(t)
 	live := regexp.MustCompile(`data-live="([^"]+)"`)
@@ -150,7 +150,7 @@ func TestPageIsReadAgain(t *testing.T) {
 	if e := next(t, current, "stale"); e.id == hello.id {
 		t.Error("it was told to read again before anything changed")
 	}
-	// A browser that lost its connection sends the ID of the last event that it received.
+	// A browser that connects again sends the ID of the last event that it received.
 	again := s.open(t, old, hello.id)
 	next(t, again, "hello")
 	next(t, again, "stale")
@@ -180,8 +180,8 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestLiveEvents shows that an open list of events gets the new ones that its filter selects, and that replacements are
-// counted.
+// TestLiveEvents checks that an open list of events receives the new events that its filter selects. It also checks
+// that the pages count replacements.
 func TestLiveEvents(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live?events=true&cause=unhealthy", "")
@@ -211,8 +211,8 @@ func TestLiveEvents(t *testing.T) {
 	}
 }
 
-// TestLostShardIsSeen checks that pages receive a "stale" event when a shard stops answering, and when it answers
-// again. In between, the shard's page shows since when the shard has not answered.
+// TestLostShardIsSeen checks that pages receive a "stale" event when a shard stops answering, and again when it
+// answers. While the shard does not answer, its page shows since when.
 func TestLostShardIsSeen(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live", "")

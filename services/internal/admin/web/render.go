@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// parseTemplates returns the template of each page by its name. It panics if a template has a mistake.
+// parseTemplates returns a map from the name of each page to its template. It panics if a template has a mistake.
 func parseTemplates(p *page) map[string]*template.Template {
 	functions := template.FuncMap{
 		"asset":    func(name string) string { return Path + "assets/" + p.assets + "/" + name },
@@ -54,8 +54,8 @@ func instancePath(shard, id string) string {
 	return shardPath(shard) + "/instances/" + url.PathEscape(id)
 }
 
-// eventsPath returns the address of the page with the events of a shard, a group and an instance. Empty texts select
-// all events.
+// eventsPath returns the address of the page that lists the events of an instance in a group of a shard. An empty
+// argument selects the events of all shards, groups or instances.
 func eventsPath(shard, group, id string) string {
 	query := url.Values{}
 	for name, value := range map[string]string{"shard": shard, "group": group, "instance": id} {
@@ -66,7 +66,7 @@ func eventsPath(shard, group, id string) string {
 	return Path + "events?" + query.Encode()
 }
 
-// stamp writes a time in UTC, and nothing for the zero time.
+// stamp formats a time in UTC. It returns "" for the zero time.
 func stamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -74,7 +74,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05")
 }
 
-// took writes a duration with three significant digits.
+// took formats a duration with three significant digits.
 func took(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -138,7 +138,7 @@ func segments(counts []count) []segment {
 	return parts
 }
 
-// problem is an error for people.
+// problem is an error in the form in which a page shows it.
 type problem struct {
 	status                int
 	Shard, Message, Hint  string

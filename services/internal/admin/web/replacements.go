@@ -11,21 +11,22 @@ import (
 const (
 	// statisticsTime is the period of the statistics of replacements.
 	statisticsTime = 24 * time.Hour
-	// paceTime is the period before now whose replacements count for the estimate of a rollout's end.
+	// paceTime is the period for the estimate of a rollout's end. The estimate counts the replacements of the last 15
+	// minutes.
 	paceTime = 15 * time.Minute
 )
 
 // replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
 type replacements struct {
-	// failed holds, by instance ID, when the instance was lost or became unhealthy. running holds unfinished
-	// replacements by the ID of the new instance.
+	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running maps
+	// the ID of a new instance to its unfinished replacement.
 	failed  map[string]time.Time
 	running map[string]replacement
 	done    []replacement
 }
 
-// replacement is the replacement of one instance. It begins when the old instance fails or, if that does not fail, when
-// the provider is asked for the new instance. It ends when the new instance is healthy.
+// replacement is the replacement of one instance. It begins when the old instance fails. If the old instance is still
+// good, it begins when the leader asks the provider for the new instance. It ends when the new instance is healthy.
 type replacement struct {
 	group      string
 	began, end time.Time
@@ -73,7 +74,7 @@ func (r *replacements) forget(now time.Time) {
 			delete(r.failed, id)
 		}
 	}
-	// The journal may lack the end of a replacement, if the leader died.
+	// If the leader died, the journal may lack the event that ends a replacement.
 	maps.DeleteFunc(r.running, func(_ string, d replacement) bool { return d.began.Before(before) })
 }
 
@@ -81,7 +82,8 @@ func (r *replacements) forget(now time.Time) {
 type statistics struct {
 	Count    int
 	P50, P99 time.Duration
-	// Pace is the average time between replacements that ended recently. It is zero if fewer than two ended.
+	// Pace is the average time from the end of one replacement to the end of the next, for recent replacements. It is
+	// zero if fewer than two replacements ended recently.
 	Pace time.Duration
 }
 

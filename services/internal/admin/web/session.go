@@ -78,8 +78,8 @@ func (p *page) sign(text []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// client returns the client that sent a request. The client is identified by a bearer token, which a proxy in front of
-// the page may add, or by the cookie of a login.
+// client returns the client that sent the request. A bearer token or the cookie of a login identifies the client. A
+// proxy in front of the page may add the token.
 func (p *page) client(r *http.Request) (Client, bool) {
 	if p.Login == nil {
 		return p.Local, true

@@ -1,10 +1,10 @@
-// Package web serves the page of `nstance-admin serve`: what the shards of a fleet do, as HTML that needs no script to
-// be read.
+// Package web serves the page of `nstance-admin serve`. The page shows what the shards of a fleet do, and is readable
+// without scripts.
 //
 // Invariants:
 //   - A page shows the values that the HTTP API answers. The package makes no decision about instances.
 //   - Nobody changes anything without a login as operator, a typed confirmation, and a form of this site.
-//   - No page has an inline script or style, so that the browser can refuse all inline ones.
+//   - No page has an inline script or style, so that the browser can refuse every inline script and style.
 package web
 
 import (
@@ -111,8 +111,9 @@ func New(options Options) *Page {
 	return &Page{p.guard(cross.Handler(mux)), p.hub}
 }
 
-// guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests for host names
-// of other machines. Another site's page could otherwise use a name that resolves to this machine (DNS rebinding).
+// guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests whose host
+// name is not one of this machine. This prevents DNS rebinding: another site's page reaches this machine by a name of
+// that site.
 func (p *page) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -168,13 +169,13 @@ func (p *page) answer(do func(http.ResponseWriter, *http.Request) error) http.Ha
 
 type clientKey struct{}
 
-// clientOf returns the client of a request. Only handlers that the method read wraps may call clientOf.
+// clientOf returns the client of a request. Only handlers that p.read wraps may call clientOf.
 func clientOf(r *http.Request) Client {
 	client, _ := r.Context().Value(clientKey{}).(Client)
 	return client
 }
 
-// read is like the method answer, but only for clients that are logged in. It redirects others to the login.
+// read is like p.answer, but it serves only clients that are logged in. It redirects other clients to the login.
 func (p *page) read(do func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return p.answer(func(w http.ResponseWriter, r *http.Request) error {
 		client, ok := p.client(r)
@@ -215,7 +216,7 @@ func (p *page) groupOf(r *http.Request) (shard, group string, err error) {
 	return shard, group, nil
 }
 
-// frame is what every page shows.
+// frame holds the values that every page shows.
 type frame struct {
 	Title   string
 	Client  Client
@@ -259,7 +260,7 @@ func (p *page) fail(w http.ResponseWriter, r *http.Request, err error) {
 // hashAssets returns a hash of all assets.
 func hashAssets() string {
 	hash := sha256.New()
-	// The files are part of the program, so reading them does not fail.
+	// The embedded files are part of the program, so reading them does not fail.
 	_ = fs.WalkDir(files, "assets", func(path string, _ fs.DirEntry, _ error) error {
 		text, _ := files.ReadFile(path)
 		hash.Write(text)
@@ -268,7 +269,8 @@ func hashAssets() string {
 	return hex.EncodeToString(hash.Sum(nil))[:12]
 }
 
-// serveAssets serves the style and the script. Their URLs change with their content.
+// serveAssets serves the style and the script. The URL of these files contains a hash of their content, so a browser
+// may cache them.
 func (p *page) serveAssets() http.Handler {
 	assets := http.FileServerFS(files)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

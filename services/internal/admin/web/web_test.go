@@ -34,7 +34,7 @@ const (
 	second = "wrk06gx5zsg2nrrqcrz0000000008"
 )
 
-// shard returns a shard with a group of two instances, the second of which replaced a third.
+// shard returns a shard with a group of two instances. The first instance is healthy, and the second is silent.
 func shard() *fleettest.Shard {
 	now := timestamppb.New(fleettest.Now)
 	return &fleettest.Shard{
@@ -59,7 +59,7 @@ func shard() *fleettest.Shard {
 	}
 }
 
-// site is a page in front of the shards a and b.
+// site is a page that shows the shards "a" and "b".
 type site struct {
 	page  *web.Page
 	fleet *fleet.Fleet
@@ -192,7 +192,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestRolloutWaits checks that the page shows what a rollout waits for, and until when.
+// TestRolloutWaits checks that the page shows what a rollout waits for, and until when the rollout waits.
 func TestRolloutWaits(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {
@@ -290,7 +290,7 @@ func logins(token string) (web.Client, bool) {
 	return client, ok
 }
 
-// login logs in and returns the cookie.
+// login logs in with the token and returns the cookie of the session.
 func (s *site) login(t testing.TB, token string) *http.Cookie {
 	t.Helper()
 	resp := s.do(t, request{method: "POST", path: "/ui/login",
@@ -353,7 +353,8 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestLocalOnly shows that without a login, the page answers only requests for host names of this machine.
+// TestLocalOnly checks that a page that is configured without logins answers only requests for host names of this
+// machine.
 func TestLocalOnly(t *testing.T) {
 	s := newSite(t, nil)
 	resp := s.do(t, request{path: "/ui/", host: "evil.example:8080"})
@@ -399,7 +400,7 @@ func manyInstances(n int) []*nstancev1.InstanceStatus {
 	return instances
 }
 
-// TestUnavailableShard shows that the page about a shard that does not answer shows the shard's error.
+// TestUnavailableShard checks that a group's page shows the error of a shard that does not answer.
 func TestUnavailableShard(t *testing.T) {
 	s := newSite(t, nil)
 	s.a.Do(func() {
@@ -410,7 +411,7 @@ func TestUnavailableShard(t *testing.T) {
 	}
 }
 
-// TestFiguresAreThoseOfTheAPI checks that the page shows the same figures as the HTTP API.
+// TestFiguresAreThoseOfTheAPI checks that the page shows the same numbers of instances as the HTTP API.
 func TestFiguresAreThoseOfTheAPI(t *testing.T) {
 	s := newSite(t, nil)
 	s.b.Groups = append(s.b.Groups, &nstancev1.GroupStatus{Group: "other", Size: 40, ActualSize: 30, Healthy: 20})

@@ -45,7 +45,7 @@ type Runner struct {
 type running struct {
 	spec *nstancev1.HealthCheck
 	stop context.CancelFunc
-	// Runner.mu guards the state and the numbers of consecutive passes and failures.
+	// Runner.mu guards state, passed and failed. passed and failed count consecutive runs.
 	state           *nstancev1.HealthCheckState
 	passed, failed  uint32
 	startPeriodEnds time.Time
@@ -73,8 +73,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Set replaces the checks. An unchanged check keeps its state. A changed check starts over. A check whose probe is
-// unknown is ignored.
+// Set replaces the list of checks. A check that is the same as before keeps its state. A new or changed check begins
+// without results. Set ignores a check whose kind of probe is unknown to this agent.
 func (r *Runner) Set(version string, checks []*nstancev1.HealthCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +130,7 @@ func (r *Runner) Report() *nstancev1.HealthCheckReport {
 	return report
 }
 
-// start starts the loop of a check. Call with mu held.
+// start starts the loop of a check. The caller must hold mu.
 func (r *Runner) start(c *running) {
 	ctx, stop := context.WithCancel(r.ctx)
 	c.stop = stop
@@ -176,9 +176,9 @@ func (r *Runner) run(ctx context.Context, spec *nstancev1.HealthCheck) string {
 	return r.probe(ctx, spec)
 }
 
-// count counts a run, and reports whether the status of the check changed. A failure in the start period does not
-// count. A failing check keeps the reason of the failure that reached the threshold, so that the reason does not change
-// with every run.
+// count evaluates a run, and reports whether the status of the check changed. A failure in the start period does not
+// count. While a check is failing, its reason stays that of the failure that reached the threshold. So the reason does
+// not change with every run.
 func (r *Runner) count(c *running, failure string, began time.Time) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -38,7 +38,7 @@ func command(name string, words ...string) *nstancev1.HealthCheck {
 		FailureThreshold: 3, SuccessThreshold: 2}
 }
 
-// results is a probe whose results the test sets for each check's name.
+// results is a fake probe. The test sets the result for each check by the check's name.
 type results struct {
 	mu       sync.Mutex
 	failures map[string]string
@@ -210,7 +210,7 @@ func TestConcurrencyAndTimeout(t *testing.T) {
 	})
 }
 
-// local runs a command of a check on this machine, and returns the reason of a failure.
+// local runs a command as a health check on this machine, and returns the reason of a failure.
 func local(t *testing.T, timeout time.Duration, words ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)

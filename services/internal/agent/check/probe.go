@@ -18,11 +18,12 @@ import (
 )
 
 const (
-	// searchPath is the only environment variable that a command gets.
+	// searchPath is the whole environment of a command.
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	// maxOutput is how much of the end of a command's output is kept.
 	maxOutput = 4 << 10
-	// openPipes is how long to wait, after a command has ended, for its children to close the output.
+	// openPipes limits the wait for the children of a command that has ended. The children may still hold its output
+	// open.
 	openPipes = time.Second
 	// maxAnswer is how much of an HTTP answer is read.
 	maxAnswer = 64 << 10
@@ -72,7 +73,8 @@ func withLine(reason, line string) string {
 	return reason + ": " + line
 }
 
-// client sends the requests of checks. It uses no proxy, and opens a connection for each request.
+// client sends the HTTP requests of checks. It uses no proxy, follows no redirects, and opens a connection for each
+// request.
 var client = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialLoopback, MaxResponseHeaderBytes: maxAnswer},
 	CheckRedirect: func(*http.Request, []*http.Request) error {
@@ -80,7 +82,7 @@ var client = &http.Client{
 	},
 }
 
-// dialLoopback connects to the port of an address on this machine, over IPv4 or else IPv6.
+// dialLoopback connects to this machine, at the port in addr. It tries IPv4 first, and then IPv6.
 func dialLoopback(ctx context.Context, _, addr string) (net.Conn, error) {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {

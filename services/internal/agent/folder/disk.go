@@ -20,8 +20,8 @@ type Disk struct {
 	path string
 }
 
-// Open returns the folder at path and removes the unfinished writes of an earlier crash. If the directory is missing,
-// Open creates it with the given mode, and its parents with mode 0755.
+// Open returns the folder at path. It removes the temporary files that a crash left. If the directory is missing, Open
+// creates it with the given mode, and its parents with mode 0755.
 func Open(path string, mode fs.FileMode) (*Disk, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("create directory: %w", err)
@@ -48,7 +48,7 @@ func (d *Disk) Path() string { return d.path }
 
 func (d *Disk) join(name string) string { return filepath.Join(d.path, name) }
 
-// check rejects names that would lead out of the directory. Disk does not rely on its caller to check names.
+// check rejects names that lead out of the directory. So Disk is safe even if its caller does not check names.
 func check(op, name string) error {
 	if name == "" || name == "." || name == ".." || name == tempName || filepath.Base(name) != name {
 		return &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
@@ -61,7 +61,7 @@ func (d *Disk) Read(name string) ([]byte, error) {
 	if err := check("read", name); err != nil {
 		return nil, err
 	}
-	// Without O_NONBLOCK, opening a pipe would wait for its writer.
+	// Without O_NONBLOCK, opening a named pipe would wait until another process opens it for writing.
 	file, err := os.OpenFile(d.join(name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ELOOP) {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: ErrIrregular}

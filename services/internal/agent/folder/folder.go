@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// ErrIrregular is returned for a name that belongs to something other than a regular file.
+// ErrIrregular means that the name belongs to a directory, a symbolic link, or another file that is not regular.
 var ErrIrregular = errors.New("not a regular file")
 
 // Folder is a flat directory. Names are base names. Implementations are safe for concurrent use. If two goroutines
@@ -31,7 +31,7 @@ type Folder interface {
 	List() ([]string, error)
 }
 
-// Stamp changes whenever the content of a file may have changed. Stamps are comparable.
+// Stamp identifies a version of a file. If the content of a file changes, its stamp changes. Stamps are comparable.
 type Stamp struct {
 	Size     int64
 	Modified int64 // in nanoseconds, or a counter
@@ -41,8 +41,8 @@ type Stamp struct {
 // maxName leaves room for the suffix of a temporary file's name within the 255 bytes that file systems allow.
 const maxName = 200
 
-// ValidateName checks that a name is a base name that is safe everywhere. It may have at most 200 characters: ASCII
-// letters, digits, and "._-@+". It must not start with a dot or a dash.
+// ValidateName checks that a name is a base name that every file system accepts. It may have at most 200 characters:
+// ASCII letters, digits, and "._-@+". It must not start with a dot or a dash.
 func ValidateName(name string) error {
 	switch {
 	case name == "":

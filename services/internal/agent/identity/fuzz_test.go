@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// parse accepts only a certificate of this agent. It does not check the chain, which TLS verifies on both sides.
+// FuzzParse checks that parse accepts only a certificate of this agent. parse does not check the chain. Both ends of a
+// TLS connection do that.
 func FuzzParse(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	ca, err := authority.CreateCA("example", rand.Reader, now)

@@ -65,8 +65,8 @@ type Certificate struct {
 // Expired reports whether the certificate has expired. An expired certificate is only good for its own renewal.
 func (c *Certificate) Expired(now time.Time) bool { return !now.Before(c.Leaf.NotAfter) }
 
-// Life returns the time from the issue of the certificate to its expiry. It is shorter than the validity period,
-// because the CA backdates NotBefore by [authority.Skew].
+// Life returns the time from the issue of the certificate to its expiry. The CA sets NotBefore earlier than the issue
+// by [authority.Skew], so Life is shorter than the validity period.
 func (c *Certificate) Life() time.Duration {
 	return max(c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)-authority.Skew, 0)
 }
@@ -81,14 +81,14 @@ type Store struct {
 	mode fs.FileMode
 }
 
-// NewStore returns the store of an instance. Files get the given mode. The key file gets the same mode without access
-// for others.
+// NewStore returns the store of an instance. Files get the given mode. For key files, the permissions of others are
+// removed from the mode.
 func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
 
-// Key returns the identity key. The first call generates it. If a renewal was interrupted after its certificate was
-// stored, Key completes it.
+// Key returns the identity key. The first call generates it. If a crash interrupted a renewal after its certificate was
+// stored, Key completes the renewal and returns the next key.
 func (s *Store) Key() (ed25519.PrivateKey, error) {
 	if next, err := s.readKey(NextKeyFile); err == nil {
 		if cert, err := s.Certificate(next); err == nil && cert != nil {
@@ -102,7 +102,8 @@ func (s *Store) Key() (ed25519.PrivateKey, error) {
 	return key, err
 }
 
-// NextKey returns the key for the next certificate. It generates the key unless an unfinished renewal has one.
+// NextKey returns the key for the next certificate. If an unfinished renewal has such a key, NextKey returns it.
+// Otherwise it generates one.
 func (s *Store) NextKey() (ed25519.PrivateKey, error) {
 	key, err := s.readKey(NextKeyFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +112,7 @@ func (s *Store) NextKey() (ed25519.PrivateKey, error) {
 	return key, err
 }
 
-// Renewing reports whether a renewal is unfinished. The server may already have issued its certificate.
+// Renewing reports whether a renewal is unfinished. The server may already have issued the new certificate.
 func (s *Store) Renewing() bool {
 	_, err := s.dir.Stat(NextKeyFile)
 	return err == nil
@@ -167,8 +168,8 @@ func (s *Store) writeKey(file string, key ed25519.PrivateKey) error {
 	return nil
 }
 
-// Certificate returns the stored certificate, which may have expired. It returns nil without an error if there is no
-// certificate. The error says why the stored certificate does not belong to this agent.
+// Certificate returns the stored certificate, which may have expired. If no certificate is stored, it returns nil and
+// no error. If the stored certificate does not belong to this agent, the error says why.
 func (s *Store) Certificate(key ed25519.PrivateKey) (*Certificate, error) {
 	text, err := s.dir.Read(CertificateFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -219,9 +220,9 @@ func (s *Store) Nonce() (Nonce, error) {
 	return Nonce(text), nil
 }
 
-// Accept checks and stores the server's answer to a registration or a renewal: the certificate, and the CA bundle
-// unless it is empty. It then removes the nonce, which is consumed. Everything is durable when Accept returns. A
-// returned certificate is stored and valid even if the error is not nil.
+// Accept checks and stores the server's answer to a registration or a renewal. The answer is a certificate and a CA
+// bundle. If bundle is empty, the stored one stays. Accept then removes the nonce, which is consumed. Everything is
+// durable when Accept returns. If only the removal fails, Accept returns both the certificate and an error.
 func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	cert, err := s.parse(key, certificate)
 	if err != nil {
@@ -256,8 +257,9 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// AcceptRenewal checks and stores the server's answer to a renewal for the next key, like Accept. If the certificate is
-// for the present key, because the server kept that key, AcceptRenewal removes the next key.
+// AcceptRenewal checks and stores the server's answer to a renewal, like Accept. If the certificate is for next, that
+// key replaces the present one. If the server kept the present key, the certificate is for key, and AcceptRenewal
+// removes next.
 func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	if _, err := s.parse(next, certificate); err != nil {
 		cert, err := s.Accept(key, certificate, bundle)
@@ -273,7 +275,7 @@ func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle 
 	return cert, errors.Join(err, s.replaceKey(next))
 }
 
-// Spend removes the nonce. A stored certificate makes the nonce useless.
+// Spend removes the nonce. An agent that has a certificate needs no nonce.
 func (s *Store) Spend() error {
 	if err := s.dir.Remove(NonceFile); err != nil {
 		return fmt.Errorf("remove %s: %w", NonceFile, err)

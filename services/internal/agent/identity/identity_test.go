@@ -179,7 +179,7 @@ func TestDamagedFiles(t *testing.T) {
 			t.Errorf("Roots of %q", bundle)
 		}
 	}
-	// A damaged key is never replaced, because the server may have bound the nonce to it.
+	// A damaged key is never replaced. The server may accept the nonce only with that key.
 	w.write(t, identity.KeyFile, []byte("x"))
 	if _, err := w.store().Key(); err == nil {
 		t.Error("a damaged key was accepted")

@@ -59,9 +59,9 @@ func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
 	return &Store{dir: dir, mode: mode, pairs: map[string]pair{}, failed: map[string]error{}}
 }
 
-// Ensure returns the public key (PKIX, DER) of the named pair. It generates a pair if there is none, or if the existing
-// pair has another algorithm. The name is that of the public file and ends in ".pub". For an unspecified algorithm,
-// Ensure keeps an existing pair and generates an Ed25519 pair if there is none.
+// Ensure returns the public key (PKIX, DER) of the named pair. name is the name of the public file, which ends in
+// ".pub". If there is no pair, or if its algorithm is not the requested one, Ensure generates a pair. If no algorithm
+// is requested, any existing pair is kept, and a new pair uses Ed25519.
 func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +90,7 @@ func (s *Store) ensure(name string, algorithm nstancev1.KeyAlgorithm) ([]byte, e
 	}
 	var key crypto.Signer
 	if err == nil {
-		// A damaged key may be in use, so a person must decide.
+		// A damaged key may be in use, so it is not replaced. A person must decide what to do.
 		if key, err = ParsePrivate(text); err != nil {
 			return nil, err
 		}

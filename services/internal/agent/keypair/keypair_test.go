@@ -191,7 +191,7 @@ func TestEnsureRefuses(t *testing.T) {
 	}
 }
 
-// The next report shows a key that was removed or damaged.
+// States leaves out a key pair whose private key was removed, and reports an error for a damaged private key.
 func TestStatesMatchTheDisk(t *testing.T) {
 	s, disk := store(t)
 	for _, name := range []string{"a.pub", "b.pub"} {

@@ -35,11 +35,10 @@ type Host struct {
 type HostOptions struct {
 	// Hostname, IPv4 and IPv6 replace the detected values.
 	Hostname, IPv4, IPv6 string
-	// Server is the host:port of a server. The detected addresses are those that this machine uses to reach that
-	// server.
+	// Server is the host:port of a server. Host detects the addresses from which this machine reaches that server.
 	Server string
-	// Interface is the network interface for which rates are reported. If it is set, the use of the kernel's connection
-	// tracking is reported too.
+	// Interface is the network interface whose transfer rates are reported. If Interface is set, the agent also reports
+	// how full the kernel's table of tracked connections is.
 	Interface string
 	Log       *slog.Logger
 }
@@ -69,9 +68,9 @@ func (h *Host) Addresses() (ipv4, ipv6 string) {
 	return ipv4, ipv6
 }
 
-// address returns the source address of a datagram to the server. If that is not a public address, it returns the first
-// public address of this machine. An address is public if it is neither loopback nor link-local. Connecting a datagram
-// socket sends nothing.
+// address returns the address from which this machine reaches the server. If that address is not public, it returns the
+// first public address of this machine. Public means neither loopback nor link-local. Dial sends nothing here, because
+// the socket is a datagram socket.
 func (h *Host) address(network string) string {
 	dialer := net.Dialer{Timeout: lookup}
 	if conn, err := dialer.Dial(network, h.Server); err == nil {
@@ -105,7 +104,8 @@ func (h *Host) FQDN(ctx context.Context) string {
 	return name
 }
 
-// Sample returns the metrics since the last call, and the uptime of the machine.
+// Sample returns metrics of this machine. Rates and CPU use are averages since the last call of Sample. It also returns
+// the uptime of the machine.
 func (h *Host) Sample(ctx context.Context) (*nstancev1.Metrics, time.Duration) {
 	metrics := &nstancev1.Metrics{}
 	percent, err := cpu.PercentWithContext(ctx, 0, false) // since the last call

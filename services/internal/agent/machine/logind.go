@@ -14,8 +14,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// holdUp is the maximum time for which the agent delays a shutdown. logind's own limit (InhibitDelayMaxSec=,
-// logind.conf(5)) is 5 s by default.
+// holdUp is the maximum time for which the agent delays a shutdown. logind itself waits at most 5 s by default
+// (InhibitDelayMaxSec=, logind.conf(5)).
 const holdUp = 4 * time.Second
 
 // Shutdown is a logind signal that the machine is about to shut down, or that a shutdown was canceled.
@@ -36,9 +36,9 @@ type Logind interface {
 }
 
 // WatchShutdown announces why the machine shuts down, before any service is stopped and while the network still works.
-// If the shutdown is canceled, WatchShutdown withdraws the announcement. If logind does not report the kind of
-// shutdown, WatchShutdown announces nothing, and the agent finds out the reason on SIGTERM. WatchShutdown returns when
-// ctx ends or the connection to logind is lost.
+// If the shutdown is canceled, it withdraws the announcement. If logind does not report the kind of shutdown, it
+// announces nothing. The agent then finds out the reason when it receives SIGTERM. WatchShutdown returns when ctx ends
+// or the connection to logind is lost.
 func WatchShutdown(ctx context.Context, logind Logind, announce func(context.Context, nstancev1.StoppingReason) error,
 	log *slog.Logger) error {
 	lock, err := logind.Inhibit(ctx)
@@ -138,9 +138,9 @@ func (l *SystemLogind) Inhibit(ctx context.Context) (io.Closer, error) {
 	return os.NewFile(uintptr(fd), "inhibitor"), nil
 }
 
-// Next implements [Logind]. Since systemd 255, PrepareForShutdownWithMetadata comes first and names the kind, and
-// PrepareForShutdown follows. Older versions send only PrepareForShutdown, and the kind is known only for a scheduled
-// shutdown.
+// Next implements [Logind]. Since version 255, systemd sends two signals for a shutdown:
+// PrepareForShutdownWithMetadata, which contains the kind, and then PrepareForShutdown. Older versions send only
+// PrepareForShutdown. The agent then knows the kind only of a scheduled shutdown.
 func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 	for {
 		select {
@@ -151,7 +151,8 @@ func (l *SystemLogind) Next(ctx context.Context) (Shutdown, error) {
 				return Shutdown{}, errors.New("the connection to the message bus is lost")
 			}
 			shutdown, ok := parseShutdown(signal)
-			// The bus delivers signals that any client addresses to this process, regardless of its subscriptions.
+			// Any client on the bus can send a signal directly to this process. The bus delivers it even without a
+			// subscription.
 			if !ok || signal.Sender != l.owner(ctx) {
 				continue
 			}

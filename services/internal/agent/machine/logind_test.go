@@ -28,7 +28,8 @@ const (
 	manager    = "org.freedesktop.login1.Manager"
 )
 
-// bus is a message bus with a fake logind for one client. It uses a real socket and real descriptors.
+// bus is a message bus with a fake logind, for one client. The client connects over a real socket and receives real
+// file descriptors.
 type bus struct {
 	t         *testing.T
 	addr      string
@@ -158,7 +159,8 @@ func (b *bus) answer(call *dbus.Message) error {
 	return b.send(reply, files...)
 }
 
-// send writes a message with a serial. The library sets serials only for its own connections. The caller holds mu.
+// send sends a message to the client. It sets the message's serial number, because the D-Bus library does so only for
+// its own connections. The caller must hold mu.
 func (b *bus) send(message *dbus.Message, files ...*os.File) error {
 	if len(message.Body) > 0 {
 		message.Headers[dbus.FieldSignature] = dbus.MakeVariant(dbus.SignatureOf(message.Body...))
@@ -210,7 +212,7 @@ func TestSystemLogind(t *testing.T) {
 	}
 	b.mu.Unlock()
 
-	// The lock is a descriptor: when it is closed, logind reads the end of its pipe.
+	// The lock is one end of a pipe. When the agent closes the lock, logind reads the end of the pipe.
 	lock, err := logind.Inhibit(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -58,12 +58,12 @@ func ThisSystem() System {
 }
 
 // StoppingReason returns the reason why the process was sent SIGTERM. If the machine shuts down for an unknown reason,
-// StoppingReason returns a reboot. A power-off reported as a reboot costs only the time until the server has asked the
-// provider. A reboot reported as a power-off costs the VM.
+// the result is a reboot. If that is wrong, the server only needs a moment to ask the provider. If a power-off were
+// reported instead and were wrong, the VM would be lost.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
-	// systemctl(1): "stopping: the manager is shutting down".
+	// According to systemctl(1), this command prints "stopping" while the manager is shutting down.
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {
-		// Linux marks the path of a running file that was replaced or removed.
+		// If a running program's file was replaced or removed, Linux appends " (deleted)" to its path.
 		if strings.HasSuffix(s.Executable(), " (deleted)") {
 			return upgrade
 		}

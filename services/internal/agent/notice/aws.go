@@ -54,8 +54,8 @@ const (
 	tokenLife = 6 * time.Hour
 )
 
-// Watch polls the service every interval, and calls notice at every change. It returns when ctx ends. Watch must not
-// run concurrently with itself.
+// Watch polls the metadata service, and pauses for Options.Interval after each answer. It calls notice whenever the
+// notice changes. It returns when ctx ends. Watch must not run concurrently with itself.
 func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: a.options, announce: notice}
 	for {
@@ -70,8 +70,8 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readNotice returns the current notice. An interruption, which has a time, takes precedence over a rebalance
-// recommendation, which has none.
+// readNotice returns the current notice, or nil. An interruption takes precedence over a rebalance recommendation,
+// because only an interruption has a time.
 func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {
@@ -113,8 +113,8 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// sendable reports whether a token can be sent in a header. A token that cannot be sent would be kept forever, because
-// only a refusal by the service replaces a token.
+// sendable reports whether a token can be sent in a header. The watcher replaces a token only when the service refuses
+// it. So it would keep a token forever that it cannot send.
 func sendable(token string) bool {
 	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }

@@ -22,15 +22,16 @@ type Cloud struct {
 	Detect func(Firmware) bool
 	// NewSource returns the source of the cloud's notices. The field is nil if the cloud gives no notices.
 	NewSource func(Options) Source
-	// Attest returns a proof that identifies the VM, for the registration of an instance. The field is nil if the cloud
-	// gives no proofs.
+	// Attest returns a proof that identifies the VM. The agent sends the proof when it registers its instance. The
+	// field is nil if the cloud gives no proofs.
 	Attest func(ctx context.Context, o Options, instance string) ([]byte, error)
 }
 
 // Source watches for the cloud's announcement that it will take the VM away.
 type Source interface {
-	// Watch calls notice at every change. The argument is nil when the cloud withdraws a notice. Watch returns when ctx
-	// ends, or with an error if there is no source to watch. Watch must not run concurrently with itself.
+	// Watch calls notice whenever the cloud's notice changes, and calls it with nil when the cloud withdraws the
+	// notice. Watch returns when ctx ends, or with an error if there is nothing to watch. Watch must not run
+	// concurrently with itself.
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }
 

@@ -31,8 +31,8 @@ var gcp = Cloud{
 	},
 }
 
-// atGoogle returns the options with the URL of the metadata service. GCE_METADATA_HOST overrides its host, as in
-// Google's client libraries.
+// atGoogle returns the options with the URL of the metadata service. GCE_METADATA_HOST overrides the host in that URL,
+// as in Google's client libraries.
 func (o Options) atGoogle() Options {
 	if host := os.Getenv("GCE_METADATA_HOST"); host != "" {
 		o.Base = "http://" + host
@@ -40,7 +40,7 @@ func (o Options) atGoogle() Options {
 	return o
 }
 
-// GCP watches for the preemption of a spot VM. Its requests hang until the answer changes.
+// GCP watches for the preemption of a spot VM. It asks the metadata service to answer only when the value has changed.
 // https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted
 type GCP struct {
 	options Options
@@ -52,7 +52,7 @@ const (
 	// identityTokenPath does not exist on a VM without a service account.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity
 	identityTokenPath = "/computeMetadata/v1/instance/service-accounts/default/identity"
-	// hanging is the time for which the service is asked to wait for a change.
+	// hanging is the time for which the watcher asks the metadata service to wait for a change.
 	hanging = 60 * time.Second
 	// grace is the maximum time for which Compute Engine lets a preempted VM run.
 	grace = 30 * time.Second
@@ -63,8 +63,8 @@ func NewGCP(o Options) *GCP {
 	return &GCP{o.withDefaults("http://metadata.google.internal", hanging+10*time.Second), time.Now}
 }
 
-// Watch waits for changes and calls notice for each change. It returns when ctx ends. Watch must not run concurrently
-// with itself.
+// Watch waits for changes of the notice and calls notice at each one. It returns when ctx ends. Watch must not run
+// concurrently with itself.
 func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: g.options, announce: notice}
 	etag := ""
@@ -83,7 +83,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace))}
 		}
 		w.saw(standing, err)
-		// Without an ETag, a request would return immediately instead of waiting for a change.
+		// Without an ETag, the metadata service would answer the next request immediately instead of waiting for a
+		// change.
 		if etag = next; etag == "" {
 			if err := pause(ctx, g.options.Interval); err != nil {
 				return err
@@ -92,8 +93,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readPreempted returns the current value. If etag is not empty, it first waits for a newer value, for at most the
-// duration hanging.
+// readPreempted returns the current value and its ETag. If etag is not empty, the service first waits until the value
+// has another ETag, but at most for the duration hanging.
 func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {
@@ -119,7 +120,8 @@ func (g *GCP) get(ctx context.Context, path string) ([]byte, error) {
 	return body, err
 }
 
-// read reads one path, with the answer's header. It refuses answers that are not from Google's metadata service.
+// read returns the body and the header of the answer for one path. It refuses answers that are not from Google's
+// metadata service.
 func (g *GCP) read(ctx context.Context, path string) (body []byte, header http.Header, err error) {
 	body, header, err = g.options.ask(ctx, http.MethodGet, path, http.Header{"Metadata-Flavor": {"Google"}})
 	if err == nil && header.Get("Metadata-Flavor") != "Google" {

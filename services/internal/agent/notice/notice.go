@@ -33,7 +33,7 @@ type Options struct {
 // maxAnswer is the maximum number of bytes to read of an answer.
 const maxAnswer = 4 << 10
 
-// errNone means that the service answered 404: nothing is at the requested path.
+// errNone means that the metadata service answered 404: it has nothing at the requested path.
 var errNone = errors.New("not found")
 
 func (o Options) withDefaults(base string, patience time.Duration) Options {
@@ -59,7 +59,8 @@ type watcher struct {
 	failed   bool
 }
 
-// saw handles the result of a request: a notice, no notice, or an error. It logs only the first of consecutive errors.
+// saw handles the result of one request to the metadata service: a notice, no notice, or an error. It logs only the
+// first of consecutive errors.
 func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 	switch {
 	case err != nil && !w.failed:
@@ -82,8 +83,8 @@ func (w *watcher) saw(notice *nstancev1.TerminationNotice, err error) {
 	w.announce(notice)
 }
 
-// ask sends a request and returns the answer if its status is 200. For status 404, the error is [errNone], for any
-// other status a [statusError].
+// ask sends a request and returns the body and the header of an answer with status 200. If the status is 404, the error
+// is [errNone]. For any other status, it is a [statusError].
 func (o Options) ask(ctx context.Context, method, path string, header http.Header) (body []byte, answered http.Header,
 	err error) {
 	req, err := http.NewRequestWithContext(ctx, method, o.Base+path, http.NoBody)

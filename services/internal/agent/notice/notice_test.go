@@ -19,7 +19,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// imds is a metadata service with the parts that watchers use.
+// imds is a fake metadata service. It implements only what the watchers use.
 type imds struct {
 	mu       sync.Mutex
 	values   map[string]string
@@ -89,7 +89,7 @@ type source interface {
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }
 
-// watch returns the reported notices. It watches until the test ends.
+// watch watches a source until the test ends. The returned channel receives each reported notice.
 func watch(t *testing.T, s source) <-chan *nstancev1.TerminationNotice {
 	ctx, cancel := context.WithCancel(context.Background())
 	notices, done := make(chan *nstancev1.TerminationNotice, 16), make(chan error, 1)
@@ -129,7 +129,7 @@ func TestAWS(t *testing.T) {
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
 	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
 
-	// A notice stays while the service is down, answers malformed text, or refuses an expired token.
+	// The notice does not change while the service is down, refuses an expired token, or answers malformed text.
 	m.change(func() { m.down = true })
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })
@@ -255,8 +255,8 @@ func TestAWSAttest(t *testing.T) {
 	}
 }
 
-// TestGCPAttest checks that the agent asks for an identity token with all claims, for the audience of its instance, and
-// that it takes one from Google's metadata service only.
+// TestGCPAttest checks that the agent asks for an identity token that has all claims and whose audience is its
+// instance. The agent accepts a token only from Google's metadata service.
 func TestGCPAttest(t *testing.T) {
 	flavor := "Google"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

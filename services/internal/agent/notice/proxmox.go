@@ -2,8 +2,8 @@ package notice
 
 import "strings"
 
-// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor. If sys_vendor is not set, the vendor of the
-// UEFI firmware still names Proxmox.
+// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor of a VM. On other VMs, the vendor of the UEFI
+// firmware contains "Proxmox".
 var proxmox = Cloud{
 	Name: "proxmox",
 	Detect: func(f Firmware) bool {

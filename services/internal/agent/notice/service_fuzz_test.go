@@ -37,8 +37,8 @@ func (s *scripted) set(status int, token, body, etag, flavor string) {
 	s.flavor.Store(&flavor)
 }
 
-// FuzzService checks that, whatever a metadata service answered before, a notice is reported once the service is
-// healthy again.
+// FuzzService checks that the watchers recover from any answer of a metadata service. When the service is healthy
+// again, they report its notice.
 func FuzzService(f *testing.F) {
 	f.Add(200, goodToken, `{"action":"terminate","time":"2026-11-21T08:22:00Z"}`, "1", "Google")
 	f.Add(200, "a\x00b", "TRUE", "a b&c", "Google")

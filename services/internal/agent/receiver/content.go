@@ -24,9 +24,8 @@ const (
 	kindString      = "string"
 )
 
-// checkContent checks the content of a file against its kind. The kinds secret, storage, and string have no format.
-// Their content is checked against the format that the file's extension implies. Errors do not quote the content,
-// because it may be secret.
+// checkContent checks the content of a file against its kind. A secret, storage or string may have any content, unless
+// the file's name has an extension that implies a format. Errors do not quote the content, because it may be secret.
 func checkContent(name, kind string, content []byte) error {
 	switch kind {
 	case kindCertificate:
@@ -101,7 +100,7 @@ func checkJSON(content []byte) error {
 	return nil
 }
 
-// position returns the kind and position of a JSON error, without what the error quotes from the input.
+// position describes a JSON error by its kind and position. It leaves out the part of the input that the error quotes.
 func position(err error) error {
 	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
 		return fmt.Errorf("syntax error at byte %d", syntax.Offset)

@@ -87,8 +87,8 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// Accepted text is still accepted with a comment before it. It is also accepted with a line after it, because
-		// every quote in accepted text is closed.
+		// Text that checkEnv accepts closes all its quotes. So checkEnv also accepts it with a comment before it and a
+		// line after it.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

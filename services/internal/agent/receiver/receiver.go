@@ -44,7 +44,7 @@ const (
 type state struct {
 	Version     int    `json:"version"`
 	RuntimeHash string `json:"runtime_hash"`
-	// Files are the names of the files that the server sent. The receiver never removes others.
+	// Files are the names of the files that the server sent. The receiver removes no other files.
 	Files []string `json:"files"`
 	// Pending are the files that changed since the hook last ran.
 	Pending []string `json:"pending,omitempty"`
@@ -89,7 +89,8 @@ type Options struct {
 	Mode fs.FileMode
 	// Extensions are accepted in addition to [DefaultExtensions]. Each starts with a dot.
 	Extensions []string
-	// Hooked keeps the names of changed files until [Receiver.Done] is called.
+	// Hooked means that a hook runs after changes. The receiver then keeps the names of changed files until
+	// [Receiver.Done] is called.
 	Hooked bool
 	Log    *slog.Logger
 }
@@ -161,17 +162,17 @@ func (r *Receiver) writeDocument(name string, document any) error {
 	return nil
 }
 
-// Apply stores the files of a batch, then removes files of earlier batches that the commit does not name, then stores
+// Apply stores the files of a batch. Then it removes files of earlier batches that the commit does not name, and stores
 // the hash. It returns the names of files that changed or were removed.
 //
-// If one file cannot be stored, the others still are, and [Receiver.States] reports the failure. The set is then
-// neither the old nor the new one, so its hash is empty. An error means that nothing of the batch was applied.
+// If one file cannot be stored, Apply stores the others, and [Receiver.States] reports the failure. The files are then
+// neither the old set nor the new set, so the hash is empty. An error means that nothing of the batch was applied.
 func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []string, err error) {
 	r.apply.Lock()
 	defer r.apply.Unlock()
 	r.mu.Lock()
 	old := r.state
-	// Keep each refusal until the file is sent again or no longer belongs to the instance.
+	// The receiver remembers each refused file until the server sends the file again or the commit no longer names it.
 	refused := maps.Clone(r.refused)
 	r.mu.Unlock()
 	maps.DeleteFunc(refused, func(name, _ string) bool {
@@ -238,8 +239,8 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 }
 
 // play applies a durable journal and removes it. Applying a journal twice has the same result. play returns the given
-// names except those that failed. It records each failure under the file's name, and a failure makes the hash empty.
-// Even then it removes the journal, so that an old journal never undoes a newer batch.
+// names, without those of files that failed. It records why each of these files failed, and the hash becomes empty.
+// Even if a file failed, play removes the journal, so that an old journal never undoes a newer batch.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {

@@ -199,7 +199,8 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("the link's target holds %q, %v", got, err)
 	}
 
-	// Apply sets the hash only when no refused file is left: each was corrected or no longer belongs to the instance.
+	// Apply sets the hash only when no refused file is left. A refusal ends when the file is corrected, or when the
+	// file no longer belongs to the instance.
 	apply(t, r, "h2", files{"bad.json": "{}"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "" || !strings.HasPrefix(reported(r)["b.env"], "error: ") {
 		t.Errorf("b.env is still refused; hash %q, states %v", r.Hash(), reported(r))
@@ -210,7 +211,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("hash %q, states: %s", r.Hash(), diff)
 	}
 
-	// If no file of a batch can be stored, the old set stays.
+	// If no file of a batch can be stored, the old set of files and its hash stay.
 	apply(t, r, "h3", files{"a.env": "?"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "h2" {
 		t.Errorf("nothing changed, and the hash is %q", r.Hash())
@@ -230,13 +231,13 @@ func TestBatchLimits(t *testing.T) {
 	for i := range 40 {
 		batch.Add(&nstancev1.File{Name: fmt.Sprintf("%d.conf", i), Kind: "string", Content: make([]byte, 1<<20)})
 	}
-	// The batch wrote 32 files and removed 480.
+	// The batch writes 32 files and removes 480.
 	if changed, err := r.Apply(batch, &nstancev1.FilesCommit{}); len(changed) != 512 || err != nil {
 		t.Errorf("%d files, %v", len(changed), err)
 	}
 }
 
-// Servers accept the report for every possible batch.
+// A server accepts a report about the files of any batch.
 func TestStatesFitIntoAReport(t *testing.T) {
 	r := open(&folder.Memory{})
 	batch := r.NewBatch()
@@ -263,7 +264,7 @@ func TestStatesFitIntoAReport(t *testing.T) {
 	}
 }
 
-// States follow the disk: they show changed and removed files, and read each file only once.
+// States shows files that were changed or removed on the disk. It reads an unchanged file only once.
 func TestStatesMatchTheDisk(t *testing.T) {
 	dir := &faulty{Folder: disk(t)}
 	r := open(dir)
@@ -362,8 +363,8 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
 			}
-			// Whichever set the crash left, applying the batch again leads to the new set. The changed files are then
-			// pending for the hook.
+			// The crash left the old set or the new set. In both cases, applying the batch again leads to the new set.
+			// The changed files then wait for the hook.
 			apply(t, r, "new", new, "a.env", "b.env", "c.env")
 			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
 				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)
@@ -399,7 +400,7 @@ func TestDiskErrors(t *testing.T) {
 	}
 }
 
-// A damaged state or journal makes the receiver lose its state, but not fail.
+// If the stored state or the journal is damaged, the receiver forgets the state, but it still works.
 func TestDamagedState(t *testing.T) {
 	for _, name := range []string{".state.json", ".journal.json"} {
 		dir := disk(t)

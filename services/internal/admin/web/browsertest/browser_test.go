@@ -25,7 +25,7 @@ var (
 	screenshotsFlag = flag.String("screenshots", "", "directory for the screenshots of the documentation")
 )
 
-// patience is the limit of everything that a test waits for.
+// patience is the time limit for each thing that a test waits for.
 const patience = 60 * time.Second
 
 // browser is one tab of Chromium. Its page must not write a warning or an error to the console.
@@ -37,7 +37,7 @@ type browser struct {
 	messages []string
 }
 
-// startBrowser starts Chromium. It returns nil if the flags that name Chromium and the program are not set.
+// startBrowser starts Chromium. It returns nil if the -chromium flag is not set.
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	if *chromiumFlag == "" {
@@ -61,7 +61,7 @@ func startBrowser(t *testing.T) *browser {
 	return b
 }
 
-// keepMessage keeps what the browser complains about, such as a violation of the content security policy.
+// keepMessage keeps the warnings and errors of the browser, such as a violation of the content security policy.
 func (b *browser) keepMessage(event any) {
 	var text string
 	switch event := event.(type) {
@@ -127,13 +127,14 @@ func (b *browser) await(selector string) {
 	b.do(chromedp.WaitVisible(chromedp.CSS(selector), chromedp.RetryInterval(10*time.Millisecond)))
 }
 
-// awaitGone waits until no element matches.
+// awaitGone waits until no element matches the selector.
 func (b *browser) awaitGone(selector string) {
 	b.t.Helper()
 	b.do(chromedp.WaitNotPresent(chromedp.CSS(selector), chromedp.RetryInterval(10*time.Millisecond)))
 }
 
-// awaitLive waits until the page receives changes. It also marks the page, so that checkSamePage can detect a reload.
+// awaitLive waits until the page is connected to the stream of changes. It also marks the page, so that checkSamePage
+// can detect a reload.
 func (b *browser) awaitLive() {
 	b.t.Helper()
 	b.await("#live.good")

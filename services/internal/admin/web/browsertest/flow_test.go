@@ -38,7 +38,7 @@ func TestShard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The open page loses its connection when the server of the page ends.
+	// The open page loses its connection when its server ends, so the browser writes these two messages.
 	b.checkConsole("net::ERR_", "503 (Service Unavailable)")
 }
 
@@ -64,7 +64,7 @@ func playShard(ctx context.Context, b *browser, stack *local.Stack) error {
 	if err := stack.AwaitReady(ctx, server, 1); err != nil {
 		return err
 	}
-	// The first leader makes the cluster's CA, which signs the identity.
+	// The first leader creates the cluster's CA. The CA signs the identity that nstance-admin uses.
 	if _, err := stack.AwaitLine(ctx, "serving as leader", 0); err != nil {
 		return err
 	}
@@ -116,8 +116,8 @@ func awaitNewVM(stack *local.Stack, before []local.VM) (ident.ID, error) {
 	}
 }
 
-// loseAgent kills an agent. It checks that the row of the agent's instance changes, that a row for the next instance
-// appears, and that the page of that instance shows events.
+// loseAgent kills an agent. It checks that the row of the agent's instance changes, that a row for the replacement
+// appears, and that the page of the replacement shows events.
 func loseAgent(b *browser, stack *local.Stack) error {
 	vms, err := stack.VMs()
 	if err != nil {
@@ -172,7 +172,7 @@ func scaleGroup(b *browser, stack *local.Stack) {
 	}
 }
 
-// loseLeader kills the only server, so that the shard has no leader, and starts it again.
+// loseLeader kills the only server, so that the shard has no leader. Then loseLeader starts the server again.
 func loseLeader(ctx context.Context, b *browser, stack *local.Stack, server *local.Process) error {
 	b.open(stack.PageURL())
 	b.awaitLive()

@@ -93,7 +93,7 @@ func logins(token string) (web.Client, bool) {
 	return web.Client{Name: "olivia", Role: web.RoleOperator}, token == "olivias-token-of-24-chars"
 }
 
-// bucket is a bucket in which the shard us-west-2b has a newer configuration.
+// bucket is a bucket in which the newest configuration of the shard us-west-2b is not yet in force.
 type bucket struct{}
 
 func (bucket) Lock(context.Context, string) web.Lock {
@@ -154,7 +154,7 @@ func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, boo
 }
 
 // The limits for a group of 5,000 instances. The aims are 100 ms for the first byte and for a changed row, and 1 s for
-// the page. The limits are five times the aims, because other programs may use the processors.
+// the page. The limits are five times the aims, because other programs may keep the processors busy.
 const (
 	manyInstances = 5000
 	maxFirstByte  = 500 * time.Millisecond
@@ -163,8 +163,9 @@ const (
 	maxUpdate     = 500 * time.Millisecond
 )
 
-// TestManyInstances measures the page of a group of 5,000 instances: the time to the first byte, the number of bytes,
-// the time until the page is shown, and the time from an event of the shard until its row has changed.
+// TestManyInstances measures the page of a group of 5,000 instances. It measures the time to the first byte, the number
+// of bytes, and the time until the page is shown. It also measures the time from an event of an instance until the
+// instance's row has changed.
 func TestManyInstances(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {
@@ -217,7 +218,7 @@ func TestManyInstances(t *testing.T) {
 	b.checkConsole()
 }
 
-// least returns the smaller duration. Zero counts as unknown.
+// least returns the smaller duration. A value a of zero means that no duration is known yet.
 func least(a, b time.Duration) time.Duration {
 	if a == 0 {
 		return b
@@ -291,8 +292,8 @@ func (b *browser) checkAccessibility(axe, name string) {
 	}
 }
 
-// TestKeyboard shows that the keyboard reaches the content first and then all links, and that the focus stays on the
-// same link when the page changes.
+// TestKeyboard checks that the Tab key reaches the content first and then all links. It also checks that the focus
+// stays on the same link when a change arrives.
 func TestKeyboard(t *testing.T) {
 	b := startBrowser(t)
 	if b == nil {
