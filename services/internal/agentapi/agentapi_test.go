@@ -92,15 +92,15 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff(want, got.Report); diff != "" {
 		t.Error(diff)
 	}
-	// After an unchanged report, the server keeps the file states of the report before. This report also announces a
-	// stop.
+	// The next report is marked as unchanged, so the server keeps the file states of the previous report. It also
+	// announces a stop.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})
 	if got, _ = w.State.Instance(c.id); len(got.Report.Files) != 1 || got.Report.Stopping != plan.PowerOff {
 		t.Errorf("%+v", got.Report)
 	}
-	// The server answers the end of a stream only after it has processed all reports on it.
+	// When the agent closes a stream, the server answers only after it has processed all reports on the stream.
 	if _, err := r.CloseAndRecv(); err != nil {
 		t.Error(err)
 	}
@@ -197,7 +197,7 @@ func TestNewConnectionReplacesTheOld(t *testing.T) {
 	if !view.Plan.Connected || w.Events(old.id, shardstate.EventLost) != 0 {
 		t.Errorf("connected %v, lost %d times", view.Plan.Connected, w.Events(old.id, shardstate.EventLost))
 	}
-	// A second stream on the same connection replaces the first one.
+	// A second health stream on the same connection replaces the first one.
 	newer.reports().send(nil)
 	wants(t, "first stream", r.RecvMsg(&nstancev1.ReportHealthResponse{}), codes.Aborted, "replaced")
 	if w.Events(old.id, shardstate.EventLost) != 0 {

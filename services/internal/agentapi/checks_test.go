@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// checked configures the group with the given runtime hash and two health checks, one of which runs the command.
-// Without a command, the group has no health checks.
+// checked configures the group with the given runtime hash and two health checks: an HTTP request, and the given
+// command. If there is no command, the group has no health checks.
 func (w *testLeader) checked(hash string, command ...string) {
 	interval, timeout, three, one := config.Duration(10*time.Second), config.Duration(5*time.Second), 3, 1
 	check := config.HealthCheck{Interval: &interval, Timeout: &timeout, FailureThreshold: &three,
@@ -29,8 +29,7 @@ func (w *testLeader) checked(hash string, command ...string) {
 	w.Configure(w.group)
 }
 
-// checkStream opens a stream of files. The request says that the agent already runs the given version of the health
-// checks.
+// checkStream opens a stream of files. It tells the server which version of the health checks the agent already has.
 func (c *client) checkStream(version string) filesStream {
 	c.t.Helper()
 	stream, err := c.ReceiveFiles(c.t.Context(), &nstancev1.ReceiveFilesRequest{InstanceId: c.id.String(),
@@ -51,8 +50,9 @@ func receiveChecks(t *testing.T, stream filesStream) *nstancev1.HealthChecks {
 	return message.GetHealthChecks()
 }
 
-// TestHealthChecksAreSent checks that an agent gets its health checks at the start of its stream unless it has them,
-// and again when they change. An agent that does not ask for them gets none.
+// TestHealthChecksAreSent checks that an agent receives its health checks at the start of its stream, unless it has
+// their current version. When they change, it receives them again. An agent that does not ask for health checks
+// receives none.
 func TestHealthChecksAreSent(t *testing.T) {
 	w := newTestLeader(t)
 	w.checked("v1", "pg_isready", "-q")
@@ -155,8 +155,8 @@ func TestReportedHealthChecks(t *testing.T) {
 	}
 }
 
-// TestHostileHealthChecks checks that a report with health checks that no genuine agent sends is refused with a clear
-// error.
+// TestHostileHealthChecks checks how the server treats reports whose health checks no genuine agent sends. It must
+// refuse them with a clear error.
 func TestHostileHealthChecks(t *testing.T) {
 	w := newTestLeader(t)
 	many := make([]*nstancev1.HealthCheckState, config.MaxHealthChecks+1)

@@ -28,8 +28,9 @@ import (
 // its connection.
 const sendTimeout = time.Minute
 
-// Push implements execute.Files. It makes the agent's stream send the files that the instance lacks, now or when the
-// stream opens, and does not wait for that. A batch that fails is sent again when plan.FilesDue says so.
+// Push implements execute.Files. It makes the agent's stream send the files that the instance lacks, and returns
+// immediately. If the stream is not open, the files are sent when it opens. If a batch fails, plan.FilesDue decides
+// when it is sent again.
 func (s *Service) Push(_ context.Context, id ident.ID) error {
 	leader, err := s.Leader()
 	if err != nil {
@@ -43,16 +44,16 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	a.mu.Lock()
 	a.wakeStream(filesStream)
 	a.mu.Unlock()
-	// From now on, only the stream and plan.FilesDue decide about sending this configuration again. The planner must
-	// not push it again.
+	// FilesSent stops the planner from pushing this configuration again. The stream and plan.FilesDue do that if
+	// necessary.
 	if group, ok := leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
 		leader.State.FilesSent(id, group.RuntimeHash)
 	}
 	return nil
 }
 
-// ReceiveFiles sends an instance the files that it lacks, whenever it lacks some. On request of the agent, the stream
-// also carries key requests and health checks.
+// ReceiveFiles sends an agent the files that its instance lacks, now and whenever new ones are lacking. If the agent
+// asks for them, the stream also sends key requests and health checks.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -91,8 +92,8 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	})
 }
 
-// sendHealthChecks sends the health checks of the instance's group unless the agent has their current version. sent is
-// the version that the agent has.
+// sendHealthChecks sends the health checks of the instance's group, unless the agent already has their current version.
+// sent points to the version that the agent has.
 func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.ReceiveFilesResponse) error) error {
 	group, ok := c.leader.State.Group(c.group)
 	if !ok || group.HealthChecksVersion() == *sent {
@@ -124,8 +125,8 @@ func healthCheck(name string, check config.HealthCheck) *nstancev1.HealthCheck {
 	return out
 }
 
-// deliverBatch makes and sends one batch. It returns an error only if the stream is broken. Any other failure is raised
-// as a standing error of the instance until a batch succeeds.
+// deliverBatch makes and sends one batch. It returns an error only if the stream is broken. For any other failure, it
+// raises an error of the instance. The next successful batch resolves that error.
 func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	ctx, a := stream.Context(), c.agent
 	err, broken := s.sendBatch(ctx, c, stream.Send)
@@ -145,7 +146,8 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	return nil
 }
 
-// sendBatch makes and sends what the instance lacks. If broken is not nil, the stream must end; err does not end it.
+// sendBatch makes and sends the files that the instance lacks. A non-nil broken ends the stream. A failure that leaves
+// the stream usable is returned as err.
 func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
 	state, a := c.leader.State, c.agent
@@ -176,7 +178,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 		}); logErr != nil {
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
 		}
-		// The instance's deletion may have been decided since its certificates were issued.
+		// The server may have decided to delete the instance while the certificates were made.
 		if rec, _, ok := state.Record(a.id); !ok || mayBeCertified(&rec) != nil {
 			return nil, nil
 		}
@@ -184,7 +186,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if err != nil && result.Names == nil {
 		return err, nil
 	}
-	// An instance that already has the current configuration keeps its hash, even if this batch is incomplete.
+	// If the instance already has the current configuration, its hash stays valid even if this batch is incomplete.
 	hash, current := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
 	if hash == "" && current {
 		hash = group.RuntimeHash
@@ -232,8 +234,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
-		// The record has the addresses and host name that the provider gave at the registration. The provider may know
-		// more by now.
+		// The record has the addresses and host name that the provider returned by the time of the registration. The
+		// provider may have returned more since that time.
 		Address: filegen.Address{IPv4: cmp.Or(rec.IPv4, vm.IPv4), IPv6: cmp.Or(rec.IPv6, vm.IPv6),
 			Hostname: cmp.Or(rec.Hostname, vm.Hostname, rec.ID.String())},
 		Claimed: render.Claimed{Hostname: report.Hostname, IP4: report.IPv4, IP6: report.IPv6},
@@ -261,16 +263,16 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	for name, pkix := range a.keys {
 		in.Keys[name] = pkix
 		if in.KeySums != nil {
-			// A report removes keys that it does not list (see forgetKeys), so this key was submitted after the last
-			// report.
+			// A report removes the submitted keys that it does not list (see forgetKeys). So the last report lists this
+			// key, or the key was submitted after it.
 			in.KeySums[name] = sum(pkix)
 		}
 	}
 	return in
 }
 
-// recordBatch notes a batch that was sent for the runtime configuration with the given hash. unreported means that the
-// batch was made before the agent's first report, without knowledge of the agent's files and keys.
+// recordBatch notes that a batch was sent for the runtime configuration with the given hash. unreported means that the
+// agent had not reported yet when the batch was made. The server then knew nothing about the agent's files and keys.
 func (a *agent) recordBatch(result *filegen.Result, hash string, unreported bool, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

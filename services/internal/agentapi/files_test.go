@@ -34,7 +34,7 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Fatalf("%v %v", request, err)
 	}
 	r.send(nil)
-	// The key is not submitted yet, so the batch has all files but the key's certificate, and no hash.
+	// The agent has not submitted its key yet. So the batch lacks the certificate for that key, and has no hash.
 	if err := c.push(); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestFilesAndKeys(t *testing.T) {
 	if request, err = keys.Recv(); err != nil || request.GetKeys()[0].GetName() != "node.pub" {
 		t.Errorf("asked again for %v (%v)", request, err)
 	}
-	// After the key is submitted, only the certificate is sent.
+	// After the agent submits the key, the server sends only the certificate.
 	key := transporttest.NewKey(t)
 	if err := c.submit("node.pub", pkixOf(t, key)); err != nil {
 		t.Fatal(err)
@@ -79,14 +79,14 @@ func TestFilesAndKeys(t *testing.T) {
 		t.Errorf("files sent %q", view.Plan.FilesSent)
 	}
 
-	// The instance has everything, so another push sends nothing.
+	// The instance has all its files, so another push sends nothing.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.RuntimeHash, m.Files, m.Keys = "r1", states(first, second), keyState(pkixOf(t, key))
 	})
 	if err := c.push(); err != nil || w.Events(c.id, shardstate.EventFilesPushed) != 2 {
 		t.Errorf("%v, %d events", err, w.Events(c.id, shardstate.EventFilesPushed))
 	}
-	// Another configuration sends only the files that it changes.
+	// After a change of the configuration, the server sends only the files that are different.
 	w.group.RuntimeHash, w.group.Vars = "r2", map[string]string{"role": "master"}
 	w.Configure(w.group)
 	if err := c.push(); err != nil {
@@ -101,8 +101,8 @@ func TestFilesAndKeys(t *testing.T) {
 	}
 }
 
-// TestKeyRequestsWithFiles covers an agent that asks for key requests on the stream of files. It gets them before the
-// first batch and after each batch that lacks a key. ReportHealth's header announces them.
+// TestKeyRequestsWithFiles checks what an agent receives that asks for key requests on the stream of files. It receives
+// a request before the first batch, and after each batch that lacks a key. The header of ReportHealth announces this.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -188,8 +188,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 
 	w.AwaitEvent(t, c.id, shardstate.EventFilesPushed, 2)
-	// A new leader learns from the report when the certificate is due for renewal, and gets the submitted key from the
-	// server's cache.
+	// A new leader calculates from the agent's report when the certificate is due for renewal. It gets the submitted
+	// key from the server's cache.
 	leader := *w.leader.Load()
 	w.leader.Store(&leader)
 	c = c.again()
@@ -202,8 +202,8 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	}
 }
 
-// TestFilesAreRechecked checks that a leader with RecheckFiles sends a file once if the agent reports an older content
-// of the file. A leader without RecheckFiles does not send it, because the configuration is the same.
+// TestFilesAreRechecked covers an agent whose report contains an outdated file. A leader with RecheckFiles sends the
+// file once. A leader without RecheckFiles does not send it, because the configuration is the same.
 func TestFilesAreRechecked(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)
@@ -262,8 +262,8 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// After another failure, the server waits before it sends the file again. It does so even if the next report has no
-	// changes.
+	// If the file fails again, the server waits before it sends the file once more. After the wait, even a report
+	// without changes triggers that.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
@@ -277,7 +277,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Error(diff)
 	}
 	awaited()
-	// The server also sends a file again that was changed or removed on the VM.
+	// If a file was changed or removed on the VM, the server sends it again, too.
 	altered := states(all)
 	altered[2].Sha256 = strings.Repeat("0", 64)
 	w.Clock.Advance(time.Hour)
@@ -339,7 +339,7 @@ func TestPushDoesNotWaitForTheAgent(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("five pushes took %s: Push waits for the agent", took)
 	}
-	// All files are one batch, which is sent when the stream opens.
+	// The server collects the files of all pushes in one batch. It sends the batch when the stream opens.
 	if b := receive(t, c.files()); len(b.files) != 2 {
 		t.Errorf("the batch has the files %v, want the two that need no key", b.names())
 	}

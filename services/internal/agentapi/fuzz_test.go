@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/filegen"
 )
 
-// FuzzSubmitPublicKeys checks that keys are accepted if all of them were requested, and otherwise rejected with a code
-// that describes the problem. Only keys under their requested names are kept.
+// FuzzSubmitPublicKeys checks that the server accepts keys only if all of them are valid and were requested. Otherwise
+// it rejects the message with a suitable status code, and stores none of its keys.
 func FuzzSubmitPublicKeys(f *testing.F) {
 	w := newTestLeader(f)
 	c := w.agent(f)

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// The tests of this file play an agent on a VM of which an attacker is root. The attacker has the certificate and the
-// key of one instance and speaks to the real port with mutual TLS.
+// In these tests, the agent's VM belongs to an attacker who is root there. The attacker has the certificate and the key
+// of one instance, and calls the real port with mutual TLS.
 
 // newHostileTest returns a leader whose group drains for five minutes, and what its service logs.
 func newHostileTest(t *testing.T) (*testLeader, *transporttest.Logs) {
@@ -95,8 +95,8 @@ func TestHostileNoticeDeadlines(t *testing.T) {
 	}
 }
 
-// TestHostileFloodOfNotices checks that instances that report a notice as soon as they are registered are replaced at a
-// decreasing rate.
+// TestHostileFloodOfNotices simulates instances that each report a termination notice as soon as they are registered.
+// The server must replace them at a decreasing rate.
 func TestHostileFloodOfNotices(t *testing.T) {
 	w, logs := newHostileTest(t)
 	created := 0
@@ -141,7 +141,7 @@ func TestHostileAgentRenewsWhileItIsDeleted(t *testing.T) {
 	if view, _ := w.State.Instance(c.id); view.Plan.LastReport.IsZero() {
 		t.Error("the report of an instance that is being deleted was refused")
 	}
-	// A key that the deleted instance's agent submits leads to no certificate.
+	// The agent of an instance that is being deleted submits a key. The server issues no certificate for it.
 	files := c.files()
 	if err := c.submit("node.pub", pkixOf(t, transporttest.NewKey(t))); err != nil {
 		t.Fatal(err)
@@ -171,8 +171,8 @@ func TestHostileReportForAnotherInstance(t *testing.T) {
 	}
 }
 
-// TestHostileNamesReachNoCertificate checks that a certificate names the instance as the provider knows it, whatever
-// host name and addresses its agent reports.
+// TestHostileNamesReachNoCertificate checks that a certificate contains only names and addresses that come from the
+// provider. The host name and addresses that the agent reports have no effect.
 func TestHostileNamesReachNoCertificate(t *testing.T) {
 	w, _ := newHostileTest(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
@@ -206,8 +206,8 @@ func TestHostileNamesReachNoCertificate(t *testing.T) {
 	}
 }
 
-// TestClaimsReachFiles checks that files contain the host name and addresses that an agent reports, even if the server
-// first sent the files before the agent's first report.
+// TestClaimsReachFiles checks that files contain the host name and addresses that the agent reports. If the server sent
+// the files before the agent's first report, it must send them again.
 func TestClaimsReachFiles(t *testing.T) {
 	w := newTestLeader(t)
 	group := w.group

@@ -86,7 +86,7 @@ func (s *Service) keysOfGroup(c *call) []filegen.KeyRequest {
 	return keys
 }
 
-// loadKeys reads, once per leadership, the keys that an agent submitted earlier.
+// loadKeys reads the keys that the agent submitted before this leadership from the cache, once per leadership.
 func (s *Service) loadKeys(ctx context.Context, a *agent) {
 	a.mu.Lock()
 	loaded := a.keys != nil
@@ -207,7 +207,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	if err != nil {
 		return nil, s.errNotRecorded(ctx, c, err)
 	}
-	// The instance may have been deleted or registered with another key since authorize checked its record.
+	// After authorize checked the record, the instance may have been deleted, or registered with another key. So check
+	// the record again.
 	var refusal error
 	_, err = c.leader.Records.Update(inner, c.agent.id, func(r *record.Instance) {
 		if refusal = mayRenew(c.peer, r); refusal != nil {
@@ -229,8 +230,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
 }
 
-// forgetPreviousKey removes the previous key from the record, because the agent has used the key of its last renewal.
-// If that fails, the next health stream tries again.
+// forgetPreviousKey removes the previous key from the record when the agent has used the key of its last renewal. If
+// the write fails, the agent's next health stream causes another attempt.
 func (s *Service) forgetPreviousKey(c *call) {
 	rec, _, ok := c.leader.State.Record(c.agent.id)
 	if !ok || len(rec.PreviousKey) == 0 || !c.peer.PublicKey.Equal(ed25519.PublicKey(rec.PublicKey)) {
@@ -246,7 +247,8 @@ func (s *Service) forgetPreviousKey(c *call) {
 	}
 }
 
-// checkRunning checks that an agent with an expired certificate may renew it: the agent's VM must run.
+// checkRunning checks that an agent with an expired certificate may renew it: according to the provider, the agent's VM
+// must run.
 func checkRunning(c *call) error {
 	view, ok := c.leader.State.Instance(c.agent.id)
 	switch {

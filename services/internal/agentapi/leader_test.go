@@ -120,7 +120,7 @@ type client struct {
 	key  ed25519.PrivateKey
 	cert *tls.Certificate
 	conn *grpc.ClientConn
-	// keysWithFiles: the agent asks for key requests on the stream of files.
+	// keysWithFiles means that the agent asks for key requests on the stream of files.
 	keysWithFiles bool
 }
 
@@ -150,7 +150,7 @@ func (w *testLeader) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, 
 		conn: conn}
 }
 
-// again opens another connection of the same agent.
+// again opens another connection, as the same agent.
 func (c *client) again() *client { return c.w.connect(c.t, c.id, c.key, c.cert) }
 
 // reports is an open health stream.
@@ -196,7 +196,7 @@ func (r *reports) send(change func(*nstancev1.ReportHealthRequest)) {
 	eventually(r.c.t, "the report arrives", func() bool { return testutil.ToFloat64(counter) > before })
 }
 
-// eventually waits for an action of another goroutine.
+// eventually waits until ok returns true, because another goroutine does the work.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -334,7 +334,8 @@ func (w *testLeader) log(t testing.TB) []record.CertLog {
 	return entries
 }
 
-// each calls every RPC with an instance ID and returns the errors by the RPC's name.
+// each calls every method of the AgentService with the instance ID `named`. It returns a map from each method's name to
+// the error of the call.
 func (c *client) each(t testing.TB, named string) map[string]error {
 	t.Helper()
 	ctx := t.Context()

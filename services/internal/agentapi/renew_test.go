@@ -59,8 +59,8 @@ func TestRenewCertificate(t *testing.T) {
 	}
 }
 
-// TestRenewalChangesTheKey checks that a renewal replaces the key. The replaced key can only repeat the renewal, until
-// the agent has used the new key.
+// TestRenewalChangesTheKey checks that a renewal replaces the agent's key. Until the agent has used the new key, it can
+// use the old key to repeat the renewal, and for nothing else.
 func TestRenewalChangesTheKey(t *testing.T) {
 	w := newTestLeader(t)
 	old := w.agent(t)
@@ -206,7 +206,7 @@ func TestRenewalThatCannotBeRecorded(t *testing.T) {
 }
 
 // TestRotationAsksForRenewal checks that the server asks an agent to renew its certificate while the CA is rotated. The
-// renewal returns a new certificate. The server then no longer asks.
+// renewal returns a new certificate. After the renewal, the server no longer asks this agent.
 func TestRotationAsksForRenewal(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

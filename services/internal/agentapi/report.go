@@ -36,7 +36,7 @@ const (
 	// commas.
 	EndpointsHeader = "nstance-agent-endpoints"
 	// RenewHeader is the response header that asks the agent to renew its certificate early, because the CA is being
-	// rotated. It holds the time within which agents spread their renewals, a Go duration.
+	// rotated. Its value is the period over which agents spread their renewals, as a Go duration.
 	RenewHeader = "nstance-renew-within"
 	// KeyRequestsHeader is the response header that tells agents not to open a stream for key requests. It is always
 	// "with-files". See ReceiveFilesRequest.
@@ -93,8 +93,8 @@ func (c *call) mustRenew() bool {
 }
 
 // readReports takes reports until the stream ends, then ends the stream's handler. A broken connection is the first
-// sign of a lost machine, so readReports tells the State about it. If the server itself ended the stream, readReports
-// tells the State nothing.
+// sign of a lost machine, so readReports calls State.Disconnected. It does not call it if the server itself ended the
+// stream.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {
@@ -102,7 +102,7 @@ func (s *Service) readReports(c *call, stream reports, number uint64) {
 	}
 }
 
-// endReason says in words why a health stream ended.
+// endReason describes why a health stream ended.
 func endReason(err error) string {
 	if errors.Is(err, io.EOF) {
 		return "by the agent"
@@ -160,7 +160,7 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 	return nil
 }
 
-// sendFilesIfDue wakes the stream that sends files if plan.FilesDue says, after a report, that files are due.
+// sendFilesIfDue wakes the stream of files if, after this report, plan.FilesDue decides that files are due.
 func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	a := c.agent
 	a.mu.Lock()
@@ -190,9 +190,9 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 	}
 }
 
-// compareFiles compares the list of all files that the instance has with the files of its group and with those that
-// were sent. complete means that nothing is missing or wrong. renewAt is when the first certificate is due for renewal.
-// Call with mu held.
+// compareFiles compares the files that the instance has with the files of its group, and with the files that the server
+// sent. complete means that no file is missing or wrong. renewAt is the earliest time at which a certificate is due for
+// renewal. The caller must hold mu.
 func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
 	good, failed := 0, false
 	for i := range files {
@@ -228,7 +228,7 @@ func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	}
 }
 
-// parseReport checks a report and reads it into r. An error names the field.
+// parseReport checks a report and reads it into r. The error contains the name of the invalid field.
 func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(),
 		RuntimeHash: m.GetRuntimeHash(),

@@ -19,7 +19,7 @@ import (
 // linkMethod is the method of the election port.
 const linkMethod = "/nstance.election.v2.Peers/Link"
 
-// nonces returns attacks that try to register with nonces that the server must refuse.
+// nonces returns attacks that try to register with invalid nonces.
 func (a *attacker) nonces() (list []attack) {
 	agent := func(nonce string) func() string { return func() string { return a.register(nonce) } }
 	add := func(kind string, run func() string) {
@@ -101,7 +101,8 @@ func (noise) Unmarshal(mem.BufferSlice, any) error { return nil }
 
 var _ encoding.CodecV2 = noise{}
 
-// methods maps each port to one of its methods and to the name of a certificate that may call the method.
+// methods maps each port to one of its methods, and to the name of the certificate with which the attacker calls the
+// method.
 var methods = map[string]struct{ name, cert string }{
 	registrationPort: {nstancev1.RegistrationService_RegisterAgent_FullMethodName, noCertificate},
 	agentPort:        {nstancev1.AgentService_SubmitPublicKeys_FullMethodName, "caller"},
@@ -109,8 +110,8 @@ var methods = map[string]struct{ name, cert string }{
 	electionPort:     {linkMethod, "agent"}, // only servers have a valid certificate for it
 }
 
-// messages returns attacks: calls with messages that are too large or malformed. If the certificate may not use the
-// port, the server refuses the call because of the certificate instead.
+// messages returns attacks that send messages which are too large or malformed. If the certificate does not permit the
+// call, the server refuses the call for that reason instead.
 func (a *attacker) messages() (list []attack) {
 	for kind, size := range map[string]int{"malformed": 512, "oversized": 5 << 20} {
 		for port, method := range methods {
@@ -143,7 +144,8 @@ func (a *attacker) messages() (list []attack) {
 	return list
 }
 
-// identities returns calls with a certificate that does not permit them, or that is no longer valid.
+// identities returns attacks that call a method with an unsuitable certificate. The certificate does not permit the
+// call, or it is no longer valid.
 func (a *attacker) identities() (list []attack) {
 	calls := map[string]func(context.Context, *grpc.ClientConn) error{
 		agentPort: func(ctx context.Context, conn *grpc.ClientConn) error {

@@ -132,11 +132,11 @@ func fate(conn net.Conn, say []byte) string {
 	return "closed"
 }
 
-// writeTime is the time within which the server must read what an attacker writes to a raw connection.
+// writeTime is the time within which the server must read everything that an attacker writes to a raw connection.
 const writeTime = 5 * time.Second
 
-// raw opens a connection that can send arbitrary frames. It uses an agent's certificate, which every port accepts for a
-// connection, though not for every call.
+// raw opens a connection on which the attacker can send any HTTP/2 frames. It uses an agent's certificate. Every port
+// accepts a connection with that certificate, although not every call.
 func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Raw {
 	conn := a.open(a.Ports[port])
 	if conn == nil {
@@ -170,7 +170,7 @@ func (a *attacker) frames() (list []attack) {
 				return run(r, time.Now().Add(time.Second))
 			}, pace})
 		}
-		// CVE-2023-44487: open and reset streams as fast as possible.
+		// CVE-2023-44487: the attacker opens and resets streams as fast as possible.
 		add("rapid reset", time.Millisecond, func(r *transporttest.Raw, until time.Time) string {
 			return flood(r, until, func(out *http2.Framer, n uint32) error {
 				if err := out.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: r.Fields(method),

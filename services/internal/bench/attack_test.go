@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// attackersEnv makes this program run the hostile clients.
+// attackersEnv is the environment variable that makes this program run the hostile clients.
 const attackersEnv = "NSTANCE_BENCH_ATTACKERS"
 
 // The five ports.
@@ -45,20 +45,21 @@ type target struct {
 	Nonces              map[string]string // signed nonces of every kind that the server must refuse
 	// Kinds lists the kinds of attacks to make. If it is empty, all are made.
 	Kinds []string
-	// Silent is the number of silent connections to the agents' port, and Slow the number of slow handshakes. Every
-	// other port gets a hundredth of Silent and a tenth of Slow.
+	// Silent is the number of silent connections to the agents' port, and Slow is the number of slow handshakes there.
+	// Every other port gets one hundredth of Silent and one tenth of Slow.
 	Silent, Slow int
 	// Addresses is the number of source addresses of the attacks. 0 means one.
 	Addresses int
-	// Least is the minimum number of attempts of each attack, unless that takes longer than leastTime.
+	// Least is the minimum number of attempts of each attack. The attackers stop earlier if that takes longer than
+	// leastTime.
 	Least int
-	// Idle is true if the attackers use only the CPU time that nothing else wants.
+	// Idle means that the attackers use a CPU core only while no other process needs it.
 	Idle bool
 }
 
 const leastTime = 90 * time.Second
 
-// paper is a certificate in DER, with its key in PKCS #8.
+// paper contains a certificate (DER) and its key (PKCS #8).
 type paper struct{ Cert, Key []byte }
 
 func (p paper) load() tls.Certificate {
@@ -115,15 +116,15 @@ type attacker struct {
 // noCertificate stands for a call without a client certificate.
 const noCertificate = "none"
 
-// attack is one way to be hostile. Its outcomes are counted by kind and port.
+// attack is one kind of attack on one port. Its outcomes are counted by kind and port.
 type attack struct {
 	kind, port string
 	run        func() string
 	pace       time.Duration // pause between two attempts
 }
 
-// yieldCPU puts this process into the class SCHED_IDLE, see sched(7): its threads run only on cores that nothing else
-// wants, and give way immediately. Linux sets the class per thread, and new threads inherit it.
+// yieldCPU puts this process into the scheduling class SCHED_IDLE, see sched(7). The threads of the process then run
+// only on cores that no other process needs. Linux sets the class per thread, and new threads inherit it.
 func yieldCPU() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
@@ -134,7 +135,7 @@ func yieldCPU() error {
 	return err
 }
 
-// runAttackers reads its target, attacks until its input ends, and writes the outcomes.
+// runAttackers reads its target from in, and attacks until in ends. Then it writes the outcomes to out.
 func runAttackers(in io.Reader, out io.Writer) {
 	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
 	ctx, stop := context.WithCancel(context.Background())
@@ -214,8 +215,8 @@ func (a *attacker) tls(certs []tls.Certificate) *tls.Config {
 		ServerName: "127.0.0.1"}
 }
 
-// connect dials from a source address that the benchmark's real agents do not use. If the attacks have several source
-// addresses, connect takes them in turn.
+// connect dials from a source address that the benchmark's real agents do not use. If there are several source
+// addresses for attacks, connect uses each of them in turn.
 func (a *attacker) connect(ctx context.Context, addr string) (net.Conn, error) {
 	last := byte(66)
 	if a.Addresses > 0 {

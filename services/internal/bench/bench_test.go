@@ -27,7 +27,7 @@ import (
 
 const groups = 10
 
-// entered is one create call, with the time at which the provider received it.
+// entered is one create call, and the time at which the provider received it.
 type entered struct {
 	at  time.Time
 	req infra.CreateRequest
@@ -80,8 +80,8 @@ func newStack(b testing.TB, instances int, latency time.Duration, withAgents boo
 	return s
 }
 
-// newAlone is like newStack, but the server runs in a separate process. So its resource use can be separated from that
-// of the benchmark.
+// newAlone is like newStack, but the server runs in a separate process. So the resource use of the server can be
+// measured alone.
 func newAlone(b testing.TB, instances int, latency time.Duration, withAgents bool) *stack {
 	b.Helper()
 	s := &stack{b: b, boot: withAgents, alone: true}
@@ -200,7 +200,7 @@ func (s *stack) shutDown() {
 	}
 }
 
-// fill takes the create calls that the provider received for every group. It starts an agent for each call, until each
+// fill waits for the provider's create calls in every group, and starts an agent for each call. It returns when each
 // group has n instances.
 func (s *stack) fill(n int) {
 	s.b.Helper()
@@ -256,15 +256,16 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// losses loses one instance of every group every 150 ms, by sending the order op to the instance's agent. It returns
-// the time from each loss to the create call for the replacement. If gone is true, losses ends the VM first.
+// losses causes the loss of one instance of every group every 150 ms. It sends the order op for the instance's agent to
+// the agents' process. If gone is true, it first ends the VM. It returns the time from each loss to the create call for
+// the replacement.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
 	return all
 }
 
-// losing is like losses, with the given period. For each loss, agents has the part of the time that passed in the
-// agents' process, before the kernel had the first byte.
+// losing is like losses, with the given period. In addition, it returns the part of each time that passed in the
+// agents' process, before the process wrote the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -300,8 +301,8 @@ func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (
 	return took, agents
 }
 
-// startPending starts the agents of create calls that were not caused by a loss of this benchmark. An example is the
-// replacement of an agent that was disconnected for too long.
+// startPending starts agents for the create calls that no loss of this benchmark caused. For example, the server may
+// have replaced an instance whose agent was disconnected for too long.
 func (s *stack) startPending(g int) {
 	for {
 		select {
@@ -325,8 +326,8 @@ func (s *stack) end(id string) {
 	}
 }
 
-// measureLosses loses 1,000 instances at 25 per second. It reports the time from each loss to the create call, and the
-// part of that time that passed in the agents' process.
+// measureLosses causes the loss of 1,000 instances, 25 per second. It reports the time from each loss to the create
+// call, and the part of that time that passed in the agents' process.
 func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
 	b.Helper()
 	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
@@ -348,8 +349,9 @@ func BenchmarkPowerOff(b *testing.B) {
 	}
 }
 
-// BenchmarkKilledConnection ends an agent's connection after the agent's VM is gone, and measures the time until the
-// create call. The server first asks the provider whether the VM is gone. The fake provider answers immediately.
+// BenchmarkKilledConnection ends a VM and then closes its agent's connection. It measures the time until the create
+// call for the replacement. The server first asks the provider whether the VM is gone. The fake provider answers
+// immediately.
 func BenchmarkKilledConnection(b *testing.B) {
 	s := newStack(b, 1000, 20*time.Millisecond, true)
 	s.fill(1000 / groups)

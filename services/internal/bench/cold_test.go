@@ -31,7 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// moments records when a server first logged each message.
+// moments maps each log message of a server to the time at which it was logged first.
 type moments struct {
 	mu     sync.Mutex
 	logged map[string]time.Time
@@ -81,8 +81,8 @@ type coldShard struct {
 
 const coldGroups = 10
 
-// newColdShard lets a server make instances and then stops the server. The instances' records look as if an agent had
-// registered for each instance.
+// newColdShard lets a server make instances and then stops the server. It changes each instance's record as if an agent
+// had registered for the instance.
 func newColdShard(b testing.TB, size int) *coldShard {
 	b.Helper()
 	c := &coldShard{b: b, size: size, entered: make(chan time.Time, size+100)}
@@ -158,8 +158,8 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	}, m
 }
 
-// Keys of moments. healthy is the first probe that is answered with status 200. leads is the log line of a server that
-// serves as leader.
+// healthy and leads are keys of moments. healthy stands for the first probe with status 200. leads is the message that
+// a server logs when it begins to lead.
 const healthy, leads = "GET /health: 200", "serving as leader"
 
 // probe polls the health endpoint as a load balancer does, but more often.
@@ -201,7 +201,7 @@ func (c *coldShard) awaitRecords(state record.State) {
 	})
 }
 
-// register writes into each record what the registration of an agent would write.
+// register changes each instance's record as the registration of an agent would.
 func (c *coldShard) register() {
 	c.b.Helper()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
@@ -227,10 +227,10 @@ func (c *coldShard) register() {
 	}
 }
 
-// BenchmarkColdStart starts a server with an empty disk. Its shard has 5,000 instances, no leader, and a VM that was
-// lost meanwhile. Every request to the bucket takes 20 ms. The benchmark measures the times until the probe reports
-// ready, until the server leads, and until the create call for the lost VM. With BENCH_PROFILE=DIR it writes a CPU
-// profile to DIR.
+// BenchmarkColdStart starts a server with an empty disk. Its shard has 5,000 instances and no leader, and a VM was lost
+// while no server ran. Every request to the bucket takes 20 ms. The benchmark measures the times until the probe
+// reports ready, until the server leads, and until the create call that replaces the lost VM. With BENCH_PROFILE=DIR it
+// writes a CPU profile to DIR.
 func BenchmarkColdStart(b *testing.B) {
 	const size = 5000
 	c := newColdShard(b, size)

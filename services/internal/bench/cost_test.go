@@ -25,10 +25,10 @@ import (
 
 const mib = 1 << 20
 
-// BenchmarkMemory measures the resident memory of a server process. The agents have two streams each and report once
-// per minute. "MiB" is the maximum in the second minute after all agents connected. Nothing forces the process to
-// return memory. "storm-MiB" is the maximum since the start, when all agents connect at the same time. With
-// BENCH_PROFILE=DIR it writes heap and goroutine profiles to DIR.
+// BenchmarkMemory measures the resident memory of a server process. Each agent has two streams and reports once per
+// minute. "storm-MiB" is the maximum since the start, which includes the time when all agents connect. "MiB" is the
+// maximum in the second minute after all agents have connected. The benchmark does not force the process to return
+// unused memory to the kernel. With BENCH_PROFILE=DIR it writes heap and goroutine profiles to DIR.
 func BenchmarkMemory(b *testing.B) {
 	for _, agents := range []int{2000, 8000} {
 		b.Run(fmt.Sprintf("agents=%d", agents), func(b *testing.B) {
@@ -70,8 +70,8 @@ func BenchmarkMemory(b *testing.B) {
 //
 //   - "paced": single reports, 1,000 per second, as from 60,000 agents.
 //   - "dense": all agents report twice per second.
-//   - "silent": no agent reports. This is the cost of everything else in the same time, and part of the other variants.
-//     Most of it is answers to pings, with which each agent checks the server every 20 s.
+//   - "silent": no agent reports. The result is the server's other CPU time, which the other variants include. Most of
+//     it is for answers to pings. Each agent sends a ping every 20 s to check the server.
 func BenchmarkReports(b *testing.B) {
 	const agents = 4000
 	for name, tc := range map[string]struct {
@@ -147,8 +147,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// BenchmarkRegistration registers instances, 64 at a time, from a process on the same cores. Each has a new key,
-// connection and handshake. Every request to the bucket takes 20 ms.
+// BenchmarkRegistration registers instances, 64 at a time. The clients run in another process on the same cores. Each
+// has a new key, connection and handshake. Every request to the bucket takes 20 ms.
 func BenchmarkRegistration(b *testing.B) {
 	const instances = 4000
 	s := newAlone(b, instances, 20*time.Millisecond, false)
@@ -167,10 +167,11 @@ func BenchmarkRegistration(b *testing.B) {
 	}
 }
 
-// registrantsEnv makes this program run the clients that register.
+// registrantsEnv is the environment variable that makes this program run the clients that register.
 const registrantsEnv = "NSTANCE_BENCH_REGISTRANTS"
 
-// registrants is the input of a child process that runs clients that register. registered is its output.
+// registrants is the input of the process that runs the clients that register. registered is the output of that
+// process.
 type registrants struct {
 	CA, Addr string
 	Nonces   []string
@@ -256,7 +257,7 @@ func registerOne(roots *x509.CertPool, addr, nonce string) error {
 	return err
 }
 
-// registrantsProcess controls, from the benchmark, the process that runs the clients that register.
+// registrantsProcess is the benchmark's connection to the process that runs the clients that register.
 type registrantsProcess struct {
 	encoder *json.Encoder
 	decoder *json.Decoder

@@ -21,7 +21,7 @@ import (
 
 const bucketName, providerPath = "bench", "/provider/"
 
-// edges serves a bucket and a provider.
+// edges serves a bucket and a provider over HTTP.
 type edges struct {
 	store    objstore.Store
 	provider infra.Provider
@@ -107,7 +107,7 @@ func (e edges) list(w http.ResponseWriter, r *http.Request) error {
 	return xml.NewEncoder(w).Encode(result)
 }
 
-// vmCall is one call of the provider. vmAnswer is its answer.
+// vmCall is one call of the provider, and vmAnswer is the answer.
 type vmCall struct {
 	Request    plainRequest
 	ProviderID string
@@ -149,7 +149,7 @@ func (e edges) serveProvider(w http.ResponseWriter, r *http.Request, op string) 
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// distant calls the benchmark's provider over HTTP, from the server's process.
+// distant is the provider that the server's process uses. It calls the benchmark's provider over HTTP.
 type distant struct {
 	url    string
 	client *http.Client

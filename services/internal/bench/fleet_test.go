@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// agentsEnv makes this program run as the agents' process.
+// agentsEnv is the environment variable that makes this program run as the agents' process.
 const agentsEnv = "NSTANCE_BENCH_AGENTS"
 
 func TestMain(m *testing.M) {
@@ -60,11 +60,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// order is one line to the agents' process, and note is one line from it. Times are Unix nanoseconds. Both processes
-// read the same clock.
+// order is one line that the benchmark sends to the agents' process. note is one line from that process. Times are in
+// Unix nanoseconds. Both processes use the same clock.
 type order struct {
-	// Op is start, power_off, kill, count, trace (to the file ID) or report. With report, each agent sends as many
-	// reports as the field Times says, one per period Every.
+	// Op is "start", "power_off", "kill", "count", "trace" or "report". "trace" writes a trace to the file ID. After
+	// "report", each agent sends a report once per Every, Times times.
 	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`
@@ -81,7 +81,7 @@ type note struct {
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
-	// Wrote is set if Op is sent: the time at which the kernel received the first byte.
+	// Wrote is set only if Op is "sent". It is the time at which the kernel received the first byte.
 	Wrote int64 `json:"wrote,omitempty"`
 }
 
@@ -91,11 +91,11 @@ type member struct {
 	cancel context.CancelFunc
 	mu     sync.Mutex
 	conns  []net.Conn
-	// wrote is the time of the first write after it was set to zero, in Unix nanoseconds.
+	// wrote is the time of the first write, in Unix nanoseconds. If it is set to zero, the next write sets it again.
 	wrote atomic.Int64
 }
 
-// wire is a connection that records the time of its writes.
+// wire is a connection that stores the time of its next write if wrote is zero.
 type wire struct {
 	net.Conn
 	wrote *atomic.Int64
@@ -119,7 +119,7 @@ func (m *member) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return wire{conn, &m.wrote}, nil
 }
 
-// hangUp closes the connections as the kernel does for a killed process.
+// hangUp closes the agent's connections, as the kernel does when a process is killed.
 func (m *member) hangUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,7 +212,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			go func() {
 				at := time.Now()
 				m.wrote.Store(0)
-				// The call may get no answer, because the server may process the deletion before it answers.
+				// The call may get no answer. The server may delete the instance before it answers.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()
@@ -236,7 +236,7 @@ func forget(mu *sync.Mutex, members map[string]*member, id string) {
 	delete(members, id)
 }
 
-// fleet controls the agents' process from the benchmark.
+// fleet is the benchmark's connection to the agents' process.
 type fleet struct {
 	orders chan order
 
@@ -245,7 +245,7 @@ type fleet struct {
 	up   int
 }
 
-// sending holds when an agent began to send, and when the kernel had the first byte.
+// sending contains the time at which an agent began to send, and the time at which the kernel received the first byte.
 type sending struct{ began, wrote time.Time }
 
 func startFleet(b testing.TB) *fleet {
@@ -329,7 +329,7 @@ func (f *fleet) sendingOf(id string) chan sending {
 	return f.sent[id]
 }
 
-// sentAt waits until an agent has sent the message that an order asks for, and returns the times of sending.
+// sentAt waits until the agent has sent the message that the last order demands. It returns the times of that message.
 func (f *fleet) sentAt(b testing.TB, id string) sending {
 	b.Helper()
 	select {

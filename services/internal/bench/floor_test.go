@@ -24,10 +24,10 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// BenchmarkFloor measures what the "paced" reports of BenchmarkReports cost a receiver that only discards them. It
-// sends 1,000 messages per second over 4,000 connections, each of which was silent for seconds. With "grpc", a gRPC
-// server reads the messages in its only handler. With "tls", the receiver reads TLS records of that size, and with
-// "tcp" the same bytes without TLS.
+// BenchmarkFloor measures the CPU time that a receiver needs for the "paced" reports of BenchmarkReports if it only
+// discards them. The benchmark sends 1,000 messages per second over 4,000 connections, so each connection is silent for
+// seconds between messages. With "grpc", a gRPC server reads the messages. With "tls", the receiver reads TLS records
+// of the same size. With "tcp", it reads the same bytes without TLS.
 func BenchmarkFloor(b *testing.B) {
 	for _, kind := range []string{"grpc", "tls", "tcp"} {
 		b.Run(kind, func(b *testing.B) {
@@ -65,8 +65,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// floorEnv makes this program run as the process that discards messages. Its input names the kind of connection, and
-// its output the address on which it listens.
+// floorEnv is the environment variable that makes this program run as the process that discards messages. The process
+// reads the kind of connection from its input, and writes the address on which it listens to its output.
 const floorEnv = "NSTANCE_BENCH_FLOOR"
 
 func runFloor(in io.Reader, out io.Writer) error {
@@ -149,7 +149,7 @@ func floorTLS() (*tls.Config, error) {
 		MinVersion: tls.VersionTLS13}, nil
 }
 
-// floor controls the process that discards messages, from the benchmark.
+// floor is the benchmark's connection to the process that discards messages.
 type floor struct {
 	daemon     *daemon
 	kind, addr string
@@ -213,7 +213,7 @@ func (f *floor) connect(b *testing.B) func(*nstancev1.ReportHealthRequest) error
 	}
 }
 
-// report sends the reports of an agent without changes, until ctx ends.
+// report sends unchanged reports of one agent until ctx ends.
 func (f *floor) report(ctx context.Context, send func(*nstancev1.ReportHealthRequest) error, first,
 	interval time.Duration) error {
 	due := time.NewTimer(first)

@@ -30,7 +30,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// ends are the allowed outcomes of an attack. At least one outcome in proper must occur. Outcomes in excused may occur.
+// ends are the allowed outcomes of an attack. At least one attempt must have an outcome in proper. Other attempts may
+// also have an outcome in excused.
 type ends struct{ proper, excused []string }
 
 func must(proper ...string) ends { return ends{proper: proper} }
@@ -38,12 +39,14 @@ func must(proper ...string) ends { return ends{proper: proper} }
 func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
 
 var (
-	// The server refuses or closes a connection when its address or certificate has too many connections.
+	// The server refuses or closes a connection if there are too many connections from its address or with its
+	// certificate.
 	cut = []string{"Unavailable", "closed", "refused"}
-	// The server checks the rate of registrations from a source before it checks the nonce.
+	// The server limits the rate of registrations from each source address. It checks that rate before it checks the
+	// nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
-	// The server may process these attacks in full, because its work is bounded by the number of bytes that it
-	// received.
+	// The server may process these attacks in full. The work that they cause is limited by the number of bytes that
+	// they send.
 	endured = must("taken", "closed", "open").or("refused")
 )
 
@@ -109,7 +112,7 @@ var mayEnd = map[string]ends{
 	"no window":          must("left", "closed").or("refused"),
 }
 
-// endsOf returns the outcomes allowed for an attack, by its name or by its kind.
+// endsOf returns the allowed outcomes of an attack. It looks for the attack's full name first, and then for its kind.
 func endsOf(name string) ends {
 	if e, ok := mayEnd[name]; ok {
 		return e
@@ -126,8 +129,8 @@ func cutLast(name string) (before, after string) {
 	return name[:max(at, 0)], name[at+1:]
 }
 
-// judge fails the test if an attack had an outcome that is not allowed. If kinds are given, it also fails if an attack
-// of these kinds did not happen or never had a proper outcome.
+// judge fails the test if an attack had an outcome that is not allowed. If kinds are given, each of these kinds must
+// have happened. Then each attack must also have had at least one proper outcome.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -154,15 +157,15 @@ func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	}
 }
 
-// prey is the stack that is attacked, with extra instances for the attackers and the visitors.
+// prey is the stack that is attacked. It has extra instances for the attackers and for the visitors.
 type prey struct {
 	*stack
 	targets  target
 	visitors []visitor
 }
 
-// visitor is an instance with an agent that connects repeatedly. There are many visitors, because one agent would not
-// connect every second.
+// visitor is an instance whose agent connects repeatedly. The benchmark uses many visitors in turn, because a real
+// agent does not connect every second.
 type visitor struct {
 	id   string
 	cert tls.Certificate
@@ -180,7 +183,8 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// The attackers also own these two instances. They need three, because an instance may have only one connection.
+	// The attackers also own these two instances. Each instance may have only one connection, and the attackers need
+	// three.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},
@@ -228,8 +232,8 @@ func (p *prey) dial(addr string, certs []tls.Certificate) *grpc.ClientConn {
 	return conn
 }
 
-// forge makes credentials that attackers might own. Some are signed with the cluster's keys, others come from outside
-// the cluster.
+// forge makes certificates and nonces that attackers might have. Some are signed with the cluster's keys, and others
+// come from outside the cluster.
 func (p *prey) forge(id, caller ident.ID) {
 	b, now := p.b, time.Now()
 	b.Helper()
@@ -321,7 +325,7 @@ func paperOf(b testing.TB, cert tls.Certificate) paper {
 	return paper{cert.Certificate[0], key}
 }
 
-// delete lets an instance power off, so that the server replaces it, and returns its ID.
+// delete makes one instance power off, so that the server replaces it. It returns the ID of that instance.
 func (p *prey) delete() ident.ID {
 	id, err := ident.ParseID(p.members[groups-1][0])
 	if err != nil {
@@ -364,8 +368,8 @@ func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string
 	})
 }
 
-// visits connects as one visitor after another until the channel is closed. It measures the time of a connection with
-// its handshake and one call.
+// visits connects as one visitor after another until the channel is closed. For each visitor, it measures the time for
+// the connection, the handshake and one call.
 func (p *prey) visits(until <-chan struct{}) (took []time.Duration) {
 	for n := 0; ; n++ {
 		who := p.visitors[n%len(p.visitors)]
@@ -415,10 +419,10 @@ func TestHostileClients(t *testing.T) {
 	judge(t, stop(), slices.Collect(maps.Keys(mayEnd)))
 }
 
-// waves are the attacks that are measured one after the other. A wave without kinds has all kinds of attacks. 10,000
+// waves are the attacks that are measured one after the other. A wave without kinds makes all kinds of attacks. 10,000
 // silent connections are half of a common limit of file descriptors. The server closes connections beyond its own
-// limit, and the attackers reconnect immediately. So silent connections are also a flood of new connections. All
-// attacks come from one address, except in the last wave, which has sixteen addresses.
+// limit, and the attackers immediately open new ones. So silent connections also cause a flood of new connections. All
+// attacks come from one address, except in the last wave, which uses sixteen addresses.
 var waves = []struct {
 	name         string
 	silent, slow int
@@ -448,12 +452,13 @@ func nonceKinds() (kinds []string) {
 	return kinds
 }
 
-// BenchmarkHostile repeats BenchmarkPowerOff without an attack and under each sort of attack. It also measures how long
-// an agent takes for a connection, a handshake and one call. Each wave is a sub-benchmark, so that one can be measured
+// BenchmarkHostile repeats BenchmarkPowerOff without an attack and during each wave of attacks. It also measures how
+// long an agent takes for a connection, a handshake and one call. Each wave is a sub-benchmark, so you can run one wave
 // alone: Hostile/settings.
 func BenchmarkHostile(b *testing.B) {
 	p := newPrey(b, 1000)
-	// Attackers on other machines would not use the server's CPU, except for the work that they cause there.
+	// Real attackers would run on other machines and take no CPU time from the server, except for the work that they
+	// cause.
 	p.targets.Idle = true
 	measure := func(name string, silent, slow int, kinds ...string) {
 		b.Run(name, func(b *testing.B) {

@@ -28,7 +28,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// serverEnv makes this program run as the server's process.
+// serverEnv is the environment variable that makes this program run as the server's process.
 const serverEnv = "NSTANCE_BENCH_SERVER"
 
 // post configures the server's process.
@@ -38,13 +38,14 @@ type post struct {
 	Edges string
 }
 
-// question is one line to the server's process, and usage is the answer.
+// question is one line that the benchmark sends to the server's process. The process answers with a usage.
 type question struct {
-	// Profile, if not empty, is the file name, without its extension, for heap and goroutine profiles.
+	// Profile, if not empty, is the file name for heap and goroutine profiles, without its extension.
 	Profile string
 	// CPU, if not empty, is the file for a CPU profile. The profile ends with the next question.
 	CPU string
-	// Free makes the process first return unused memory to the kernel, as it would do later anyway.
+	// Free makes the process return unused memory to the kernel before it answers. Without Free, it would return the
+	// memory later.
 	Free bool
 }
 
@@ -175,7 +176,7 @@ func (q question) profile() error {
 	return nil
 }
 
-// daemon controls the server's process from the benchmark.
+// daemon is the benchmark's connection to the server's process.
 type daemon struct {
 	in      io.WriteCloser
 	encoder *json.Encoder
@@ -184,8 +185,8 @@ type daemon struct {
 	stop    func() // stops the edges
 }
 
-// startSelf starts this program as another process. role and env are environment variables that select what the process
-// runs.
+// startSelf starts this program as another process. The environment variable `role` selects what that process runs. env
+// contains additional variables.
 func startSelf(b testing.TB, role string, env ...string) (in io.WriteCloser, out io.Reader, wait func() error) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -231,7 +232,7 @@ func (d *daemon) shutDown() error {
 	return d.wait()
 }
 
-// ask returns the present resource use of the process.
+// ask sends a question to the server's process and returns the process's present resource use.
 func (d *daemon) ask(b testing.TB, q question) (u usage) {
 	b.Helper()
 	if err := errors.Join(d.encoder.Encode(q), d.decoder.Decode(&u)); err != nil {

@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// strain holds the resources that were used up to a moment: those of this process, in which the server runs, and those
-// of the whole machine. The difference between two strains shows why something took long.
+// strain contains the resources that were used up to the time `at`, by this process, in which the server runs, and by
+// the whole machine. The difference between two strains shows why something took long.
 type strain struct {
 	at      time.Time
 	cpu     time.Duration // of this process
 	delayed time.Duration // time in which threads of this process waited for a core: proc(5), schedstat
-	// softirq is the time of the whole machine in soft interrupts, including packets on the loopback. The kernel may
-	// not account for it separately.
+	// softirq is the time that the whole machine spent in soft interrupts, which also handle packets on the loopback.
+	// Some kernels do not count this time separately.
 	softirq  time.Duration
 	accepted uint64 // TCP connections of the whole machine: SNMP's PassiveOpens, RFC 4022
 	segments uint64 // InSegs of the whole machine, RFC 4022
@@ -64,8 +64,8 @@ func strainNow() strain {
 	return s
 }
 
-// snmp reads one of the kernel's TCP counters from /proc/net/snmp. That file has a line with the names and a line with
-// the values.
+// snmp reads one of the kernel's TCP counters from /proc/net/snmp. That file has one line with the names of the
+// counters, and one line with their values.
 func snmp(name string) (count uint64) {
 	text, _ := os.ReadFile("/proc/net/snmp")
 	var names []string
@@ -118,7 +118,8 @@ func (s strain) since(before strain) string {
 		float(assistCPU)/seconds, number(allocated)/seconds/(1<<20))
 }
 
-// profileCPU profiles this process until stop is called, if BENCH_PROFILE names a directory.
+// profileCPU writes a CPU profile of this process if BENCH_PROFILE names a directory. The profile ends when stop is
+// called.
 func profileCPU(b testing.TB, name string) (stop func()) {
 	b.Helper()
 	path := profiles(name + ".cpu")

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// recorder keeps the last seconds of this process's execution trace, if BENCH_TRACE names a directory. A nil recorder
+// recorder keeps this process's execution trace of the last seconds, if BENCH_TRACE names a directory. A nil recorder
 // does nothing.
 type recorder struct {
 	flight *trace.FlightRecorder
@@ -20,8 +20,8 @@ type recorder struct {
 }
 
 const (
-	// slowLoss is the duration above which a loss leaves traces. slowLosses is the maximum number of losses that leave
-	// traces, because each trace takes some MiB.
+	// If the time from a loss to the create call exceeds slowLoss, the benchmark writes traces. It writes traces of at
+	// most slowLosses losses, because each trace takes some MiB.
 	slowLoss   = 10 * time.Millisecond
 	slowLosses = 8
 )
@@ -39,7 +39,8 @@ func startRecorder() *recorder {
 	return r
 }
 
-// slow writes the traces of both processes if a loss took long. Use "go tool trace" to read them.
+// slow writes the traces of the agents' process and of this process if the loss took longer than slowLoss. Read them
+// with "go tool trace".
 func (r *recorder) slow(f *fleet, at sending, entered time.Time) {
 	if r == nil || entered.Sub(at.began) < slowLoss {
 		return

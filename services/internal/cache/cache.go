@@ -1,8 +1,8 @@
 // Package cache keeps the public keys that agents submitted, and the newest events of the journal, in the server's
 // SQLite file.
 //
-// Invariant: the file holds nothing that the server cannot ask for again: keys from agents, events from the bucket. It
-// may be corrupt, have another version, or be deleted while the server runs. The package then replaces it by a new,
+// Invariant: the server can get everything in the file again: the keys from the agents, and the events from the bucket.
+// If the file is corrupt, has another version, or is deleted while the server runs, the package replaces it by a new,
 // empty file.
 package cache
 
@@ -51,8 +51,8 @@ type Key struct {
 // Path returns the path of the database inside the server's cache directory.
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
-// Cache is the open database. Its methods are safe for concurrent use and run one at a time. An error means that the
-// file failed and could not be replaced. Callers may log the error and otherwise ignore it.
+// Cache is the open database. Its methods are safe for concurrent use and run one at a time. A method returns an error
+// if the file failed and could not be replaced. The caller may log the error and otherwise ignore it.
 type Cache struct {
 	path string
 
@@ -62,9 +62,9 @@ type Cache struct {
 	closed bool
 }
 
-// Open opens the database at path. It creates a missing database, including its directory, and replaces a file that is
-// corrupt or has another version. The error names the obstacle: a directory, missing rights, or another program's
-// database.
+// Open opens the database at path. It creates a missing database, including its directory. It replaces a file that is
+// corrupt or has another version. It returns an error if the path is a directory, if the server may not write it, or if
+// it is another program's database.
 func Open(ctx context.Context, path string) (*Cache, error) {
 	c := &Cache{path: path}
 	if err := c.open(ctx); err != nil {
@@ -179,7 +179,7 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 }
 
 // attempt calls fn with the database. If fn fails or the file is missing, attempt replaces the database and calls fn
-// once more. This handles corruption, a deleted or moved file, and a disk that was full.
+// once more. So it copes with a corrupt, deleted or moved file, and with a disk that was full before.
 func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,8 +252,8 @@ var errForeign = errors.New("it is another program's database")
 
 // connect opens the file, checks its integrity and version, and creates the schema if the file is empty.
 func connect(ctx context.Context, path string) (*sql.DB, error) {
-	// With a single connection, there is only one writer at a time. No write waits for the disk, because data that a
-	// power failure destroys can be requested again.
+	// A single connection means that there is only one writer at a time. synchronous(OFF) means that no write waits for
+	// the disk. A power failure may destroy data, but the server can get it again.
 	db, err := sql.Open("sqlite", "file:"+escape(path)+
 		"?_pragma=busy_timeout(2000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=cache_size(-1024)")
 	if err != nil {

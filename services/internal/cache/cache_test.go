@@ -40,7 +40,7 @@ func open(t testing.TB, path string) *Cache {
 	return c
 }
 
-// works checks that a cache stores and returns keys.
+// works fails the test unless the cache stores and returns keys.
 func works(t testing.TB, c *Cache) {
 	t.Helper()
 	ctx := context.Background()

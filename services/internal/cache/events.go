@@ -18,7 +18,7 @@ func PositionOf(e record.Event) Position { return Position{e.Term, e.Sequence} }
 
 // EventQuery selects events. Zero fields select all.
 type EventQuery struct {
-	// Tenant selects the events of a tenant and those of the shard as a whole.
+	// Tenant selects the events of this tenant, and the events that concern the whole shard.
 	Tenant          string
 	Group, Instance string
 	Kinds           []record.EventKind

@@ -12,7 +12,8 @@ import (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// TestEvents checks each field of a query, the order, and that repeated events are stored once.
+// TestEvents checks each field of a query, and the order of the answer. It also checks that an event is stored once
+// even if it is put twice.
 func TestEvents(t *testing.T) {
 	ctx := context.Background()
 	c := open(t, Path(t.TempDir()))
