@@ -16,8 +16,7 @@ const (
 	addressesFile = "servers"
 	// maxAddrs limits the number of announced addresses, and maxAddrsText the length of their text.
 	maxAddrs, maxAddrsText = 8, 1024
-	// configuredEvery is how often the agent tries a configured address: every fourth try, while no announced address
-	// answers.
+	// configuredEvery is 4: while no announced address answers, every fourth try goes to a configured address.
 	configuredEvery = 4
 )
 

@@ -89,7 +89,7 @@ func TestHealthChecks(t *testing.T) {
 	})
 }
 
-// TestWithoutProbe checks that an agent without a probe does not ask the server for health checks and reports none.
+// TestWithoutProbe checks that an agent without a probe neither asks for health checks nor reports any.
 func TestWithoutProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, n := newFakeServer(t, newID(t)), &network{}

@@ -59,7 +59,8 @@ type Options struct {
 	// IdentityMode, KeysMode, and FilesMode are the modes of the files in the identity folder, the keys folder, and the
 	// folder of received files.
 	IdentityMode, KeysMode, FilesMode fs.FileMode
-	// Extensions are accepted for received files in addition to the default ones. Optional.
+	// Extensions lists extensions of file names that received files may have, in addition to the default ones.
+	// Optional.
 	Extensions []string
 	Machine    Machine
 	// Attest returns a proof that the agent runs on this VM. The agent sends the proof when it registers. Optional.
@@ -156,8 +157,8 @@ const (
 	settled = 5 * time.Second
 	// offline is the longest time without a session during which the agent still reports itself healthy.
 	offline = 2 * time.Minute
-	// firstAttempt is how long the first try to reach one of several servers may take. Each further try may take twice
-	// as long, up to reconnect.AttemptTimeout.
+	// firstAttempt is the timeout of the first try to reach one of several servers. Each further try has twice the
+	// timeout of the previous one, up to reconnect.AttemptTimeout.
 	firstAttempt = 2 * time.Second
 )
 
@@ -234,9 +235,9 @@ type addresses struct {
 	tries      int    // calls of next since a server accepted the agent
 }
 
-// next returns the address to try, and the timeout of the try. With several configured addresses, next never returns
-// the same configured one twice in a row. The first timeouts are short, because a suspended server process accepts
-// connections but never answers. The timeouts grow with every try, so that a busy server has enough time.
+// next returns the address to try, and the timeout of the try. With several configured addresses, next never takes the
+// same one twice in a row. The first timeouts are short, because a suspended server process accepts connections but
+// never answers. The timeouts grow with every try, so that a busy server has enough time.
 func (a *addresses) next() (addr string, timeout time.Duration) {
 	addr, timeout = a.hinted, reconnect.AttemptTimeout
 	a.hinted, a.followed = "", addr != ""
@@ -263,8 +264,8 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed, and at the start for changes for which it did not run before a
-// restart. If the hook fails, runHook reports the failure. It runs the hook again only at the next change.
+// runHook runs the hook whenever files have changed. At the start, it also runs the hook for earlier changes for which
+// no run has ended. If the hook fails, runHook reports the failure, and runs the hook again only at the next change.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {

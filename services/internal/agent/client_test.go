@@ -67,7 +67,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("Health: %v", err)
 		}
 
-		// Nothing has changed, so the next report is a short one after the interval.
+		// Nothing has changed, so the agent sends a short report when the interval ends.
 		before := time.Now()
 		report = s.next(t, "sequence 2", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 2 })
 		if !report.GetUnchanged() || len(report.GetFiles()) > 0 || time.Since(before) > time.Second {
@@ -383,7 +383,7 @@ func TestLeaderMoves(t *testing.T) {
 		s.next(t, "sequence 1", first)
 		synctest.Wait() // the agent has the header
 
-		// The leader moves to the new address, and announces only that one.
+		// A leader at the new address replaces the old one, and announces only its own address.
 		stopServer()
 		s.set(func() { s.endpoints = after })
 		stopServer = s.start(t, n.listen(after))

@@ -16,7 +16,7 @@ import (
 
 const (
 	callTimeout = 15 * time.Second
-	// renonce is how often the agent looks for a new nonce in its folder after the server refused the old one.
+	// renonce is the interval at which an agent looks for a new nonce after the server has refused the old one.
 	renonce = 30 * time.Second
 )
 

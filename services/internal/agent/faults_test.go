@@ -162,8 +162,8 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 var errCrash = errors.New("the process is dead")
 
 // mortal simulates a process that dies during a write or removal in one of its three folders. The writes and removals
-// are numbered from 1, and the process dies at number `dies`. That write or removal has no effect, unless half is set:
-// then it takes effect, but its caller still gets an error. All later ones fail without effect.
+// are numbered from 1, and the process dies at number `dies`. That operation has no effect, unless half is set: then it
+// takes effect, but its caller still gets an error. All later operations fail without effect.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -473,7 +473,7 @@ func TestSilentServers(t *testing.T) {
 }
 
 // The hook runs after a change, and gets the names of the changed files. Two runs never overlap. After a restart, the
-// hook runs for changes for which it has not run. The agent reports a failed run.
+// hook runs for the changes that it missed. The agent reports a failed run.
 func TestHook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

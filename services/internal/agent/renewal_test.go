@@ -72,7 +72,7 @@ func TestRenewal(t *testing.T) {
 }
 
 // TestLostRenewal checks that an agent recovers when the server's answer to a renewal is lost, even if the agent then
-// restarts. After the renewal, the server accepts only the key that the agent sent with it.
+// restarts. After the renewal, the server accepts only the key that the agent sent with that renewal.
 func TestLostRenewal(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

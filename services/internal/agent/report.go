@@ -29,8 +29,8 @@ const (
 	maxInterval       = time.Hour
 )
 
-// announcement is the news of a stop, which the agent repeats to the server. It ends when the server confirms it, or
-// when another announcement replaces it.
+// announcement tells the server that the agent stops, and why. It ends when the server confirms it, or when another
+// announcement replaces it.
 type announcement struct {
 	reason   nstancev1.StoppingReason
 	done     chan struct{}

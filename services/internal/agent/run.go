@@ -158,7 +158,8 @@ func watchNotices(ctx context.Context, s Settings, client *Client, log *slog.Log
 	return cloud.NewSource(notice.Options{Interval: s.SpotPollInterval, Log: log}).Watch(ctx, client.Notice)
 }
 
-// watchShutdown holds a shutdown inhibitor lock of logind and reconnects when logind is not available.
+// watchShutdown holds a shutdown inhibitor lock of logind. When the connection to logind fails, it tries again after a
+// delay.
 func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error {
 	delays := newDelays()
 	for logged := false; ; logged = true {

@@ -87,7 +87,7 @@ func newFakeServer(t testing.TB, id ident.ID) *fakeServer {
 	}
 }
 
-// start serves both services on one listener until stop is called.
+// start serves the agent service and the registration service on one listener until stop is called.
 func (s *fakeServer) start(t testing.TB, listener net.Listener) (stop func()) {
 	t.Helper()
 	return s.startAs(t, listener, authority.Identity{Role: authority.RoleServer, Cluster: "example", Shard: "a",

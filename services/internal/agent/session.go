@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// The agent detects within 15 s that its server died or was suspended. gRPC allows no shorter keepaliveTime. If a
-	// server answers no ping for keepaliveTimeout, it cannot renew its lease either, so it no longer leads.
+	// The agent detects within 15 s that its server died or was suspended. gRPC allows no shorter keepaliveTime. A
+	// server that answers no ping for keepaliveTimeout cannot renew its lease either.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
 
@@ -110,7 +110,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 	}
 	if c.identity.Renewing() {
 		// If the server's answer to the last renewal was lost, the server may accept only the key that the agent sent
-		// with it.
+		// for that renewal.
 		if err := c.renew(ctx, api); err == nil {
 			return false, errRenewed
 		} else if ctx.Err() == nil {

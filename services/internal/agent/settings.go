@@ -17,11 +17,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
-// Prefix starts the names of all environment variables of the agent.
+// Prefix is the beginning of the name of every environment variable that configures the agent.
 const Prefix = "NSTANCE_"
 
-// Settings are the agent's configuration from the environment. The agent detects facts about the machine that are not
-// set.
+// Settings are the agent's configuration from the environment. If Hostname, FQDN, IPv4 or IPv6 is not set, the agent
+// detects it.
 type Settings struct {
 	RegistrationAddrs, AgentAddrs []string
 	ID                            ident.ID

@@ -140,7 +140,7 @@ type session struct {
 	endpoints string
 }
 
-// endOutdatedReports ends the health stream if the interval or the addresses in its header are not the present ones.
+// endOutdatedReports ends the health stream if the interval or the addresses in its header differ from those in `now`.
 // The agent then connects again.
 func (a *agent) endOutdatedReports(now session) {
 	a.mu.Lock()

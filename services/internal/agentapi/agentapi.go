@@ -288,7 +288,7 @@ func mayBeCertified(rec *record.Instance) error {
 	return nil
 }
 
-// logRefusal logs an error that refuses a call of an agent. It ignores other errors.
+// logRefusal logs the error with which the server refused a call of an agent. It ignores other errors.
 func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
 	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil && s.refusals.Admits(err) {
 		s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "call", rpc,

@@ -186,7 +186,8 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if err != nil && result.Names == nil {
 		return err, nil
 	}
-	// If the instance already has the current configuration, its hash stays valid even if this batch is incomplete.
+	// If the instance already has the current configuration, this batch keeps that configuration's hash, even if the
+	// batch is incomplete.
 	hash, current := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
 	if hash == "" && current {
 		hash = group.RuntimeHash
@@ -234,8 +235,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{
 		Group: group, Record: *rec, RuntimeHash: report.RuntimeHash,
-		// The record has the addresses and host name that the provider returned by the time of the registration. The
-		// provider may have returned more since that time.
+		// The record has the addresses and host name that the provider gave at the registration. Since then, the
+		// provider may have given more of them.
 		Address: filegen.Address{IPv4: cmp.Or(rec.IPv4, vm.IPv4), IPv6: cmp.Or(rec.IPv6, vm.IPv6),
 			Hostname: cmp.Or(rec.Hostname, vm.Hostname, rec.ID.String())},
 		Claimed: render.Claimed{Hostname: report.Hostname, IP4: report.IPv4, IP6: report.IPv6},

@@ -19,7 +19,7 @@ import (
 )
 
 // FuzzSubmitPublicKeys checks that the server accepts keys only if all of them are valid and were requested. Otherwise
-// it rejects the message with a suitable status code, and stores none of its keys.
+// the server must reject the message with a suitable status code, and store none of its keys.
 func FuzzSubmitPublicKeys(f *testing.F) {
 	w := newTestLeader(f)
 	c := w.agent(f)

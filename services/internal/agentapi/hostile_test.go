@@ -171,8 +171,8 @@ func TestHostileReportForAnotherInstance(t *testing.T) {
 	}
 }
 
-// TestHostileNamesReachNoCertificate checks that a certificate contains only names and addresses that come from the
-// provider. The host name and addresses that the agent reports have no effect.
+// TestHostileNamesReachNoCertificate checks that the host name and addresses that an agent reports do not get into a
+// certificate. A certificate contains only those that the provider gives.
 func TestHostileNamesReachNoCertificate(t *testing.T) {
 	w, _ := newHostileTest(t)
 	id, key := w.Created(t), transporttest.NewKey(t)

@@ -247,8 +247,8 @@ func (s *Service) forgetPreviousKey(c *call) {
 	}
 }
 
-// checkRunning checks that an agent with an expired certificate may renew it: according to the provider, the agent's VM
-// must run.
+// checkRunning checks that an agent with an expired certificate may renew it. The provider must have answered that the
+// agent's VM runs.
 func checkRunning(c *call) error {
 	view, ok := c.leader.State.Instance(c.agent.id)
 	switch {

@@ -196,7 +196,7 @@ func (r *reports) send(change func(*nstancev1.ReportHealthRequest)) {
 	eventually(r.c.t, "the report arrives", func() bool { return testutil.ToFloat64(counter) > before })
 }
 
-// eventually waits until ok returns true, because another goroutine does the work.
+// eventually waits until ok returns true. Another goroutine does the work that ok waits for.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)

@@ -93,8 +93,8 @@ func (c *call) mustRenew() bool {
 }
 
 // readReports takes reports until the stream ends, then ends the stream's handler. A broken connection is the first
-// sign of a lost machine, so readReports calls State.Disconnected. It does not call it if the server itself ended the
-// stream.
+// sign of a lost machine, so readReports calls State.Disconnected. If the server itself ended the stream, readReports
+// does not call it.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)
 	if c.agent.endStream(c.stream, err) {

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 )
 
-// written is the content of a file and the time of its last write.
+// written is the hash of a file's content, and the time of the file's last write.
 type written struct {
 	Content  [sha256.Size]byte
 	Modified time.Time

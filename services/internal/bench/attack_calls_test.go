@@ -144,8 +144,8 @@ func (a *attacker) messages() (list []attack) {
 	return list
 }
 
-// identities returns attacks that call a method with an unsuitable certificate. The certificate does not permit the
-// call, or it is no longer valid.
+// identities returns attacks that call a method with a certificate that does not permit the call, or that is no longer
+// valid.
 func (a *attacker) identities() (list []attack) {
 	calls := map[string]func(context.Context, *grpc.ClientConn) error{
 		agentPort: func(ctx context.Context, conn *grpc.ClientConn) error {

@@ -264,8 +264,8 @@ func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	return all
 }
 
-// losing is like losses, with the given period. In addition, it returns the part of each time that passed in the
-// agents' process, before the process wrote the first byte.
+// losing is like losses, with the given period. agents contains the part of each of these times that passed in the
+// agents' process, before that process wrote the first byte.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup

@@ -31,7 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server"
 )
 
-// moments maps each log message of a server to the time at which it was logged first.
+// moments maps each log message to the time at which a server first logged it.
 type moments struct {
 	mu     sync.Mutex
 	logged map[string]time.Time

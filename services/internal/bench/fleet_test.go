@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 // Unix nanoseconds. Both processes use the same clock.
 type order struct {
 	// Op is "start", "power_off", "kill", "count", "trace" or "report". "trace" writes a trace to the file ID. After
-	// "report", each agent sends a report once per Every, Times times.
+	// "report", each agent sends as many reports as Times says, at intervals of Every.
 	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`

@@ -130,7 +130,7 @@ func cutLast(name string) (before, after string) {
 }
 
 // judge fails the test if an attack had an outcome that is not allowed. If kinds are given, each of these kinds must
-// have happened. Then each attack must also have had at least one proper outcome.
+// have happened, and each attack must have had at least one proper outcome.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {

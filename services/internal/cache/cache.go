@@ -63,8 +63,8 @@ type Cache struct {
 }
 
 // Open opens the database at path. It creates a missing database, including its directory. It replaces a file that is
-// corrupt or has another version. It returns an error if the path is a directory, if the server may not write it, or if
-// it is another program's database.
+// corrupt or has another version. It returns an error if the path is a directory, if the server may not write there, or
+// if the file is another program's database.
 func Open(ctx context.Context, path string) (*Cache, error) {
 	c := &Cache{path: path}
 	if err := c.open(ctx); err != nil {

@@ -66,7 +66,7 @@ func readFilter(query url.Values) eventFilter {
 	return f
 }
 
-// query returns the filter as the query of an address.
+// query returns the filter as query parameters of a page's address.
 func (f eventFilter) query() url.Values {
 	query := url.Values{}
 	for name, value := range map[string]string{"shard": f.Shard, "group": f.Group, "instance": f.Instance,
@@ -78,7 +78,7 @@ func (f eventFilter) query() url.Values {
 	return query
 }
 
-// history converts the page's filter to a filter of the journal.
+// history converts the page's filter to a filter for the shards' journals.
 func (f eventFilter) history(now time.Time) (h fleet.HistoryFilter, err error) {
 	h = fleet.HistoryFilter{Group: f.Group, InstanceID: f.Instance, Cause: f.Cause}
 	if f.Kind != "" {

@@ -35,7 +35,8 @@ type groupView struct {
 	Alerts       []fleet.Event
 	Replacements statistics
 	Rollout      *rolloutView
-	// MayChange means that the page has forms. Done says what the last submitted form did.
+	// MayChange means that the person may change the group, so that the page has forms. Done is the result of the form
+	// that was sent last.
 	MayChange bool
 	Done      string
 }
@@ -57,7 +58,7 @@ type rolloutView struct {
 	Done, Total uint32
 	Paused      bool
 	Waits       string
-	// ETA is the expected time until the end. Zero: unknown.
+	// ETA is the expected time until the rollout ends. Zero means unknown.
 	ETA time.Duration
 }
 
@@ -120,7 +121,8 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 
-// list counts the classes and selects the instances of one page. Instances that need attention come first.
+// list counts the instances of each class, and selects the instances of one page. Instances that need attention come
+// first.
 func (v *groupView) list(shard string, instances []fleet.Instance, page string) {
 	v.Total = len(instances)
 	counts := map[string]int{}

@@ -19,7 +19,7 @@ const (
 // replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
 type replacements struct {
 	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running maps
-	// the ID of a new instance to its unfinished replacement.
+	// the ID of an instance that replaces another to that unfinished replacement.
 	failed  map[string]time.Time
 	running map[string]replacement
 	done    []replacement

@@ -18,7 +18,7 @@ type Role string
 const (
 	// RoleViewer may read.
 	RoleViewer Role = "viewer"
-	// RoleOperator may also change groups and delete instances.
+	// RoleOperator permits what RoleViewer permits, and also changing groups and deleting instances.
 	RoleOperator Role = "operator"
 )
 

@@ -48,8 +48,8 @@ type Options struct {
 	Fleet *fleet.Fleet
 	// Bucket reads the bucket of the shards. If it is nil, the page shows only what leaders answer.
 	Bucket Bucket
-	// Login returns the client with a token. If it is nil, no login is needed, and every client that can connect is
-	// treated as Local. The listener must then be reachable only from this machine.
+	// Login returns the client to whom a token belongs. If Login is nil, no login is needed, and every client that can
+	// connect is treated as Local. The listener must then be reachable only from this machine.
 	Login   func(token string) (Client, bool)
 	Local   Client
 	Version string
@@ -112,8 +112,8 @@ func New(options Options) *Page {
 }
 
 // guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests whose host
-// name is not one of this machine. This prevents DNS rebinding: another site's page reaches this machine by a name of
-// that site.
+// name is not one of this machine. This prevents DNS rebinding, in which another site's page sends requests to this
+// machine under the name of that site.
 func (p *page) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

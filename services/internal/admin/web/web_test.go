@@ -303,8 +303,8 @@ func (s *site) login(t testing.TB, token string) *http.Cookie {
 	return resp.Cookies()[0]
 }
 
-// TestLogin checks that a page needs a login or a token that a proxy sends. Scripts and other sites cannot use the
-// login's cookie, and a changed cookie is refused.
+// TestLogin checks that a page needs a login or a token, which a proxy may add. Scripts and other sites cannot use the
+// login's cookie. A changed cookie is refused.
 func TestLogin(t *testing.T) {
 	s := newSite(t, logins)
 	resp := s.do(t, request{path: "/ui/events?group=workers"})

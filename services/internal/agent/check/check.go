@@ -1,6 +1,6 @@
-// Package check runs the health checks of what runs on the VM: commands, and HTTP requests to the VM itself.
+// Package check runs health checks: commands on the VM, and HTTP requests to the VM itself.
 //
-// A [Runner] runs each check at its interval, and at most four of them at a time. A run ends at its timeout. The status
+// A [Runner] runs each check at its interval, and at most four checks at a time. A run ends at its timeout. The status
 // of a check changes only when a threshold is reached.
 package check
 
@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxRunning is how many checks run at a time.
+	// maxRunning is the maximum number of checks that run at a time.
 	maxRunning = 4
 	// maxReason is the longest reason of a failure in bytes.
 	maxReason = 256
@@ -177,8 +177,8 @@ func (r *Runner) run(ctx context.Context, spec *nstancev1.HealthCheck) string {
 }
 
 // count evaluates a run, and reports whether the status of the check changed. A failure in the start period does not
-// count. While a check is failing, its reason stays that of the failure that reached the threshold. So the reason does
-// not change with every run.
+// count. A failing check keeps one reason until it passes: the reason of the failure that reached the threshold. So the
+// reason does not change with every run.
 func (r *Runner) count(c *running, failure string, began time.Time) (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

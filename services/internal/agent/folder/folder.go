@@ -41,7 +41,7 @@ type Stamp struct {
 // maxName leaves room for the suffix of a temporary file's name within the 255 bytes that file systems allow.
 const maxName = 200
 
-// ValidateName checks that a name is a base name that every file system accepts. It may have at most 200 characters:
+// ValidateName checks that a name is a base name that is safe on every file system. It may have at most 200 characters:
 // ASCII letters, digits, and "._-@+". It must not start with a dot or a dash.
 func ValidateName(name string) error {
 	switch {

@@ -2,8 +2,8 @@
 // until the nonce is consumed.
 //
 // Invariant: a key is durable before any certificate is issued for it. The nonce is removed only after the certificate
-// is durable. After a crash between any two writes, the agent can therefore continue the same registration: the server
-// issues a certificate again to the same key with the same nonce. Each renewal generates the next key. The next key
+// is durable. After a crash between any two writes, the agent can therefore continue the same registration. It sends
+// the same key and nonce, and the server issues a certificate again. Each renewal generates the next key. The next key
 // replaces the present key only after the next certificate is durable, so an interrupted renewal can be continued too.
 package identity
 

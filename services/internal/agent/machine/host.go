@@ -93,7 +93,8 @@ func public(ip net.IP) bool {
 	return ip.IsGlobalUnicast() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
 }
 
-// FQDN returns the machine's full domain name according to its name server, or else its host name.
+// FQDN returns the machine's full domain name if its name server knows it. Otherwise it returns the machine's host
+// name.
 func (h *Host) FQDN(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, lookup)
 	defer cancel()

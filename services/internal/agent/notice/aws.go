@@ -114,7 +114,7 @@ func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
 }
 
 // sendable reports whether a token can be sent in a header. The watcher replaces a token only when the service refuses
-// it. So it would keep a token forever that it cannot send.
+// it. So a token that cannot be sent would never be replaced.
 func sendable(token string) bool {
 	return token != "" && !strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' })
 }

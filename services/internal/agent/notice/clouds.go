@@ -16,7 +16,7 @@ func Clouds() []Cloud { return []Cloud{aws, gcp, proxmox} }
 
 // Cloud describes the VMs of a cloud to the agent.
 type Cloud struct {
-	// Name is the name in the shard configuration.
+	// Name is the cloud's name in the shard configuration.
 	Name string
 	// Detect reports whether this machine is a VM of the cloud.
 	Detect func(Firmware) bool

@@ -165,7 +165,7 @@ func envName(text []byte) (int, bool) {
 	return 0, false
 }
 
-// envValue returns the text after the value and its line end. Within single quotes every character is literal.
+// envValue returns the text after the value and the end of its line. Within single quotes every character is literal.
 // Elsewhere a backslash escapes the next character.
 func envValue(text []byte) ([]byte, bool) {
 	var quote byte

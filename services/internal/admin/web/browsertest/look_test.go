@@ -218,7 +218,7 @@ func TestManyInstances(t *testing.T) {
 	b.checkConsole()
 }
 
-// least returns the smaller duration. A value a of zero means that no duration is known yet.
+// least returns the smaller duration. If a is zero, no duration is known yet, so least returns b.
 func least(a, b time.Duration) time.Duration {
 	if a == 0 {
 		return b
