@@ -71,7 +71,7 @@ type Options struct {
 	Probe check.Probe
 	// Dial connects to host:port. Optional. The default is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Version of the agent, used in reports. Optional.
+	// Version is the agent's version, which the agent reports to the server. Optional.
 	Version string
 	Log     *slog.Logger
 }
@@ -211,7 +211,8 @@ func newDelays() *backoff.ExponentialBackOff {
 	}
 }
 
-// pause waits for d, or until early receives. early may be nil. pause returns ctx's error if ctx ends first.
+// pause waits for the duration d, or until the channel early has a value. early may be nil. pause returns ctx's error
+// if ctx ends first.
 func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -295,7 +296,7 @@ func (c *Client) runHook(ctx context.Context) error {
 	}
 }
 
-// update changes the state to report and triggers a report.
+// update changes the state that the agent reports, and triggers a report.
 func (c *Client) update(change func(*standing)) {
 	c.mu.Lock()
 	change(&c.standing)
@@ -310,7 +311,7 @@ func nudge(ch chan<- struct{}) {
 	}
 }
 
-// health is the state behind the health endpoint.
+// health is the state that the health endpoint shows.
 type health struct {
 	problem error     // nil: healthy
 	since   time.Time // when the session was lost; zero: the problem counts immediately

@@ -513,7 +513,7 @@ func TestHook(t *testing.T) {
 		if report.GetMessage() != "hook: exit status 1" || !report.GetHealthy() {
 			t.Errorf("%v", report)
 		}
-		// All three files changed while the hook ran for a.env. a.env was removed.
+		// While the hook ran for a.env, the agent stored b.env and c.env, and removed a.env.
 		if changed := <-runs; !slices.Equal(changed, []string{"a.env", "b.env", "c.env"}) {
 			t.Errorf("hook for %v", changed)
 		}

@@ -22,7 +22,8 @@ func (c *counts) reported(now time.Time) {
 	c.lastReport.Store(now.UnixMilli())
 }
 
-// Metric describes a metric of the agent. Names that end in _total are counters, all others gauges.
+// Metric describes a metric of the agent. A metric whose name ends in _total is a counter. All other metrics are
+// gauges.
 type Metric struct {
 	Name, Help string
 	Labels     []string

@@ -60,14 +60,14 @@ type sentFile struct {
 
 // stream is one open stream.
 type stream struct {
-	// wake has an element when the stream has work to do or err to return. Its capacity is 1.
+	// wake has an element if the stream has work to do, or if the stream must return err. Its capacity is 1.
 	wake chan struct{}
 	err  error
 	// header is what the server told the agent in a health stream's header.
 	header session
 }
 
-// end ends a stream. It reports false if the stream had ended before. Call with the agent's mu held.
+// end ends a stream, and reports whether the stream was still open. The caller must hold the agent's mu.
 func (s *stream) end(err error) (first bool) {
 	if s == nil || s.err != nil {
 		return false
@@ -109,7 +109,7 @@ func (a *agent) openStream(kind int, peer *transport.Peer) (*stream, error) {
 	return s, nil
 }
 
-// closeStream forgets a stream, unless another has replaced it.
+// closeStream forgets a stream, unless another stream has replaced it.
 func (a *agent) closeStream(kind int, s *stream) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -65,7 +65,8 @@ type Leadership struct {
 	Interval func() time.Duration
 	// Endpoints returns the addresses of the leader's agent service, host:port separated by commas. Optional.
 	Endpoints func() string
-	// RenewWithin is the time within which agents spread renewals that a rotation of the CA asks for. 0 means 5 min.
+	// RenewWithin is the period over which agents spread the renewals that a rotation of the CA requires. 0 means 5
+	// min.
 	RenewWithin time.Duration
 }
 

@@ -111,7 +111,7 @@ func (s *Service) sendHealthChecks(c *call, sent *string, send func(*nstancev1.R
 	return nil
 }
 
-// healthCheck returns a health check of a template as agents receive it.
+// healthCheck converts a health check of a template to the form that agents receive.
 func healthCheck(name string, check config.HealthCheck) *nstancev1.HealthCheck {
 	out := &nstancev1.HealthCheck{Name: name, Interval: durationpb.New(check.Interval.D()),
 		Timeout: durationpb.New(check.Timeout.D()), StartPeriod: durationpb.New(check.StartPeriod.D()),
@@ -230,7 +230,7 @@ func (s *Service) sendFiles(c *call, result filegen.Result, hash string, send fu
 	}})
 }
 
-// generatorInput returns what the files of an instance are made from.
+// generatorInput returns the data from which the generator makes the files of an instance.
 func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView) filegen.Input {
 	rec, vm, report := &view.Record, &view.VM, &view.Report
 	in := filegen.Input{

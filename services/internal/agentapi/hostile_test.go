@@ -23,7 +23,8 @@ import (
 // In these tests, the agent's VM belongs to an attacker who is root there. The attacker has the certificate and the key
 // of one instance, and calls the real port with mutual TLS.
 
-// newHostileTest returns a leader whose group drains for five minutes, and what its service logs.
+// newHostileTest returns a leader and the log of its service. The instances of the leader's group drain for five
+// minutes.
 func newHostileTest(t *testing.T) (*testLeader, *transporttest.Logs) {
 	t.Helper()
 	w, logs := newTestLeader(t), &transporttest.Logs{}

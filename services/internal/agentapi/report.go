@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// IntervalHeader is the response header with the time between two reports, a Go duration.
+	// IntervalHeader is the response header with the time between two reports, as a Go duration.
 	IntervalHeader = "nstance-report-interval"
 	// EndpointsHeader is the response header with the addresses of the leader's agent service, host:port separated by
 	// commas.
@@ -217,7 +217,7 @@ func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) 
 	return !failed && good >= len(group.Files), renewAt
 }
 
-// forgetKeys forgets submitted keys that the agent no longer has. Call with mu held.
+// forgetKeys forgets submitted keys that the agent no longer has. The caller must hold mu.
 func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	for name, pkix := range a.keys {
 		if !slices.ContainsFunc(keys, func(k shardstate.KeyState) bool {
@@ -375,7 +375,7 @@ func isSum(s string) bool {
 	return len(s) == 64
 }
 
-// parseTime reads a time stamp. A missing one is the zero time.
+// parseTime reads a time stamp. A missing time stamp is the zero time.
 func parseTime(t *timestamppb.Timestamp) (time.Time, error) {
 	if t == nil {
 		return time.Time{}, nil

@@ -432,7 +432,7 @@ func BenchmarkHandOver(b *testing.B) {
 	}
 }
 
-// awaitTerm waits until the server that was started last leads.
+// awaitTerm waits until the server that was started last has become leader.
 func (s *stack) awaitTerm(b testing.TB) {
 	b.Helper()
 	await(b, "the next leader", func() bool {

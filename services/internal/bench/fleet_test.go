@@ -136,7 +136,7 @@ func (machine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) {
 	return &nstancev1.Metrics{Cpu: 0.1, MemoryUsedBytes: 1 << 30, MemoryTotalBytes: 4 << 30}, time.Hour
 }
 
-// runAgents carries out orders until its input ends.
+// runAgents reads orders from in, and carries them out until in ends.
 func runAgents(in io.Reader, out io.Writer) {
 	var mu sync.Mutex
 	encoder := json.NewEncoder(out)

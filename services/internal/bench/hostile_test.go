@@ -337,8 +337,8 @@ func (p *prey) delete() ident.ID {
 	return id
 }
 
-// attack starts the attackers, and returns when their silent connections are open. stop ends them and returns the
-// outcomes of their attacks.
+// attack starts the attackers, and returns when their silent connections are open. stop ends the attackers and returns
+// the outcomes of their attacks.
 func (p *prey) attack(silent, slow int, kinds ...string) (stop func() map[string]map[string]int) {
 	p.b.Helper()
 	in, out, wait := startSelf(p.b, attackersEnv)

@@ -42,7 +42,7 @@ type post struct {
 type question struct {
 	// Profile, if not empty, is the file name for heap and goroutine profiles, without its extension.
 	Profile string
-	// CPU, if not empty, is the file for a CPU profile. The profile ends with the next question.
+	// CPU, if not empty, is the file for a CPU profile. The next question ends the profile.
 	CPU string
 	// Free makes the process return unused memory to the kernel before it answers. Without Free, it would return the
 	// memory later.
@@ -54,7 +54,7 @@ type usage struct {
 	Resident, Anonymous, Peak int64         // bytes, proc_pid_status(5): VmRSS, RssAnon, VmHWM
 	CPU, System               time.Duration // CPU time: total, and in the kernel
 	Heap, Stacks, Live, Next  uint64        // bytes: runtime.MemStats HeapInuse, StackInuse, HeapAlloc, NextGC
-	// Idle and Other are bytes: unused heap, and the runtime's internal memory.
+	// Idle is the unused heap, and Other is the runtime's internal memory, both in bytes.
 	Idle, Other        uint64
 	Mallocs, Allocated uint64
 	GCs                uint32

@@ -86,7 +86,7 @@ func snmp(name string) (count uint64) {
 	return count
 }
 
-// since returns a description of the resources used since an earlier moment.
+// since describes the resources that were used from the moment of `before` to the moment of s.
 func (s strain) since(before strain) string {
 	seconds := s.at.Sub(before.at).Seconds()
 	number := func(n int) float64 { return float64(s.runtime[n].Value.Uint64() - before.runtime[n].Value.Uint64()) }

@@ -16,16 +16,16 @@ type Position struct{ Term, Sequence uint64 }
 // PositionOf returns the position of an event.
 func PositionOf(e record.Event) Position { return Position{e.Term, e.Sequence} }
 
-// EventQuery selects events. Zero fields select all.
+// EventQuery selects events. A zero field excludes no events.
 type EventQuery struct {
 	// Tenant selects the events of this tenant, and the events that concern the whole shard.
 	Tenant          string
 	Group, Instance string
 	Kinds           []record.EventKind
 	Cause           string
-	// Since is inclusive, Until is not.
+	// Since and Until limit the time of the events. An event at Since is selected, an event at Until is not.
 	Since, Until time.Time
-	// After selects the events after a position.
+	// After selects the events that come after this position in the journal.
 	After Position
 	// Limit is the largest number of events. It must be positive.
 	Limit int

@@ -7,7 +7,8 @@ import (
 
 // Bucket gives access to data in the bucket that the operator API does not return. It must be safe for concurrent use.
 type Bucket interface {
-	// Lock returns the election lock of a shard that has no leader.
+	// Lock reads the election lock of a shard from the bucket. The page calls Lock only for a shard that does not
+	// answer.
 	Lock(ctx context.Context, shard string) Lock
 	// Compare compares the configuration that a leader of the shard applied last with the newest configuration in the
 	// bucket.
@@ -32,9 +33,11 @@ type Comparison struct {
 	// Invalid means that this version of nstance-admin cannot read one of the two configurations, so that the effects
 	// are not known.
 	Invalid bool
-	// Rolling are the groups in which instances would be replaced. Effects are all effects on running instances.
+	// Rolling lists the groups in which the newest configuration would replace instances. Effects lists all its effects
+	// on running instances.
 	Rolling, Effects []string
-	// Diff holds the first lines of the difference in the unified format, and More is the number of remaining lines.
+	// Diff holds the first lines of the difference in the unified format. More is the number of lines that are left
+	// out.
 	Diff []DiffLine
 	More int
 }

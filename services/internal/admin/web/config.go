@@ -10,7 +10,7 @@ import (
 // configView shows the configurations of all shards.
 type configView struct {
 	Shards []shardConfig
-	// NoBucket means that there is no access to the bucket, so that nothing is compared.
+	// NoBucket means that the page cannot read the bucket, so it compares nothing.
 	NoBucket bool
 }
 
@@ -45,7 +45,8 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "config", "Configuration", live, view)
 }
 
-// compare compares the configuration that a leader of the shard applied last with the newest one in the bucket.
+// compare compares the configuration that a leader of the shard applied last with the newest configuration in the
+// bucket.
 func (p *page) compare(r *http.Request, shard string) (*Comparison, *problem) {
 	comparison, err := p.Bucket.Compare(r.Context(), shard)
 	if err != nil {

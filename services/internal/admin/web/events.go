@@ -48,7 +48,7 @@ func (e entry) Permalink() string {
 // eventFilter is the filter of a page. Its fields are the query parameters in the page's address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
-	// Period is a duration before now, such as 1h. Since and Until take precedence.
+	// Period is a duration up to now, such as 1h. Since, if set, replaces its start. Until, if set, replaces its end.
 	Period, Since, Until string
 }
 

@@ -51,7 +51,7 @@ type change struct {
 // listener receives the changes for one open page.
 type listener struct {
 	changes chan change
-	// missed holds a value if the channel had no room for a change.
+	// missed holds a value if the channel `changes` had no room for a change.
 	missed chan struct{}
 }
 
@@ -129,8 +129,8 @@ func (h *hub) addEvent(e fleet.Event) {
 	h.publish(change{shard: e.Shard, event: &e})
 }
 
-// setLost records why a shard cannot be followed or, if err is nil, that it is followed again. It forgets the shard's
-// alerts, because every new session begins with the active alerts.
+// setLost records err as the reason why a shard cannot be followed. A nil err means that the shard is followed again.
+// setLost also forgets the shard's alerts, because every new session begins with the active alerts.
 func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -143,7 +143,7 @@ func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.publish(change{shard: shard})
 }
 
-// publish hands a change to all pages. Call with mu held.
+// publish sends a change to all open pages. The caller must hold mu.
 func (h *hub) publish(c change) {
 	h.changes++
 	c.number = h.changes
@@ -184,7 +184,7 @@ func (h *hub) lastChange() uint64 {
 	return h.changes
 }
 
-// alerts returns the active alerts of a shard, or those of one group if group is not empty, sorted.
+// alerts returns the sorted active alerts of a shard, or of one group if group is not empty.
 func (h *hub) alerts(shard, group string) []fleet.Event {
 	h.mu.Lock()
 	defer h.mu.Unlock()

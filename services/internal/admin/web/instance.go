@@ -24,7 +24,8 @@ type instanceView struct {
 	Steps                  []step
 	Verdict                *fleet.Verdict
 	Actions                []fleet.PlannedAction
-	// MayChange means that the page has a form. Confirm is the text to type, and Done says what the form did.
+	// MayChange means that the page has a form. Confirm is the text that the person must type. Done is the result of
+	// the form that was sent last.
 	MayChange     bool
 	Confirm, Done string
 }

@@ -62,7 +62,7 @@ func (s *site) open(t testing.TB, path, after string) <-chan liveEvent {
 	return events
 }
 
-// next returns the next event of a kind. It skips others.
+// next returns the next event of the given kind. It skips events of other kinds.
 func next(t testing.TB, events <-chan liveEvent, kind string) liveEvent {
 	t.Helper()
 	patience := time.After(20 * time.Second)
@@ -95,8 +95,8 @@ func liveSite(t testing.TB) *site {
 	return s
 }
 
-// TestRowIsUpdated shows that the open page of a group gets the new row of an instance when the shard sends an event,
-// and no row of another group.
+// TestRowIsUpdated checks what the open page of a group receives when the shard sends events. It receives the new row
+// of an instance of this group, and no row of another group.
 func TestRowIsUpdated(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live?shard=a&group=workers", "")

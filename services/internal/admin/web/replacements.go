@@ -65,7 +65,7 @@ func (r *replacements) add(e fleet.JournalEvent) {
 	}
 }
 
-// forget drops events that are older than the period of the statistics.
+// forget drops what is older than the period of the statistics.
 func (r *replacements) forget(now time.Time) {
 	before := now.Add(-statisticsTime)
 	r.done = slices.DeleteFunc(r.done, func(d replacement) bool { return d.end.Before(before) })

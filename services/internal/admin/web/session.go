@@ -37,8 +37,8 @@ const (
 	sessionTime = 12 * time.Hour
 )
 
-// session is the content of the cookie. It holds no token, so the thief of a cookie can use the page until the session
-// expires, but not the API.
+// session is the content of the cookie. It contains no token. So somebody who steals the cookie can use the page until
+// the session expires, but cannot use the API.
 type session struct {
 	Client
 	Expires time.Time `json:"expires"`
@@ -143,7 +143,7 @@ func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 }
 
 // localPath returns path, or the start page if path is not below Path. Without this check, a link to the login could
-// lead to another site.
+// send the person to another site after the login.
 func localPath(path string) string {
 	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
 		return Path

@@ -107,7 +107,7 @@ func (s *site) run(t testing.TB) {
 	})
 }
 
-// request is one request. Zero fields have the values of a valid request.
+// request is one HTTP request. A zero field stands for the value in a valid request.
 type request struct {
 	method, path string
 	form         url.Values

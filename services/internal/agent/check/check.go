@@ -19,7 +19,7 @@ import (
 const (
 	// maxRunning is the maximum number of checks that run at a time.
 	maxRunning = 4
-	// maxReason is the longest reason of a failure in bytes.
+	// maxReason is the maximum length of a failure's reason, in bytes.
 	maxReason = 256
 	// minInterval is the shortest interval between two runs of a check, even if a server asks for a shorter one.
 	minInterval = time.Second

@@ -265,7 +265,7 @@ func TestCommandIsKilledAtItsTimeout(t *testing.T) {
 	}
 }
 
-// running reports whether a process runs. A zombie that its parent has not reaped does not.
+// running reports whether a process runs. A zombie, which its parent has not reaped, does not run.
 func running(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err == nil && !strings.Contains(string(stat), ") Z ")

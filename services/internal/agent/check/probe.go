@@ -20,12 +20,12 @@ import (
 const (
 	// searchPath is the whole environment of a command.
 	searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	// maxOutput is how much of the end of a command's output is kept.
+	// maxOutput is the number of bytes that are kept from the end of a command's output.
 	maxOutput = 4 << 10
 	// openPipes limits the wait for the children of a command that has ended. The children may still hold its output
 	// open.
 	openPipes = time.Second
-	// maxAnswer is how much of an HTTP answer is read.
+	// maxAnswer is the maximum number of bytes that are read of an HTTP answer.
 	maxAnswer = 64 << 10
 )
 

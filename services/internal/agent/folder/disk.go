@@ -80,7 +80,7 @@ func (d *Disk) Read(name string) ([]byte, error) {
 	return io.ReadAll(file)
 }
 
-// Write implements [Folder]. The file gets exactly this mode, independent of the umask.
+// Write implements [Folder]. The file gets exactly the given mode, independent of the umask.
 func (d *Disk) Write(name string, content []byte, mode fs.FileMode) error {
 	if _, err := d.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -31,7 +31,7 @@ const (
 	NonceFile       = "nonce.jwt"
 	KeyFile         = "identity.key"
 	CertificateFile = "identity.crt"
-	// NextKeyFile is the key of a renewal that is not finished.
+	// NextKeyFile contains the next key until a renewal is finished.
 	NextKeyFile = "identity-next.key"
 )
 
@@ -62,7 +62,7 @@ type Certificate struct {
 	Cluster string
 }
 
-// Expired reports whether the certificate has expired. An expired certificate is only good for its own renewal.
+// Expired reports whether the certificate has expired. An expired certificate only permits its own renewal.
 func (c *Certificate) Expired(now time.Time) bool { return !now.Before(c.Leaf.NotAfter) }
 
 // Life returns the time from the issue of the certificate to its expiry. The CA sets NotBefore earlier than the issue

@@ -227,7 +227,7 @@ func TestGCPWaits(t *testing.T) {
 	}
 }
 
-// TestAWSAttest checks that the agent sends the signed identity document as the metadata service gives it.
+// TestAWSAttest checks that the agent sends the signed identity document exactly as the metadata service returns it.
 func TestAWSAttest(t *testing.T) {
 	var asked []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -290,9 +290,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty counts writes and removals. `dies` is the number of the first step that fails, counted from 1. This step and
-// all later ones have no effect. If half is set, the first failing step takes effect, but its caller still gets an
-// error.
+// faulty numbers writes and removals from 1. From number `dies` on, they fail without effect. If half is set, number
+// `dies` takes effect, but its caller still gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int

@@ -80,7 +80,7 @@ func (b *browser) keepMessage(event any) {
 	b.messages = append(b.messages, text)
 }
 
-// checkConsole fails the test if the console has messages other than those that contain one of the permitted texts.
+// checkConsole fails the test if the console has a message that contains none of the permitted texts.
 func (b *browser) checkConsole(permitted ...string) {
 	b.t.Helper()
 	b.mu.Lock()
