@@ -22,8 +22,8 @@ const (
 	streamKinds
 )
 
-// agent is what the leader knows about an instance's agent during one term, in addition to the leader's State: the
-// agent's streams, and what was sent to the agent.
+// agent is what the leader of one term knows about an instance's agent, in addition to its State: the agent's streams,
+// and what was sent to the agent.
 type agent struct {
 	id   ident.ID
 	name string // of id
