@@ -26,8 +26,8 @@ type Options struct {
 	Cluster string         // the cluster's ID: blobs of another cluster do not open
 	Ring    keyring.Ring   // without a current key, no secrets can be stored
 	Rand    io.Reader      // crypto/rand.Reader except in tests; used concurrently
-	// Marks holds the versions that this process has seen, so that a secret that was rolled back is refused. Nil means
-	// Marks for this store only.
+	// Marks holds the versions that this process has seen, so that Get refuses a secret that was rolled back. If Marks
+	// is nil, this store gets Marks of its own.
 	Marks *highwater.Marks
 	// Sleep waits between attempts of a write with an unknown result. nil uses the real clock.
 	Sleep func(context.Context, time.Duration) error
@@ -43,8 +43,8 @@ func NewObjects(options Options) *Objects {
 
 var _ Store = (*Objects)(nil)
 
-// Get implements [Store]. If the secret cannot be opened, the error is one of package envelope. If an earlier version
-// was written back, the error matches highwater.ErrRolledBack.
+// Get implements [Store]. If the secret cannot be opened, the error is one of those that package envelope defines. If
+// another writer has restored an earlier version, the error matches highwater.ErrRolledBack.
 func (o *Objects) Get(ctx context.Context, name string) (Secret, error) {
 	secret, _, err := o.read(ctx, name)
 	if err != nil {
@@ -99,8 +99,8 @@ func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condit
 	return nil
 }
 
-// replace stores a value, whether or not the secret exists. The write requires the version that replace has read, so
-// that versions rise.
+// replace stores a value, whether or not the secret exists. Each write succeeds only if the secret has not changed
+// since replace read it. So no version overwrites a higher one.
 func (o *Objects) replace(ctx context.Context, name string, value Value) error {
 	for {
 		when := objstore.IfAbsent()
@@ -118,8 +118,9 @@ func (o *Objects) replace(ctx context.Context, name string, value Value) error {
 	}
 }
 
-// nextVersion returns a version above the one in the bucket and those that this process has seen. The version is at
-// least the time in milliseconds, so that it rises even after the secret was deleted.
+// nextVersion returns a version above the version in the bucket (`there`) and above all versions of the key that this
+// process has seen. It is at least the present time in milliseconds. So a secret that is deleted and stored again gets
+// a higher version.
 func (o *Objects) nextVersion(key string, there uint64) uint64 {
 	if there > highwater.MaxVersion { // not a version that this package wrote
 		there = 0
@@ -127,8 +128,8 @@ func (o *Objects) nextVersion(key string, there uint64) uint64 {
 	return max(uint64(time.Now().UnixMilli()), there+1, o.options.Marks.Highest(key)+1)
 }
 
-// write seals the value with a version above the stored version, and settles the put. The envelope's random nonce makes
-// the bytes unique to this call.
+// write seals the value with a version above the stored version, and puts it with objstore.Settle. The envelope's
+// random nonce makes the bytes unique, so that Settle can recognize the put of this call.
 func (o *Objects) write(ctx context.Context, name string, value Value, there uint64, when objstore.Condition) error {
 	if o.options.Ring.Current.IsZero() {
 		return ErrNoKey

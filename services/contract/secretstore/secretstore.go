@@ -54,9 +54,9 @@ type Store interface {
 	// call.
 	Get(ctx context.Context, name string) (Secret, error)
 
-	// Put stores a value of 1 to [MaxValue] bytes. nil means that the value is stored. Of two concurrent Puts with
-	// IfAbsent, only one returns nil. After an error other than those of this package, the value may or may not be
-	// stored, or may be stored later. Get shows which value is stored.
+	// Put stores a value of 1 to [MaxValue] bytes. If the error is nil, the value is stored. Of two concurrent Puts
+	// with IfAbsent, only one returns nil. After an error that this package does not define, the value may be stored
+	// already, later or never. Get shows which value is stored.
 	Put(ctx context.Context, name string, value Value, cond Condition) error
 
 	// Delete removes a secret. A missing secret is not an error.
@@ -72,7 +72,7 @@ type Secret struct {
 	Value Value
 	// KeyID is the ID of the encryption key that sealed the secret. It is empty if a service encrypts the secret.
 	KeyID string
-	// version of the sealed object, 0 if it has none.
+	// version is the version of the sealed object. It is 0 if the secret is not stored as a sealed object.
 	version uint64
 }
 
@@ -115,7 +115,7 @@ func (v Value) LogValue() slog.Value { return slog.StringValue(v.String()) }
 // unmarshaled.
 func (v Value) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// ValidateName checks a name. Its error wraps [ErrInvalid]. Back ends call it first.
+// ValidateName checks a name. Its error wraps [ErrInvalid]. Back ends call it before they send a request.
 func ValidateName(name string) error {
 	if err := keys.ValidateSecretName(name); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -123,7 +123,8 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// ValidatePut checks the arguments of a Put. Its error wraps [ErrInvalid]. Back ends call it first.
+// ValidatePut checks the arguments of a Put. Its error wraps [ErrInvalid]. Back ends call it before they send a
+// request.
 func ValidatePut(name string, value Value, cond Condition) error {
 	switch n := value.Len(); {
 	case cond != Any && cond != IfAbsent:

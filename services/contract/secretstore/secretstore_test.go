@@ -45,8 +45,8 @@ func TestObjects(t *testing.T) {
 	})
 }
 
-// TestObjectsLoseAnswers runs the suite with a bucket that loses the answer of every third put and delays another
-// third. Every writer must still learn the result of its write.
+// TestObjectsLoseAnswers runs the suite with a bucket that loses the answers to one third of all puts, and delays the
+// effect of another third. Every writer must still learn the result of its write.
 func TestObjectsLoseAnswers(t *testing.T) {
 	secretstoretest.Run(t, func(t *testing.T) (a, b secretstore.Store) {
 		bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
@@ -65,7 +65,7 @@ func TestObjectsLoseAnswers(t *testing.T) {
 	})
 }
 
-// TestHostileRollback plays a writer of the bucket who writes an earlier version of a secret back.
+// TestHostileRollback lets a hostile writer replace a secret in the bucket by an earlier version.
 func TestHostileRollback(t *testing.T) {
 	bucket, ring := mem.New(), keyring.Ring{Current: key(t, 1)}
 	a, b := objects(bucket, "example", ring), objects(bucket, "example", ring)
@@ -188,7 +188,8 @@ func TestUnreadableIsNotMissing(t *testing.T) {
 }
 
 func TestReseal(t *testing.T) {
-	// Another writer stores a value under the old key between the read and the write of the first reseal.
+	// meddle plays another writer. Between the read and the write of the first Reseal, it stores a value under the old
+	// key.
 	var meddle func()
 	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		if f := meddle; f != nil && r.Op == mem.Put {

@@ -141,7 +141,7 @@ func (d *Daemon) Dir() string { return d.dir }
 // URI returns the address of the daemon for a client on this machine.
 func (d *Daemon) URI() string { return URI(d.dir) }
 
-// Log returns what the namespaces and the daemon wrote.
+// Log returns the output of the script that sets up the namespaces, and the output of libvirtd.
 func (d *Daemon) Log() string {
 	namespaces, _ := os.ReadFile(filepath.Join(d.dir, "namespaces.log"))
 	daemon, _ := os.ReadFile(filepath.Join(d.dir, "libvirtd.log"))
@@ -164,7 +164,7 @@ func (d *Daemon) Enter(ctx context.Context, args ...string) *exec.Cmd {
 		args)...)
 }
 
-// firstProcess returns the process ID, on this machine, of process 1 of the namespaces.
+// firstProcess returns the PID, as seen from this machine, of the first process in the daemon's namespaces.
 func (d *Daemon) firstProcess() int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", d.init.Process.Pid))
 	if err != nil {
@@ -176,7 +176,8 @@ func (d *Daemon) firstProcess() int {
 
 // StartDaemon starts libvirtd. It can be called again after libvirtd was killed.
 func (d *Daemon) StartDaemon(ctx context.Context) error {
-	// libvirtd's usual PID file permits one daemon. With a separate file each, several daemons can run on one machine.
+	// libvirtd's usual PID file permits one daemon. If each daemon has its own PID file, several can run on one
+	// machine.
 	const start = `setsid libvirtd --pid-file "$1/own.pid" >>"$1/libvirtd.log" 2>&1 </dev/null &
 		echo $! >"$1/libvirtd.pid"`
 	if err := d.run(ctx, "start libvirtd", start, d.dir); err != nil {
@@ -188,9 +189,9 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 	})
 }
 
-// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL it waits until libvirtd has
-// ended, because a new libvirtd cannot start while the former one holds the lock of the PID file. The main thread of a
-// killed process may be a zombie while other threads still keep its files open.
+// SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL, SignalDaemon waits until all
+// threads of libvirtd have ended. Until then the lock of the PID file prevents the start of a new libvirtd. The main
+// thread may be a zombie while other threads still keep that file open.
 func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
 	return d.run(ctx, "send SIG"+signal+" to libvirtd", `set -e
 		pid=$(cat "$1/libvirtd.pid")

@@ -29,7 +29,7 @@ const (
 	Free    = "10.77.1."
 )
 
-// Guest is a guest in a storage pool: the kernel and the initrd that images/local/guest.sh builds.
+// Guest is the system that VMs boot from a storage pool: the kernel and the initrd that images/local/guest.sh builds.
 type Guest struct {
 	// URI is the address of the daemon.
 	URI string
@@ -39,7 +39,7 @@ type Guest struct {
 	Leader string
 }
 
-// Configure makes the VMs of a template of the shard boot the guest in the network "a".
+// Configure edits the shard's configuration, so that the VMs of the given template boot the guest in the network "a".
 func (g Guest) Configure(c *config.Shard, template string) {
 	c.Server.LeaderNetwork = &config.LeaderNetwork{Kind: "arp", IPv4: g.Leader}
 	c.Server.Provider.Kind = "libvirt"
@@ -52,16 +52,16 @@ func (g Guest) Configure(c *config.Shard, template string) {
 	c.Templates[template] = t
 }
 
-// Socket returns the path of the socket of the daemon in a directory.
+// Socket returns the path of the socket of the daemon whose directory is dir.
 func Socket(dir string) string { return filepath.Join(dir, "run/libvirt/libvirt-sock") }
 
 // poolPath returns the directory of the storage pool of the daemon in dir.
 func poolPath(dir string) string { return filepath.Join(dir, "var/lib/libvirt/images") }
 
-// URI returns the address of the daemon in a directory, for a client on this machine.
+// URI returns the address, for a client on this machine, of the daemon whose directory is dir.
 func URI(dir string) string { return "qemu:///system?socket=" + Socket(dir) }
 
-// AddGuest copies a guest to the storage pool of the daemon in a directory.
+// AddGuest copies a guest from the directory guest to the storage pool of the daemon whose directory is dir.
 func AddGuest(dir, guest, version string) error {
 	for _, name := range []string{"vmlinuz", "initrd"} {
 		content, err := os.ReadFile(filepath.Join(guest, name))
@@ -118,7 +118,8 @@ const libvirtdConf = `auth_unix_rw = "none"
 unix_sock_rw_perms = "0700"
 `
 
-// network is a network with DHCP. Its bridge forwards immediately, and its DHCP server does not probe addresses.
+// network defines a network with DHCP. Its bridge forwards packets without the usual delay. Its DHCP server does not
+// probe addresses before it assigns them.
 const network = `<network xmlns:dnsmasq="http://libvirt.org/schemas/network/dnsmasq/1.0">
   <name>%[1]s</name><forward mode="open"/><bridge name="nst-%[1]s" stp="off" delay="0"/>
   <ip address="10.77.%[2]d.1" netmask="255.255.255.0">

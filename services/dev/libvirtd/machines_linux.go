@@ -18,8 +18,9 @@ import (
 )
 
 // Machines implements local.Network. Each server of a stack has a machine: a network namespace with an interface on the
-// VMs' bridge. The namespace remains when the server's program ends, until Close or the end of this process. Other
-// programs run on the host, which also has an address on the bridge. The leader announces its address by ARP.
+// VMs' bridge. The namespace remains when the server's program ends. It ends with [Machines.Close] or with this
+// process. Other programs run on the host, which also has an address on the bridge. The leader announces its address by
+// ARP.
 type Machines struct {
 	mu         sync.Mutex
 	namespaces map[string]*os.File // by server
@@ -36,7 +37,7 @@ func (m *Machines) Host(name string) string {
 	return Gateway
 }
 
-// Start implements local.Network. It makes the machine of a server at its first start.
+// Start implements local.Network. Before the first start of a server, it makes the server's machine.
 func (m *Machines) Start(name string, cmd *exec.Cmd) error {
 	if _, ok := hostNumbers[name]; !ok {
 		return cmd.Start()
@@ -48,7 +49,7 @@ func (m *Machines) Start(name string, cmd *exec.Cmd) error {
 	return inNamespace(namespace, cmd.Start)
 }
 
-// Close ends the namespaces that have no running program.
+// Close ends the namespaces in which no program runs. Each of the others ends with its program.
 func (m *Machines) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -77,8 +77,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes the shard's configuration to the bucket: examples/config-tmux.jsonc, adapted to this stack. If
-// change is not nil, change edits the configuration before the write.
+// PutConfig writes the shard's configuration to the bucket: examples/config-tmux.jsonc, adapted to this stack. The
+// function `change` may edit the configuration before the write, or is nil.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)
@@ -119,7 +119,7 @@ func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error
 }
 
 // giveAgentsAllServers writes the addresses of all servers into the boot script, unless the leader has a fixed address.
-// An agent that knew only one server could not find the next leader when that server hangs.
+// If an agent knew only one server and that server hung, the agent could not find the next leader.
 func (s *Stack) giveAgentsAllServers(shard *config.Shard) {
 	script := shard.Defaults.Userdata
 	if s.Network != nil || script == nil {

@@ -59,7 +59,8 @@ func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 }
 
 // CheckConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. It
-// returns nil if each instance has exactly one of each. Otherwise the error lists every difference.
+// returns nil if every instance has one record, one window, one document and one process. Otherwise the error lists
+// every difference.
 func (s *Stack) CheckConsistent(ctx context.Context) error {
 	records, err := s.LiveRecords(ctx)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 )
 
 // Operator is a client of the operator API for the default tenant. It calls the server that leads. While
-// [Operator.Watch] runs, it acknowledges every drain. Its methods may be called concurrently.
+// [Operator.Watch] runs, the client acknowledges every drain. Its methods may be called concurrently.
 type Operator struct {
 	nstancev1.OperatorServiceClient
 	conns *serverConns
@@ -91,7 +91,7 @@ func (s *Stack) connect(cert tls.Certificate, roots *x509.CertPool) (*Operator, 
 // Close closes the connections.
 func (o *Operator) Close() { _ = o.conns.close() } // the only error is that they are closed already
 
-// Watch collects instance and error events until ctx ends. It follows the leader.
+// Watch collects instance and error events until ctx ends. When the leader changes, Watch connects to the new leader.
 func (o *Operator) Watch(ctx context.Context) {
 	var both sync.WaitGroup
 	both.Go(func() { repeat(ctx, o.watchInstances) })
@@ -99,8 +99,8 @@ func (o *Operator) Watch(ctx context.Context) {
 	both.Wait()
 }
 
-// repeat calls fn again each time fn returns, until ctx ends. fn reads a stream, and every stream ends with the
-// leader's term.
+// repeat calls fn again each time fn returns, until ctx ends. fn reads a stream from the leader. When the leader's term
+// ends, the stream ends too.
 func repeat(ctx context.Context, fn func(context.Context) error) {
 	for ctx.Err() == nil {
 		_ = fn(ctx)                         // the next call opens the stream again
@@ -184,7 +184,7 @@ func (o *Operator) Events() ([]*nstancev1.InstanceEvent, []*nstancev1.ErrorEvent
 	return slices.Clone(o.events), slices.Clone(o.errors)
 }
 
-// transient reports whether a failed call may succeed when it is repeated, for example because a server leads again.
+// transient reports whether a failed call may succeed when it is repeated, for example after the election of a leader.
 func transient(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Aborted, codes.ResourceExhausted:
@@ -285,8 +285,8 @@ func lastSeen(instances string) error {
 }
 
 // serverConns holds one connection to each server of a shard. Calls use the current connection. If a call shows that
-// its server does not lead or does not answer, the next connection becomes the current one. serverConns implements
-// [grpc.ClientConnInterface].
+// the server of this connection does not lead or does not answer, the next connection becomes the current one.
+// serverConns implements [grpc.ClientConnInterface].
 type serverConns struct {
 	all     []*grpc.ClientConn
 	current atomic.Uint32 // modulo len(all)

@@ -98,7 +98,7 @@ func (p *Process) Stop(timeout time.Duration) error {
 	return nil
 }
 
-// Found is a process on this machine.
+// Found describes a process on this machine.
 type Found struct {
 	PID  int
 	Args []string
@@ -116,7 +116,7 @@ func (f Found) Program() string {
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
 // Find lists the processes on this machine with a path below dir on their command line. Every program of a stack has
-// such a path. So Find also returns agents, which are children of tmux, and programs that an earlier process started.
+// such a path. So Find also returns agents, which are children of tmux, and programs that another process has started.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)
 	if err != nil {
@@ -142,8 +142,8 @@ func Find(ctx context.Context, dir string) ([]Found, error) {
 	return found, nil
 }
 
-// Running maps the names of the running object store, servers and web page to their PIDs. It includes programs that an
-// earlier process started.
+// Running maps the names of the running object store, servers and web page to their PIDs. It includes programs that
+// another process has started.
 func (s *Stack) Running(ctx context.Context) (map[string]int, error) {
 	found, err := s.Processes(ctx)
 	running := map[string]int{}

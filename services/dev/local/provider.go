@@ -66,8 +66,8 @@ func (s *Stack) VMs() ([]VM, error) {
 	return vms, nil
 }
 
-// WipeDisks removes identities, keys and received files of all VMs. It keeps the provider's documents, because a
-// cloud's control plane survives the loss of disks.
+// WipeDisks removes identities, keys and received files of all VMs, as if their disks were lost. It keeps the
+// provider's documents, because a cloud still knows a VM whose disk is lost.
 func (s *Stack) WipeDisks() error {
 	disks, err := filepath.Glob(filepath.Join(s.AgentsDir(), "*", "*"))
 	if err != nil {

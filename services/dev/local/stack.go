@@ -1,9 +1,9 @@
 // Package local runs a whole Nstance cluster on one machine from the binaries of a clone: an object store, the servers
 // of one shard, and VMs that are tmux windows with an agent in each. nstance-dev and the system tests use it.
 //
-// Invariant: every program of a stack runs by a path below the stack's directory and writes only there. So any number
-// of stacks can run side by side. [Find] finds a stack's processes by that directory, and [Stack.Clean] removes
-// everything.
+// Invariant: the command line of every program of a stack has a path below the stack's directory, and the program
+// writes only there. So any number of stacks can run side by side. [Find] finds a stack's processes by that directory,
+// and [Stack.Clean] removes everything.
 package local
 
 import (
@@ -51,21 +51,21 @@ type Options struct {
 	// SharedTmux runs the agents in the tmux server of the user, where `tmux attach -t nstance-dev-agents` finds them.
 	// Otherwise the stack has its own tmux server with a socket in Dir.
 	SharedTmux bool
-	// Network has a machine for each program. Without it every program runs on this machine and listens on the loopback
-	// address.
+	// Network provides the machines of the programs. If it is nil, every program runs on this machine and listens on
+	// the loopback address.
 	Network Network
 	// AccessKey is the access key ID that the object store accepts. If it is empty, the stack uses a random ID and
 	// keeps it in Dir.
 	AccessKey string
-	// Environment returns additional variables for the program of that name ([Store], [ServerName]). They override the
-	// variables of the stack. Optional.
+	// Environment returns additional variables for the program with the given name ([Store] or a [ServerName]). They
+	// override the variables of the stack. Environment may be nil.
 	Environment func(name string) []string
 }
 
 // Network is a set of machines for the programs of a stack.
 type Network interface {
-	// Host returns the address of the machine of [Store] or a [ServerName]. The address of [Leader] moves to the server
-	// that leads.
+	// Host returns the address of the machine with the given name: [Store] or a [ServerName]. For [Leader], it returns
+	// an address that always moves to the server that leads.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error
@@ -78,7 +78,7 @@ const (
 	Leader = "leader"
 )
 
-// address returns a port of a program as host:port.
+// address returns host:port for a port of a program.
 func (s *Stack) address(name string, port int) string {
 	if s.Network == nil {
 		return Address(port)
@@ -155,7 +155,7 @@ func New(o Options) (*Stack, error) {
 	if err := s.keepAccessKey(); err != nil {
 		return nil, err
 	}
-	// Programs run through this link, so that their command lines name the stack.
+	// Programs are started through this symbolic link, so that their command lines contain the stack's directory.
 	link := filepath.Join(s.Dir, "bin")
 	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -181,7 +181,7 @@ func (s *Stack) keepAccessKey() error {
 	return os.WriteFile(s.accessKeyFile(), []byte(s.AccessKey), 0o600)
 }
 
-// StoreDir returns the directory of the objects in the bucket.
+// StoreDir returns the directory in which the object store keeps its objects.
 func (s *Stack) StoreDir() string { return filepath.Join(s.Dir, "dev-s3") }
 
 // AgentsDir returns the directory of the tmux provider: the disks and documents of the VMs.
@@ -374,7 +374,7 @@ func (s *Stack) Processes(ctx context.Context) ([]Found, error) {
 	return slices.DeleteFunc(found, func(f Found) bool { return s.SharedTmux && f.Program() == "tmux" }), err
 }
 
-// reap waits for the processes that this process started.
+// reap waits until all processes that this process started have ended.
 func (s *Stack) reap(ctx context.Context) error {
 	s.mu.Lock()
 	processes := s.processes

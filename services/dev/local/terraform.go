@@ -48,14 +48,14 @@ func (s *Stack) Terraform(program string) (*Terraform, error) {
 			return nil, err
 		}
 	}
-	// With a development override the provider needs no registry and no init.
+	// With a development override, the CLI uses the provider's binary directly. It needs no registry and no "init".
 	rc := fmt.Sprintf(
 		"disable_checkpoint = true\nprovider_installation {\n  dev_overrides {\n    \"nstance-kit/nstance\" = %q\n  "+
 			"}\n  direct {}\n}\n", filepath.Join(s.Dir, "bin"))
 	return t, os.WriteFile(filepath.Join(t.dir, "cli.tfrc"), []byte(rc), 0o600)
 }
 
-// Apply applies the example with the given variables.
+// Apply applies examples/local with the given variables.
 func (t *Terraform) Apply(ctx context.Context, vars map[string]string) error {
 	return t.run(ctx, "apply", vars)
 }
@@ -78,7 +78,7 @@ func (t *Terraform) Destroy(ctx context.Context, vars map[string]string, operato
 	return err
 }
 
-// Variables returns the variables of the example for this stack.
+// Variables returns the values of the variables of examples/local for this stack.
 func (s *Stack) Variables() map[string]string {
 	options, _ := json.Marshal(s.ProviderOptions()) // a map of strings never fails
 	return map[string]string{"endpoint": s.storeURL(), "first_port": strconv.Itoa(s.Ports.Health),
@@ -101,8 +101,8 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends one interrupt, after which
-	// the CLI completes its request and writes its state. A second interrupt would abort both.
+	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends one interrupt. The CLI then
+	// completes its request and writes its state. After a second interrupt it would do neither.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

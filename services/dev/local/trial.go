@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Trial says how [WithStack] makes a stack.
+// Trial holds the options of [WithStack].
 type Trial struct {
 	Name    string // part of the directory's name
 	Root    string // of the repository
@@ -55,7 +55,7 @@ func WithStack(ctx context.Context, trial Trial, fn func(*Stack) error) (err err
 	return fn(stack)
 }
 
-// Pause waits for d. It returns the cause if ctx ends first.
+// Pause waits for the duration d. If ctx ends first, Pause returns the cause of ctx's end.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -22,8 +22,8 @@ const maxParameter = 8192
 // marker starts the value of a parameter that is not plain text. The base64 of the content follows.
 const marker = "nstance:base64:"
 
-// NewParameterStore returns a store in AWS Systems Manager Parameter Store. Secrets are SecureString parameters. A
-// prefix with slashes starts with a slash.
+// NewParameterStore returns a store in AWS Systems Manager Parameter Store. Secrets are SecureString parameters. If
+// prefix contains a slash, prefix must begin with a slash.
 func NewParameterStore(client *ssm.Client, prefix string) *Store {
 	return &Store{parameterStore{client}, "AWS Systems Manager", prefix}
 }
@@ -49,7 +49,7 @@ func (s parameterStore) put(ctx context.Context, name string, content []byte, cr
 	}
 	_, err := s.client.PutParameter(ctx, &ssm.PutParameterInput{
 		Name: &name, Value: &text, Type: types.ParameterTypeSecureString,
-		// The tier is Standard, which is free, as long as the value fits.
+		// Intelligent tiering uses the Standard tier, which is free, as long as the value fits.
 		Tier: types.ParameterTierIntelligentTiering, Overwrite: awssdk.Bool(!create),
 	}, func(o *ssm.Options) {
 		if create {

@@ -16,7 +16,8 @@ import (
 const (
 	// maxSecret is the maximum size of a secret in bytes (Secrets Manager quotas).
 	maxSecret = 65536
-	// tries bounds the attempts to update or create a secret, while others create and delete it at the same time.
+	// tries is the maximum number of attempts to update or create a secret that other writers create and delete at the
+	// same time.
 	tries = 5
 )
 
@@ -38,8 +39,8 @@ func (s secretsManager) get(ctx context.Context, name string) ([]byte, error) {
 	return out.SecretBinary, nil
 }
 
-// put stores content that is text as a string, so that a person can read and edit it in the console. PutSecretValue
-// fails for a missing secret, so put then calls CreateSecret.
+// put stores valid text as a string, so that a person can read and edit it in the console. Unless create is set, put
+// first tries to update the secret. It calls CreateSecret if create is set or the secret is missing.
 func (s secretsManager) put(ctx context.Context, name string, content []byte, create bool) (err error) {
 	if len(content) > maxSecret {
 		return fmt.Errorf("%w: %d bytes, at most %d are allowed", secretstore.ErrInvalid, len(content), maxSecret)

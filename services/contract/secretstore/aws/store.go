@@ -1,8 +1,8 @@
 // Package aws stores the cluster's secrets in a service of AWS: Secrets Manager, or Systems Manager's Parameter Store.
 //
 // Invariant: Get returns exactly the bytes of Put. Exactly one of several concurrent creations succeeds. Get of a
-// secret that is marked for deletion is an error other than "not found". Otherwise, Nstance would make a second CA if
-// that secret is the CA.
+// secret that is marked for deletion is an error other than "not found". If the secret is the CA, "not found" would
+// make Nstance create a second CA.
 package aws
 
 import (
@@ -54,10 +54,11 @@ type Store struct {
 	prefix  string
 }
 
-// service is a service that holds contents by name. Its errors are the SDK's, or those of package secretstore.
+// service is one of the AWS services. It stores the contents of secrets by name. Its errors are the SDK's, or those of
+// package secretstore.
 type service interface {
 	get(ctx context.Context, name string) ([]byte, error)
-	// put replaces a content. If create is set and there is a content, put fails.
+	// put sets the content of a secret. If create is set and the secret exists, put fails.
 	put(ctx context.Context, name string, content []byte, create bool) error
 	remove(ctx context.Context, name string) error
 	// list returns the names that contain prefix, and maybe others.
@@ -99,7 +100,8 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It ignores names without a valid secret name after the prefix.
+// List implements secretstore.Store. It skips names outside the prefix, and names whose rest after the prefix is
+// invalid.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	all, err := s.service.list(ctx, s.prefix)
 	if err != nil {
@@ -116,7 +118,7 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// explain translates the service's errors. The service's messages do not quote contents.
+// explain translates the service's errors. It may quote them, because the service's messages never contain a secret.
 func (s *Store) explain(ctx context.Context, what, name string, err error) error {
 	switch {
 	case err == nil:

@@ -1,12 +1,13 @@
 // Package googlesecretmanager stores the cluster's secrets in Google Secret Manager.
 //
 // Invariant: Get returns exactly the bytes of Put. Exactly one of several concurrent creations succeeds. Get of a
-// secret with a disabled or destroyed version is an error other than "not found". Otherwise, Nstance would make a
-// second CA if that secret is the CA.
+// secret with a disabled or destroyed version is an error other than "not found". If the secret is the CA, "not found"
+// would make Nstance create a second CA.
 //
-// The service creates a secret without a version. A Put with IfAbsent adds a version only if it has created the secret.
-// The alias "latest" is eventually consistent. So Get then asks for the version with the next number, until there is
-// none. Reads by number are strongly consistent. https://cloud.google.com/secret-manager/docs/reference/consistency
+// The service creates a secret without a version. A Put with IfAbsent adds a version only if the same Put has created
+// the secret. Get first reads the alias "latest", which is eventually consistent. Then it reads the versions with the
+// next numbers, until one does not exist. Reads by number are strongly consistent.
+// https://cloud.google.com/secret-manager/docs/reference/consistency
 package googlesecretmanager
 
 import (
@@ -40,7 +41,7 @@ const (
 	// creationTimeout is the maximum time between the start of a creation and the request that adds the first version.
 	// It also bounds the time that other callers wait for that version.
 	creationTimeout = 20 * time.Second
-	// tries bounds the attempts to create a secret, while others create and delete it at the same time.
+	// tries is the maximum number of attempts to create a secret that other writers create and delete at the same time.
 	tries = 5
 )
 
@@ -88,8 +89,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// EncodeID returns the service's ID for a name. IDs have letters, digits, dashes and underscores. Every other character
-// and the underscore become an underscore and two hexadecimal digits.
+// EncodeID returns the service's ID for a name. IDs may have only letters, digits, dashes and underscores. EncodeID
+// replaces each other byte, and also each underscore, by an underscore and two hexadecimal digits.
 func EncodeID(name string) string {
 	var id strings.Builder
 	for _, c := range []byte(name) {
@@ -145,7 +146,7 @@ func (s *Store) Get(ctx context.Context, name string) (secretstore.Secret, error
 func (s *Store) get(ctx context.Context, resource string) ([]byte, error) {
 	content, number, err := s.access(ctx, resource, "latest")
 	for err == nil || isStatus(err, http.StatusNotFound) {
-		// While there is a version after number, "latest" lags behind.
+		// If a version with the next number exists, the alias "latest" lags behind.
 		next, _, nextErr := s.access(ctx, resource, strconv.Itoa(number+1))
 		if isStatus(nextErr, http.StatusNotFound) {
 			return content, err
@@ -291,7 +292,8 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It ignores names without a valid secret name after the prefix.
+// List implements secretstore.Store. It skips names outside the prefix, and names whose rest after the prefix is
+// invalid.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	var names []string
 	for page := ""; ; {
@@ -316,7 +318,7 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// explain translates the service's errors. The service's messages do not quote contents.
+// explain translates the service's errors. It may quote them, because the service's messages never contain a secret.
 func (s *Store) explain(ctx context.Context, what, name string, err error) error {
 	switch {
 	case err == nil:

@@ -97,7 +97,7 @@ func TestAbandonedCreation(t *testing.T) {
 	}
 }
 
-// TestIDs checks that names and IDs belong together one to one.
+// TestIDs checks that the ID of a name decodes to the same name, and that IDs of no name are refused.
 func TestIDs(t *testing.T) {
 	for name, id := range map[string]string{"ca.key": "ca_2ekey", "a_b": "a_5fb",
 		"nstance/c/x-1": "nstance_2fc_2fx-1"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Run checks one back end. open returns two views of the same empty store, as two processes would have them.
+// Run checks one back end. The function open opens the same empty store twice, as two processes would do.
 func Run(t *testing.T, open func(t *testing.T) (a, b secretstore.Store)) {
 	for name, test := range map[string]func(t *testing.T, a, b secretstore.Store){
 		"missing":         missing,
