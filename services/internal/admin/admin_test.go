@@ -46,7 +46,7 @@ func golden(t *testing.T, path, want string) {
 	}
 }
 
-// terminalless runs command lines like a script, without a terminal.
+// terminalless runs command lines without a terminal, as a script does.
 type terminalless struct {
 	env   map[string]string
 	stdin string
@@ -83,7 +83,7 @@ func (c terminalless) must(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// transcript returns the outputs and the exit code of a command line in the form of a golden file.
+// transcript returns a command line, its outputs and its exit code in the format of the golden files.
 func (c terminalless) transcript(t *testing.T, replace *strings.Replacer, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := c.run(t, args...)
@@ -360,7 +360,7 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// limited makes the shard report that create_rate_limit delays the shard's first group.
+// limited makes the shard report that its first group waits because of create_rate_limit.
 func limited(s *fleettest.Shard) {
 	const reason = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
 	until := timestamppb.New(fleettest.Now.Add(20 * time.Second))
@@ -407,7 +407,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// Progress is shown only after a second.
+// Progress is shown only if a call takes more than one second.
 func TestProgress(t *testing.T) {
 	var errs bytes.Buffer
 	a := newApp("1", Environment{Stdout: io.Discard, Stderr: &errs, Getenv: func(string) string { return "" }})

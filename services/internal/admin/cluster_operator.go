@@ -265,9 +265,9 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 	return nil
 }
 
-// stillGood reports whether the directory holds the certificate that the record names, with more than a third of its
-// life left. During a CA rotation, trust identifies the current step, and the certificate must have been issued in that
-// step.
+// stillGood reports whether the directory holds the certificate in the operator's record, and more than a third of the
+// certificate's life is left. During a CA rotation, the certificate must also have been issued in the current step,
+// which the parameter trust identifies.
 func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {
@@ -280,8 +280,8 @@ func (a *app) stillGood(r registration, rec record.Operator, trust string) (time
 	return leaf.NotAfter.UTC(), a.Now().Before(authority.RenewAt(leaf))
 }
 
-// recordOperator writes the operator's record with a new certificate. It fails if the record has changed since it was
-// read.
+// recordOperator writes the operator's record with a new certificate. It fails if another writer has changed the record
+// since the caller read it.
 func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
 	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
 	writer, err := a.writer()

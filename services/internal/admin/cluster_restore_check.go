@@ -112,7 +112,7 @@ func (a *app) restoreCheck(ctx context.Context, s *secretFlags, path string, key
 	return restoreCheck{manifest, c.cluster.secrets != nil, findings}, err
 }
 
-// restored checks the objects of an archive.
+// restored checks the objects of an unpacked archive.
 type restored struct {
 	*app
 	cluster  *cluster
@@ -245,7 +245,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
 }
 
-// describeVerification explains the problems that verify found in single objects.
+// describeVerification returns one finding for each problem of an object that `cluster verify` has found.
 func (r *restored) describeVerification(v verification) (found []finding) {
 	for _, p := range v.Problems {
 		means, next := "a restore does not need it", "leave it out of what you restore"

@@ -59,8 +59,8 @@ func compareGroups(a, b config.GroupKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Group, b.Group))
 }
 
-// countRecords counts the instances of each group. It counts only instances that a leader would manage, and leaves out
-// reservations, instances that are being deleted, and records that verify has reported.
+// countRecords counts the instances of each group. It counts only instances that a leader would manage. It leaves out
+// unused reservations, instances that are deleted or being deleted, and records that cannot be decoded.
 func (r *restored) countRecords(ctx context.Context, shard string) (map[config.GroupKey]int, error) {
 	entries, err := r.cluster.bucket.List(ctx, keys.InstancePrefix(shard))
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// rotationTime is the default of --timeout. Leaders look for a new CA every three minutes, and agents spread their
-	// renewals over five minutes.
+	// rotationTime is the default of --timeout. A rotation takes less: leaders look for a new CA every three minutes,
+	// and agents spread their renewals over five minutes.
 	rotationTime = time.Hour
 	// rotationPause is how long rotate-ca waits before it checks again which clients use the new CA.
 	rotationPause = 10 * time.Second
@@ -116,19 +116,19 @@ supports it. The bucket that you name must have the configurations of all shards
 
 type caRotation struct {
 	Finished bool `json:"finished"`
-	// Step is prepared (the new CA is not trusted yet), announced (the old CA issues), issued (the new CA issues, the
-	// old one is trusted) or none.
+	// Step is prepared (the new CA is not trusted yet), announced (the old CA still issues certificates), issued (the
+	// new CA issues certificates, and the old CA is still trusted) or none.
 	Step string `json:"step"`
 	// Fingerprint and NotAfter describe the CA that issues certificates at present.
 	Fingerprint string    `json:"ca_fingerprint"`
 	NotAfter    time.Time `json:"ca_not_after"`
-	// Waiting lists the clients that have not followed the rotation yet. The next step waits for them. In the step
-	// "issued", these clients still have certificates of the old CA.
+	// Waiting lists the clients that do not use the CAs of the current step yet. The next step waits for them. In the
+	// step "issued", these clients still have certificates of the old CA.
 	Waiting *clusterstate.Following `json:"waiting,omitempty"`
 }
 
-// rotationStatus reads the step of a CA rotation, and which leaders, instances and operators have not followed it. It
-// changes nothing.
+// rotationStatus reads the step of a CA rotation. It also returns which leaders, instances and operators do not use the
+// CAs of this step yet. It changes nothing.
 func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
 	r, err := c.state.CARotation(ctx)
 	if err != nil {
@@ -144,7 +144,7 @@ func rotationStatus(ctx context.Context, c *cluster) (caRotation, error) {
 	return result, err
 }
 
-// describeBehind counts the leaders, instances and operators that have not followed a CA rotation.
+// describeBehind counts the leaders, instances and operators that do not use the CAs of the current step yet.
 func describeBehind(f clusterstate.Following) string {
 	leaders, instances := 0, 0
 	for _, shard := range f.Shards {
@@ -209,7 +209,7 @@ func describeStep(r clusterstate.Rotation) string {
 		" issues certificates. Waiting until none of the old CA is left."
 }
 
-// reportFollowing prints which clients have followed a CA rotation, if that has changed since the last report.
+// reportFollowing prints which clients use the CAs of the current step, if that has changed since the last report.
 func (a *app) reportFollowing(f clusterstate.Following, reported map[string]string) {
 	note := func(about, text string) {
 		if reported[about] != text {

@@ -106,7 +106,8 @@ Before you run "rotate-workload-ca", upgrade all servers to a version that suppo
 }
 
 type workloadRotation struct {
-	// Step is none, announced (the old CA issues) or issued (the new CA issues, the old one is trusted).
+	// Step is none, announced (the old CA still issues certificates) or issued (the new CA issues certificates, and the
+	// old CA is still trusted).
 	Step        string `json:"step"`
 	Fingerprint string `json:"ca_fingerprint"`
 	// The fields below are set only during a rotation.

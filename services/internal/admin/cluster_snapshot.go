@@ -56,8 +56,8 @@ tells how to restore it.`,
 	return cmd
 }
 
-// namedLeftOut is how many left-out objects the command names at most. A snapshot leaves out the objects of other
-// programs, and a bucket may hold many of them.
+// namedLeftOut is the maximum number of left-out objects that "cluster snapshot" lists. A snapshot leaves out the
+// objects of other programs, and a bucket may hold many of them.
 const namedLeftOut = 10
 
 // snapshot writes the archive to path. First it copies the objects into a directory beside path, not into the temporary
@@ -91,7 +91,7 @@ func (a *app) snapshot(ctx context.Context, c *cluster, path string) (err error)
 	return a.line("%s: %d objects of cluster %s, %d bytes", path, len(m.Objects), c.id, size)
 }
 
-// tempRoot makes a directory that only this user can read. remove deletes it.
+// tempRoot makes a directory that only this user can read. The returned function deletes the directory.
 func tempRoot(parent, pattern string) (root *os.Root, remove func() error, err error) {
 	dir, err := os.MkdirTemp(parent, pattern) // mode 0700
 	if err != nil {

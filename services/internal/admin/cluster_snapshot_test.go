@@ -116,7 +116,8 @@ func TestSnapshotAndRestore(t *testing.T) {
 	})
 }
 
-// TestSnapshotOfASharedBucket checks that the command names only a few of many objects of other programs.
+// TestSnapshotOfASharedBucket checks that "cluster snapshot" lists only a few objects of other programs, even if the
+// bucket holds many.
 func TestSnapshotOfASharedBucket(t *testing.T) {
 	b := newBucket(t, "file")
 	b.populate(t)
@@ -157,7 +158,8 @@ func (b *bucket) restore(t *testing.T, path string) {
 	}
 }
 
-// TestSnapshotIsWhole checks that a command that fails or is refused leaves no file.
+// TestSnapshotIsWhole checks that writeNewFile leaves no file after an error, and does not replace a file that another
+// program has just made.
 func TestSnapshotIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -365,7 +367,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is a bucket that calls do after a client has read the object with the key `on`.
+// afterwards is like meddling, but calls the function `do` after the client has read the object with the key `on`.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

@@ -36,7 +36,7 @@ import (
 
 const encryptionKey = "thisisatest32bytekey123456789012"
 
-// bucket is a bucket that command lines use and that tests can also access directly.
+// bucket is a bucket for command lines. Tests can also access it directly.
 type bucket struct {
 	terminalless
 	location objstore.Location
@@ -44,7 +44,7 @@ type bucket struct {
 	store    objstore.Store
 }
 
-// newBucket returns an empty bucket of a provider.
+// newBucket returns an empty bucket of the given storage provider.
 func newBucket(t *testing.T, provider string) *bucket {
 	t.Helper()
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", encryptionKey)
@@ -288,8 +288,8 @@ func TestNonce(t *testing.T) {
 	})
 }
 
-// A registered operator can call servers immediately. A second registration keeps the operator and renews the
-// certificate if its renewal is due.
+// A registered operator can call servers immediately. A second registration in the same directory keeps the operator's
+// ID, and renews the certificate if its renewal is due.
 func TestRegisterOperator(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)
@@ -334,8 +334,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// A second run changes nothing unless less than a third of the certificate's life is left, or another validity
-		// is requested.
+		// A second run changes nothing unless less than a third of the certificate's life is left, or --cert-ttl-hours
+		// asks for another lifetime.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)
@@ -673,8 +673,8 @@ func TestClusterRotateCA(t *testing.T) {
 	})
 }
 
-// TestClusterRotateWorkloadCA checks that rotate-workload-ca begins a rotation once, that --status changes nothing, and
-// that --output-cert writes what clients must trust.
+// TestClusterRotateWorkloadCA checks that a second rotate-workload-ca does not begin another rotation, and that
+// --status changes nothing. It also checks that --output-cert writes the certificates that clients must trust.
 func TestClusterRotateWorkloadCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.init(t)

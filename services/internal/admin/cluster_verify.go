@@ -233,7 +233,7 @@ func (c *cluster) verifySecret(ctx context.Context, key keys.Key) error {
 }
 
 // same returns an error if the texts of any pair differ. The first text of a pair is from a record, the second from the
-// record's key. If read is not nil, the record could not be read, and same returns nil.
+// record's key. If the error `read` is not nil, the record could not be read, and same returns nil.
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// completionTime is the time limit of the calls that a completion makes.
+// completionTime is the time limit for all calls to servers during one shell completion.
 const completionTime = 3 * time.Second
 
 // complete adds shell completion for the names of shards, groups, instances and contexts to all commands that take

@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// completeInBash presses Tab in a bash with the program's completion script. The script needs one function of the
-// package bash-completion, which may not be installed, so it is defined here.
+// completeInBash presses Tab in a bash with the program's completion script. That script needs a function of the
+// package bash-completion. completeInBash defines this function, because the package may not be installed.
 const completeInBash = `
 _get_comp_words_by_ref() {
 	words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD
@@ -41,8 +41,8 @@ __start_nstance-admin
 printf '%s\n' "${COMPREPLY[@]}"
 `
 
-// completeInZsh presses Tab in an interactive zsh on a pseudoterminal, with the program's completion script. It writes
-// what zsh offers to the file $REPLIES.
+// completeInZsh presses Tab in an interactive zsh on a pseudoterminal, with the program's completion script. The file
+// $REPLIES receives the words that zsh offers.
 const completeInZsh = `
 zmodload zsh/zpty
 zpty shell zsh -f -i

@@ -16,14 +16,14 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// compared holds the configuration of a shard in the bucket and another one in a file.
+// compared holds two configurations of a shard: the stored one in the bucket, and a new one in a file.
 type compared struct {
 	name         string
 	stored, file []byte
 	// before is nil if the bucket has no valid configuration.
 	before, after *config.Shard
-	// applied means that the stored configuration is not valid, and before is the configuration that a leader applied
-	// last.
+	// applied is set if the stored configuration is not valid. The field before is then the configuration that a leader
+	// applied last.
 	applied bool
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// TestConfigPlan runs config plan and config diff with a first configuration, an unchanged one, one that rolls a group,
-// and an invalid one.
+// TestConfigPlan runs "config plan" and "config diff" with the first configuration of a shard, an unchanged one, one
+// that rolls a group, and an invalid one.
 func TestConfigPlan(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)
@@ -55,8 +55,8 @@ func TestConfigPlan(t *testing.T) {
 	}
 }
 
-// TestConfigPushNamesARestart checks that a push, its dry run and a plan name the settings for which the leader
-// restarts.
+// TestConfigPushNamesARestart checks which output lists the changed settings that make the leader restart: that of
+// "config push", of its dry run, and of "config plan".
 func TestConfigPushNamesARestart(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)

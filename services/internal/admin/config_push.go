@@ -80,8 +80,8 @@ With --refresh the shard's leader applies the configuration immediately.`,
 	return cmd
 }
 
-// push writes a configuration to the bucket after a confirmation. After a dry run, done is true and nothing was
-// written.
+// push writes a configuration to the bucket after a confirmation. In a dry run, push writes nothing and returns done =
+// true.
 func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, wantETag string) (done bool, err error) {
 	bucket, ctx, cancel, err := b.open(cmd.Context(), true)
 	if err != nil {
@@ -114,8 +114,8 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, w
 	})
 }
 
-// checkPush reads the stored configuration into c and returns its token. It rejects a push if the ETag is not wantETag,
-// if the file is for another cluster, or if the file removes what a dynamic group needs.
+// checkPush reads the stored configuration into c and returns its token, which is its ETag. It rejects a push if
+// wantETag is another ETag, if the file is for another cluster, or if the file removes what a dynamic group needs.
 func (a *app) checkPush(ctx context.Context, bucket objstore.Store, c *compared, wantETag string) (objstore.Token,
 	error) {
 	state := a.shardState(bucket, c.after)

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// terminal returns a pseudoterminal on which a person has typed lines.
+// terminal returns a pseudoterminal whose input is the given lines.
 func terminal(t *testing.T, typed string) *os.File {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -51,7 +51,7 @@ func (c terminalless) onTerminal(t *testing.T, typed string, args ...string) (st
 }
 
 // TestShardCommandsAsk checks that commands which roll or delete instances ask for a confirmation on a terminal, and
-// need --yes elsewhere. A larger size needs neither.
+// need --yes without a terminal. A change to a larger size needs no confirmation.
 func TestShardCommandsAsk(t *testing.T) {
 	for line, call := range map[string]string{
 		"group roll workers --shard us-a":                      "RollGroup",
@@ -101,7 +101,7 @@ func TestShardCommandsAsk(t *testing.T) {
 	}
 }
 
-// TestNullDeviceIsNoTerminal checks that a command whose input is /dev/null does not ask.
+// TestNullDeviceIsNoTerminal checks that /dev/null does not count as a terminal.
 func TestNullDeviceIsNoTerminal(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

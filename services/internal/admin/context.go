@@ -31,7 +31,7 @@ type contextFile struct {
 
 const envContext = "NSTANCE_ADMIN_CONTEXT"
 
-// contextPath returns the path of the file with the contexts, or "" without a home directory.
+// contextPath returns the path of the file with the contexts, or "" if neither XDG_CONFIG_HOME nor HOME is set.
 func (a *app) contextPath() string {
 	dir := a.Getenv("XDG_CONFIG_HOME")
 	if dir == "" && a.Getenv("HOME") != "" {

@@ -15,7 +15,7 @@ var (
 	commandWord = regexp.MustCompile(`^[a-z][a-z-]*$`)
 )
 
-// TestDocumentsNameCommands checks that the commands of nstance-admin in all documents exist, with their flags.
+// TestDocumentsNameCommands checks that all commands and flags of nstance-admin in the documents exist.
 func TestDocumentsNameCommands(t *testing.T) {
 	env := System()
 	env.Getenv = func(string) string { return "" }

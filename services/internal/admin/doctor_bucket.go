@@ -28,8 +28,8 @@ func (a *app) nextFor(err error, otherwise string) string {
 	return cmp.Or(a.hintOf(err), otherwise)
 }
 
-// checkBucket reads, lists and writes one object, and compares the clocks. clock is the time by the bucket's clock, or
-// zero. reached is false if no read succeeds.
+// checkBucket checks that this program can read, list and write objects, and compares its clock with the bucket's.
+// clock is the time by the bucket's clock, or zero. reached is false if neither the read nor the list succeeds.
 func (a *app) checkBucket(ctx context.Context, bucket objstore.Store, shard string) (found []finding, clock time.Time,
 	reached bool) {
 	_, err := bucket.Get(ctx, keys.Config(shard))
@@ -83,7 +83,7 @@ func describeClock(check string, ahead time.Duration) finding {
 	return finding{check, true, "agrees with the bucket's", ""}
 }
 
-// checkKey opens the CA's key with the encryption key that the flags name.
+// checkKey opens the CA's key with the encryption key that the flags select.
 func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Store, state *clusterstate.State,
 	shard *config.Shard) finding {
 	const check = "encryption key"
@@ -120,7 +120,7 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	return finding{check, true, "opens the CA's key (your encryption key: the servers may have another)", ""}
 }
 
-// soon is the least time that a CA's certificate must still be valid. With less, doctor reports a problem.
+// soon is the minimum remaining validity of a CA's certificate. If less is left, doctor reports a problem.
 const soon = 90 * 24 * time.Hour
 
 func (a *app) checkCA(ctx context.Context, state *clusterstate.State) finding {

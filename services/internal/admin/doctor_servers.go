@@ -26,7 +26,7 @@ import (
 // portTime is the time limit of a connection to one port.
 const portTime = 5 * time.Second
 
-// port is an address of a server, with the name of its check.
+// port is an address of a server, and the name of the check that connects to it.
 type port struct{ name, addr string }
 
 // checkPorts connects to the addresses in the lock and in --servers.
@@ -81,8 +81,8 @@ func (a *app) checkServer(ctx context.Context, who string, ports []port) (found 
 			"for its disk"}}
 }
 
-// checkPort connects to a port and checks the certificate of its server. It sends no request. The error is not nil if
-// no connection was made.
+// checkPort connects to a port and checks the certificate of its server. It sends no request. The error is set only if
+// the port refused the connection. Any other problem is only in the finding.
 func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error) {
 	const next = "is the server running, and does a firewall or security group permit it from here? nstance-admin " +
 		"server list shows the servers once there is a leader"
@@ -187,7 +187,8 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the first part of the journal for each of the newest terms. The newest term comes first.
+// firstParts returns the key of the first part of each term's journal, for the newest terms. The newest term comes
+// first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {

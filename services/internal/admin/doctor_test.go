@@ -31,8 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// patient is a shard without a running leader that doctor examines. It uses the real time, because the bucket's clock
-// shows the real time too.
+// patient is a shard without a running leader that doctor examines. Its clock shows the real time, as the bucket's
+// clock does.
 type patient struct {
 	*bucket
 	lock     record.Lock
@@ -82,7 +82,7 @@ func (p *patient) putJournal(t *testing.T, term uint64, message string) {
 	p.put(t, keys.Journal("dev-1", time.Now(), term, 1), body, err)
 }
 
-// putEnd writes a second part of the last leader's journal.
+// putEnd writes events to the bucket as the second part of the last leader's journal.
 func (p *patient) putEnd(t *testing.T, events ...record.Event) {
 	t.Helper()
 	for n := range events {
@@ -164,8 +164,8 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// denyMethod puts a proxy in front of the S3 server. To requests for which deny returns true, the proxy answers "access
-// denied", as S3 does if a policy does not permit a request.
+// denyMethod puts a proxy in front of the S3 server. If deny returns true for a request, the proxy answers "access
+// denied", as S3 does if a policy does not permit the request.
 func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Helper()
 	target, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL"))

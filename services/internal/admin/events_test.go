@@ -17,7 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// until is an output that ends the command as soon as the command has written the given texts.
+// until is a writer that receives a command's output. It ends the command as soon as the output contains all given
+// texts.
 type until struct {
 	mu    sync.Mutex
 	texts []string
@@ -38,8 +39,8 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream with a snapshot and the events up to the deletion of the last instance. It uses
-// one stream, because events of different streams have no defined order.
+// story fills a shard's instance stream with the replacement of a lost instance: a snapshot, and the events until that
+// instance is deleted. It uses one stream, because events of different streams have no defined order.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {

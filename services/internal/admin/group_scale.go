@@ -70,8 +70,8 @@ healthy.`,
 	return cmd
 }
 
-// confirmScale asks for a confirmation if the change makes a group smaller. After a dry run, done is true and nothing
-// was changed.
+// confirmScale asks for a confirmation if the change makes a group smaller. In a dry run, it only shows the change and
+// returns done = true.
 func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output format, group string, size uint32,
 	total bool) (done bool, err error) {
 	if sure.yes && !sure.dryRun {
@@ -141,7 +141,8 @@ func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
 	return err
 }
 
-// askTotal asks whether a size is meant for all shards together. With one shard there is nothing to ask.
+// askTotal asks the user whether a size is meant for all shards together or for each shard. If there is only one shard,
+// it does not ask.
 func (a *app) askTotal(s *scope, size string) (total bool, err error) {
 	f, err := a.fleet(s)
 	if err != nil {

@@ -102,7 +102,8 @@ func TestTextsNameFlags(t *testing.T) {
 	}
 }
 
-// texts returns the string literals in the Go files of directories, without tests. Literals joined with + are one text.
+// texts returns the string literals in the Go files of directories, except test files. Literals joined with + are one
+// text.
 func texts(t *testing.T, dirs ...string) (out []string) {
 	t.Helper()
 	for _, dir := range dirs {

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
-// parity has one entry for each command that calls shards. args are the command's arguments, and request is one or two
-// HTTP requests that do the same. body belongs to the first request.
+// parity has one entry for each command that calls shards. args are the command's arguments. request is one or two HTTP
+// requests with the same effect, and body is the body of the first one.
 var parity = map[string]struct{ args, request, body string }{
 	"status":           {"", "GET /status", ""},
 	"server list":      {"", "GET /status", ""},
@@ -132,7 +132,7 @@ func TestParity(t *testing.T) {
 }
 
 // parityShard returns a fixture and a context for one command or request. The context ends when all event streams are
-// open, or when top has printed twice.
+// open, or when the command top has printed its table twice.
 func parityShard(t *testing.T) (context.Context, *fleettest.Shard) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -158,7 +158,7 @@ func parityShard(t *testing.T) (context.Context, *fleettest.Shard) {
 	return ctx, shard
 }
 
-// callsOf returns the calls that a shard got, each name once.
+// callsOf returns the names of the methods that were called on a shard, without repetitions.
 func callsOf(shard *fleettest.Shard) (calls []string) {
 	shard.Do(func() { calls = slices.Compact(slices.Sorted(slices.Values(shard.Calls))) })
 	return calls

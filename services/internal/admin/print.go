@@ -85,7 +85,7 @@ func (v *formatValue) Set(text string) error {
 	return nil
 }
 
-// show writes value as JSON or YAML, or calls table.
+// show prints the value as JSON or YAML. In any other format, it calls the function table to print it.
 func (a *app) show(f format, value any, table func(io.Writer) error) error {
 	switch f {
 	case "json":
@@ -164,7 +164,7 @@ func writeTable(w io.Writer, p palette, head []string, rows [][]cell) error {
 	return err
 }
 
-// fact is one line of a description. Facts without a value are omitted.
+// fact is a name and a value, printed on one line. Facts without a value are omitted.
 type fact struct{ name, value string }
 
 func writeFacts(w io.Writer, p palette, facts []fact) error {

@@ -9,8 +9,8 @@ import (
 // patience is the time after which a message says what the program waits for.
 const patience = time.Second
 
-// during runs the function `do`. If it takes more than a second, during says on standard error what the program waits
-// for. On a terminal, during also counts the seconds.
+// during runs the function `do`. If `do` takes more than a second, a message on standard error says what the program
+// waits for. On a terminal, the message also counts the seconds.
 func (a *app) during(what string, do func() error) error {
 	done := make(chan struct{})
 	var wg sync.WaitGroup

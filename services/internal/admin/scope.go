@@ -53,7 +53,7 @@ func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
-// fleet returns a fleet for the flags. The caller must close it.
+// fleet returns a fleet with the servers and the identity that the flags select. The caller must close it.
 func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 	saved, err := a.currentContext()
 	if err != nil {
@@ -114,8 +114,8 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	return []string{shard}, nil
 }
 
-// ask calls the selected shards and shows the answers. `what` describes the call for the user who waits, and table
-// writes the human-readable form. ask returns an error if a shard failed.
+// ask calls the selected shards and shows the answers. `what` describes the call for the user who waits. The function
+// table writes the human-readable form. ask returns an error if a shard failed.
 func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
 	f, err := a.fleet(s)
@@ -139,7 +139,7 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 	return err
 }
 
-// scopeText describes the selected shards in words, before their names are known.
+// scopeText describes the selected shards for messages, such as "every shard", before the shards' names are known.
 func (a *app) scopeText(s *scope) string {
 	if s.all {
 		return "every shard"

@@ -173,7 +173,7 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	})
 }
 
-// pageLogin returns the login of the page, or nil if there are no tokens.
+// pageLogin returns the function that checks a token at the page's login, or nil if there are no tokens.
 func pageLogin(tokens httpapi.Tokens) func(token string) (web.Client, bool) {
 	if len(tokens) == 0 {
 		return nil

@@ -92,7 +92,7 @@ func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 		"start a server of the shard if none runs"
 }
 
-// maxDiff is the largest number of lines of a difference that the page shows.
+// maxDiff is the maximum number of lines that the page shows of the difference between two configurations.
 const maxDiff = 500
 
 // Compare compares the configuration that a leader of a shard applied last with the newest one. It does not check

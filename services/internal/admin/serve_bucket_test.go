@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/web"
 )
 
-// page returns the page's access to the bucket, with a clock that is ahead by `after`.
+// page returns the bucket as the web page sees it. The page's clock is ahead of the real time by the duration `after`.
 func (p *patient) page(t *testing.T, after time.Duration) web.Bucket {
 	t.Helper()
 	a := &app{Environment: Environment{Now: func() time.Time { return time.Now().Add(after) }}}

@@ -232,8 +232,8 @@ func sureFlags(cmd *cobra.Command) *sure {
 	return s
 }
 
-// confirm asks on a terminal whether to continue. After a dry run, done is true: the command must change nothing.
-// Without a terminal it continues only with --yes.
+// confirm asks on a terminal whether to continue. Without a terminal it continues only with --yes. In a dry run, it
+// returns done = true, and the command must change nothing.
 func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
 	return a.confirmChange(cmd, s, true, what)
 }

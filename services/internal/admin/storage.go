@@ -46,7 +46,8 @@ func (b *bucketFlags) add(cmd *cobra.Command) {
 // errNoBucket says which flag to add.
 var errNoBucket = &usageError{err: errors.New("--storage-bucket is missing"), hint: "add --storage-bucket BUCKET"}
 
-// open opens the bucket. If create is set, it creates a missing directory. The returned context ends with the timeout.
+// open opens the bucket. If create is set, it creates a missing directory. The returned context ends after the time of
+// --storage-timeout.
 func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, context.Context, context.CancelFunc,
 	error) {
 	switch {
@@ -72,7 +73,7 @@ func (b *bucketFlags) open(ctx context.Context, create bool) (objstore.Store, co
 	return objstore.WithProbe(store, probeKey()), ctx, cancel, nil
 }
 
-// probeKey returns a new key to verify that a bucket honors conditional writes.
+// probeKey returns a new object key for the probe that tests whether a bucket honors conditional writes.
 func probeKey() string { return keys.Probe(keys.ClusterProbeShard, strings.ToLower(rand.Text())) }
 
 // secretFlags hold the location of the cluster's secrets and of the encryption keys.
@@ -186,7 +187,7 @@ func inCluster[T any](ctx context.Context, a *app, s *secretFlags, needs need,
 	return result, err
 }
 
-// ring reads the encryption keys. If needed is false, a source without keys is not an error.
+// ring reads the encryption keys. If needed is false, it reads nothing and returns no keys.
 func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, error) {
 	if !needed {
 		return keyring.Ring{}, nil
@@ -210,8 +211,8 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 	return ring, nil
 }
 
-// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. A forged ID does no harm,
-// because no sealed object can be opened with it.
+// clusterOf reads the cluster's ID from its CA certificate, without a check of the signature. A forged ID does no harm:
+// the sealed objects can be opened only with the true ID.
 func clusterOf(ctx context.Context, state *clusterstate.State) (string, error) {
 	bundle, err := state.UnverifiedCABundle(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {

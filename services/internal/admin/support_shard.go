@@ -25,7 +25,7 @@ import (
 const (
 	// maxSupportEvents is the largest number of events in a bundle for each shard.
 	maxSupportEvents = 2000
-	// maxMetrics is how many bytes of a server's metrics are read at most.
+	// maxMetrics is the maximum number of bytes that are read of a server's metrics.
 	maxMetrics = 8 << 20
 )
 
@@ -92,7 +92,8 @@ func (r *supportRun) readShard(ctx context.Context, shard string) {
 	r.readMetrics(ctx, shard, dir, current, lock)
 }
 
-// readLock adds the election's lock and the last report about a new server to the bundle. It returns the lock.
+// readLock adds two records to the bundle: the lock of the shard's election, and the last report on whether a new
+// server became ready. It returns the lock.
 func (r *supportRun) readLock(ctx context.Context, state *clusterstate.State, shard, dir string) record.Lock {
 	lock, _, err := state.ReadLock(ctx, shard)
 	if err != nil {
@@ -146,7 +147,8 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader adds the answers of the shard's leader to the bundle. It reports whether the leader returned its events.
+// readLeader adds the answers of the shard's leader to the bundle. It reports whether the leader returned the events of
+// its journal.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false
@@ -221,8 +223,8 @@ func journalParts(ctx context.Context, bucket objstore.Store, shard string) (par
 	return parts, nil
 }
 
-// readParts reads parts of the journal, the newest first, until it has enough events. It notes and skips parts that
-// cannot be decoded. It stops when the bucket fails.
+// readParts reads parts of the journal, the newest first, until it has enough events. It skips parts that cannot be
+// decoded, and lists them in the bundle. It stops when the bucket fails.
 func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []fleet.JournalEvent {
 	since := r.Now().Add(-r.since)
 	events := []fleet.JournalEvent{}

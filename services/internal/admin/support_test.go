@@ -29,7 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// secretsOf holds planted secrets by the place where they are planted.
+// secretsOf maps each place where a test plants a secret to the secret.
 type secretsOf map[string]string
 
 // add makes a secret of letters and digits, and records that the caller plants it at the place `where`.
@@ -284,7 +284,7 @@ func (s secretsOf) serveMetrics(t *testing.T) string {
 	return server.Listener.Addr().String()
 }
 
-// plantLeader makes a leader return new secrets, and those planted so far, in all its texts.
+// plantLeader puts secrets into all texts that a leader returns: new secrets, and all secrets planted before.
 func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 	quoted := ""
 	for _, where := range slices.Sorted(maps.Keys(s)) {
@@ -312,7 +312,7 @@ func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 	leader.History[0].Message, leader.History[0].Actor = tell("event"), s.add("actor")
 }
 
-// checkUseful checks that a bundle still tells what a person needs.
+// checkUseful checks that a bundle still contains what a person needs.
 func checkUseful(t *testing.T, name string, entries []tarEntry) {
 	t.Helper()
 	parts := map[string][]string{

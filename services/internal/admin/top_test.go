@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// mainContext returns the context for a run of the program in a separate process.
+// mainContext returns the context for nstance-admin when TestMain runs it in a separate process.
 func mainContext() (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// lookPause is the time between two checks of what a command waits for.
+// lookPause is the time between two checks whether the change has taken effect.
 const lookPause = 2 * time.Second
 
 // patienceFlags say whether a command waits for the effect of its request, and for how long.
@@ -51,7 +51,8 @@ the progress on standard error. If --wait-timeout ends before that, the exit sta
 	return cmd
 }
 
-// thenWaitForGroup waits for a group after a change, if the flags say so and the change succeeded.
+// thenWaitForGroup waits until a change of a group has taken effect, if the flags ask for that and the change
+// succeeded.
 func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceFlags, name string,
 	changed error) error {
 	if changed != nil || !patient.wait {
@@ -89,9 +90,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 		})
 }
 
-// await calls done for all selected shards repeatedly, until done returns true for all of them in the same round. It
-// prints the text that done returns whenever the text changes. Temporary errors, such as a lost leader, are printed and
-// do not end the wait. hint is the command that explains what blocks the change.
+// await calls the function `done` for all selected shards again and again, until it returns true for all of them in the
+// same round. `done` also returns a text. await prints this text whenever it changes. Temporary errors, such as a lost
+// leader, are printed and do not end the wait. hint is the command that explains what blocks the change.
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	if patient.timeout <= 0 {
