@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// rotationTime is the default of --timeout. A rotation takes less: leaders look for a new CA every three minutes,
-	// and agents spread their renewals over five minutes.
+	// rotationTime is the default of --timeout. It leaves time for leaders, which look for a new CA every three
+	// minutes, and for agents, which spread their renewals over five minutes.
 	rotationTime = time.Hour
 	// rotationPause is how long rotate-ca waits before it checks again which clients use the new CA.
 	rotationPause = 10 * time.Second

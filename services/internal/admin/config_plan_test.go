@@ -55,8 +55,8 @@ func TestConfigPlan(t *testing.T) {
 	}
 }
 
-// TestConfigPushNamesARestart checks which output lists the changed settings that make the leader restart: that of
-// "config push", of its dry run, and of "config plan".
+// TestConfigPushNamesARestart checks that "config push", its dry run, and "config plan" print the changed settings that
+// make the leader restart.
 func TestConfigPushNamesARestart(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)

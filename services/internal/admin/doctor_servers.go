@@ -82,7 +82,7 @@ func (a *app) checkServer(ctx context.Context, who string, ports []port) (found 
 }
 
 // checkPort connects to a port and checks the certificate of its server. It sends no request. The error is set only if
-// the port refused the connection. Any other problem is only in the finding.
+// no connection was made. Any other problem is only in the finding.
 func (a *app) checkPort(ctx context.Context, check, addr string) (finding, error) {
 	const next = "is the server running, and does a firewall or security group permit it from here? nstance-admin " +
 		"server list shows the servers once there is a leader"

@@ -19,7 +19,7 @@ type Outcome struct {
 
 func (o *Outcome) outcome() *Outcome { return o }
 
-// Failed returns the errors in answers, in the order of the answers.
+// Failed returns the errors of those answers whose call failed, in the order of the answers.
 func Failed[T any, P Answer[T]](answers []T) []*Error {
 	var errs []*Error
 	for i := range answers {
@@ -43,7 +43,7 @@ type (
 		Outcome
 		Groups []Group `json:"groups,omitzero"`
 	}
-	// GroupAnswer is one group after a change.
+	// GroupAnswer is the answer to a change of a group.
 	GroupAnswer struct {
 		Outcome
 		Group *Group `json:"group,omitempty"`
@@ -110,8 +110,8 @@ func (f *Fleet) ConfigStatus(ctx context.Context, shards []string) []ConfigAnswe
 	})
 }
 
-// Refresh makes shards read their configuration immediately. An invalid configuration is an error of its shard, and the
-// answer contains its problems.
+// Refresh makes shards read their configuration immediately. If a shard's configuration is invalid, the shard's answer
+// has an error and lists the problems.
 func (f *Fleet) Refresh(ctx context.Context, shards []string) []RefreshAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *RefreshAnswer) error {
 		err := f.call(ctx, shard, func(ctx context.Context, c Client) error {
@@ -271,8 +271,8 @@ type ScalePreview struct {
 	PreviousSize uint32 `json:"previous_size"`
 	Size         uint32 `json:"size"`
 	ActualSize   uint32 `json:"actual_size"`
-	// Plan is what the leader would do next with the size. It is nil if the caller did not ask for it, or if the leader
-	// can only plan for the group's present size.
+	// Plan is what the leader would do next if the group had the new size. It is nil if the caller did not ask for it,
+	// or if the leader can only plan for the group's present size.
 	Plan *Explanation `json:"plan,omitempty"`
 }
 
@@ -308,7 +308,7 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 	})
 }
 
-// CreateGroup creates the group of the request. It fails if the group already exists.
+// CreateGroup creates the group that the request describes. It fails if the group already exists.
 func (f *Fleet) CreateGroup(ctx context.Context, shards []string, r *nstancev1.UpsertGroupRequest) []GroupAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
 		have, err := f.groups(ctx, shard)
@@ -381,7 +381,8 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 	})
 }
 
-// Elsewhere removes the answers "not found" if another shard has the instance, because an ID exists in one shard only.
+// Elsewhere removes the "not found" errors of the other shards if one shard has the instance. An ID exists in one shard
+// only.
 func Elsewhere[T any, P Answer[T]](answers []T) []T {
 	failed := func(a T) *Error { return P(&a).outcome().Err }
 	if !slices.ContainsFunc(answers, func(a T) bool { return failed(a) == nil }) {

@@ -126,7 +126,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	return e
 }
 
-// noise removes the text that gRPC puts before the cause of a lost connection.
+// noise deletes from an error the text that gRPC puts before the cause of a lost connection.
 var noise = strings.NewReplacer("connection error: desc = ", "", "transport: Error while dialing: ", "", `"`, "")
 
 func explainHandshake(addr string, cause error, now time.Time) (message, hint string) {
@@ -170,8 +170,8 @@ func neededRole(e *Error) string {
 	return ""
 }
 
-// registration returns the command line that gives a role to the operator of the identity directory. The user must fill
-// in only the bucket's name, because the identity does not hold that.
+// registration returns the command line that gives the fleet's operator a role. The user must fill in only the bucket's
+// name, because the identity directory does not contain it.
 func (f *Fleet) registration(role string) string {
 	text := "nstance-admin cluster register-operator"
 	if identity, err := f.Identity(); err == nil {

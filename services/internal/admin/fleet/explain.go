@@ -58,7 +58,7 @@ type Verdict struct {
 	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls the instance unhealthy and the reason"`
 }
 
-// Blocked says why the group is not at its size and, if known, until when.
+// Blocked says why the group does not have its desired size and, if known, until when.
 func (e *Explanation) Blocked() string { return reasonUntil(e.BlockedReason, e.BlockedUntil) }
 
 // RolloutText says why outdated instances are not replaced now and, if known, until when.
@@ -83,7 +83,7 @@ func (e *Explanation) GuardText() string {
 	return "too many instances " + what + ": none of them is replaced (rules 26 and 61)"
 }
 
-// Idle says that the plan has no actions, and names the active alerts.
+// Idle returns a text for a plan without actions, with the active alerts.
 func (e *Explanation) Idle() string {
 	var kinds []string
 	for _, err := range e.Errors {

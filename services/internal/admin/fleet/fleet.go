@@ -44,7 +44,7 @@ type Fleet struct {
 
 	mu    sync.Mutex
 	conns map[target]*conn
-	// leaders holds, by shard, the address that last answered as the leader.
+	// leaders maps each shard to the address that last answered as its leader.
 	leaders map[string]string
 }
 
@@ -69,7 +69,7 @@ func (f *Fleet) Shards() []string {
 	return names
 }
 
-// Identity reads the identity that calls use.
+// Identity reads the identity with which the fleet calls servers.
 func (f *Fleet) Identity() (operatorclient.Identity, error) {
 	return LoadIdentity(f.options.IdentityDir)
 }

@@ -45,8 +45,8 @@ func workers() *fleettest.Shard {
 	}
 }
 
-// If a standby names the leader, the client calls the leader, and sends the next call directly to the leader. This also
-// works when the first server leads again.
+// If a standby names the leader, the client calls the leader, and sends its next call directly to the leader. The same
+// works when the standby becomes the leader later.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -75,8 +75,8 @@ func TestFollowsLeader(t *testing.T) {
 		t.Fatal(failed)
 	}
 
-	// The client follows a "not the leader" answer only once. Two servers that name each other as the leader cause an
-	// error.
+	// During one call, the client goes only once to a server that another server names as the leader. Two servers that
+	// name each other as the leader cause an error.
 	standby.Do(func() {
 		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
 	})
@@ -184,7 +184,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// Scale keeps a concurrent change of other fields and sets the size.
+// Scale sets the size and keeps what another client has changed in other fields at the same time.
 func TestScaleIsSafe(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()
@@ -266,7 +266,7 @@ func TestCreateInstance(t *testing.T) {
 	}
 }
 
-// The views show every field of the protocol.
+// The output forms of groups, instances and configurations have every field of the protocol's messages.
 func TestViewsAreComplete(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := &fleettest.Shard{
@@ -280,7 +280,7 @@ func TestViewsAreComplete(t *testing.T) {
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	a := []string{"a"}
-	// renamed maps the protocol's field names to those in the views, where they differ.
+	// renamed maps the protocol's field names to the names in the output forms, for fields whose names differ.
 	renamed := map[string]string{"is_static": "static", "args_json": "args", "spec_json": "spec"}
 	for _, test := range []struct {
 		of   proto.Message

@@ -19,11 +19,11 @@ import (
 // Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
 // all shards then wait.
 type Watcher struct {
-	// Event is called for every event. Each stream begins with the current state, marked Snapshot, also after every
-	// reconnection.
+	// Event is called for every event. Each stream begins with the current state, also after a reconnection. The events
+	// of this state have Snapshot set.
 	Event func(Event)
-	// Lost is called when a shard's event streams fail. The fleet opens them again after the duration retry, or never
-	// if retry is zero. Found is called when events arrive again.
+	// Lost is called when a shard's event streams fail. The fleet opens them again after the duration `retry`. If retry
+	// is zero, the fleet gives up. Found is called when events arrive again.
 	Lost  func(err *Error, retry time.Duration)
 	Found func(shard string)
 }
@@ -89,7 +89,7 @@ func (f *Fleet) followShard(ctx context.Context, shard string, mu *sync.Mutex, w
 
 func ended(ctx context.Context) bool { return ctx.Err() != nil }
 
-// watch holds the three watch streams of one server until one of them ends. It always returns an error.
+// watch reads the three watch streams of one server until one of them ends. It always returns an error.
 func watch(ctx context.Context, c Client, shard string, emit func(Event)) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {

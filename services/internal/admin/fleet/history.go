@@ -30,7 +30,7 @@ type JournalEvent struct {
 	Position string    `json:"position"`
 }
 
-// HistoryFilter selects events. Zero fields select all.
+// HistoryFilter selects events. A field that is zero excludes no events.
 type HistoryFilter struct {
 	Group, InstanceID string
 	Kinds             []string
@@ -38,7 +38,7 @@ type HistoryFilter struct {
 	Since, Until      time.Time
 }
 
-// History returns the stored events of shards. It reads all pages.
+// History returns the events in the journals of shards. It reads all pages.
 func (f *Fleet) History(ctx context.Context, shards []string, filter HistoryFilter) []HistoryAnswer {
 	request := &nstancev1.ListEventsRequest{Filter: &nstancev1.EventFilter{Group: filter.Group,
 		InstanceId: filter.InstanceID, Kinds: filter.Kinds, Cause: filter.Cause, Since: timestampOf(filter.Since)},

@@ -39,7 +39,7 @@ func (f *Fleet) Instances(ctx context.Context, shards []string, group string) []
 			if c := strings.Compare(a.Group, b.Group); c != 0 {
 				return c
 			}
-			// An ID begins with three characters for its kind, and continues with the time of its creation.
+			// An ID begins with three characters for its kind, and continues with the time at which the ID was made.
 			return strings.Compare(a.ID[min(3, len(a.ID)):], b.ID[min(3, len(b.ID)):])
 		})
 		return err
@@ -99,7 +99,7 @@ func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group strin
 	})
 }
 
-// DeleteInstance deletes one instance. With decrement, it also lowers the size of the instance's group by one. It
+// DeleteInstance deletes one instance. If decrement is set, it also lowers the size of the instance's group by one. It
 // returns when the intent to delete is durable.
 func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID, reason string,
 	decrement bool) []InstanceAnswer {
@@ -117,8 +117,8 @@ func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID
 	})
 }
 
-// ProtectInstance excludes one instance from voluntary replacement and from a reduction of the group's size. With
-// protected false, it ends the exclusion.
+// ProtectInstance excludes one instance from voluntary replacement and from a reduction of the group's size. If
+// protected is false, it ends this exclusion.
 func (f *Fleet) ProtectInstance(ctx context.Context, shards []string, id ident.ID, protected bool) []InstanceAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {
 		return f.call(ctx, shard, func(ctx context.Context, c Client) error {

@@ -46,8 +46,8 @@ type Group struct {
 	ProviderIDs   []string          `json:"provider_ids,omitempty"`
 }
 
-// Blocked says why the group is not at its size and, if known, until when. It is empty if the group is at its size or
-// on the way.
+// Blocked says why the group does not have its desired size and, if known, until when. It is empty if the group has
+// that size, or if nothing keeps the leader from reaching it.
 func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
 
 // reasonUntil adds to a reason the time at which the reason ends. If that time is not known (zero), reasonUntil returns
@@ -243,7 +243,7 @@ type Event struct {
 	Drain    bool      `json:"drain,omitempty"`
 	// Kind of an error.
 	Kind string `json:"kind,omitempty"`
-	// Instance and GroupStatus are the states at the time of the event.
+	// Instance and GroupStatus are the states of the instance and of the group at the time of the event.
 	Instance    *Instance `json:"instance,omitempty"`
 	GroupStatus *Group    `json:"group_status,omitempty"`
 }

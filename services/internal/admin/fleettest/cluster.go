@@ -76,7 +76,7 @@ func (c *Cluster) Identity(t testing.TB, tenant string, issued time.Time, ttl ti
 		ttl)
 }
 
-// Write writes the identity directory of any client and returns its path.
+// Write writes the identity directory of a client with the given identity, and returns the directory's path.
 func (c *Cluster) Write(t testing.TB, who authority.Identity, issued time.Time, ttl time.Duration) string {
 	t.Helper()
 	key := ed25519.NewKeyFromSeed(append(make([]byte, 31), 7))

@@ -32,11 +32,11 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
-	// LongPages gives pages of instances the size that the client requests. Otherwise they have one instance.
+	// LongPages gives pages of instances the size that the client requests. If it is false, each page has one instance.
 	LongPages bool
-	// Drained makes GetInstanceStatus complete the deletion of an instance that is being deleted.
+	// Drained means that all drains have ended: GetInstanceStatus marks an instance that is being deleted as deleted.
 	Drained bool
-	// Explanations are the answers of ExplainGroup by group.
+	// Explanations maps the name of a group to the answer of ExplainGroup.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
 	// History is what ListEvents answers, in pages of two.
 	History []*nstancev1.JournalEvent
@@ -69,7 +69,7 @@ func NotLeader(shard, leader, addr string) error {
 	return notleader.Error("not the leader", &nstancev1.NotLeader{Shard: shard, LeaderId: leader, OperatorAddr: addr})
 }
 
-// enter records a call. No other call can start before leave is called.
+// enter records a call of the API. No other call can start until the returned function is called.
 func (s *Shard) enter(ctx context.Context, method string) (leave func(), err error) {
 	s.mu.Lock()
 	s.Calls = append(s.Calls, method)
@@ -254,7 +254,8 @@ func (s *Shard) CreateInstance(_ context.Context, r *nstancev1.CreateInstanceReq
 	return &nstancev1.CreateInstanceResponse{Instance: i}, nil
 }
 
-// DeleteInstance implements nstancev1.OperatorServiceServer. With decrement, it lowers the group's size once.
+// DeleteInstance implements nstancev1.OperatorServiceServer. If the request has Decrement set and the instance is not
+// being deleted yet, the group gets smaller by one.
 func (s *Shard) DeleteInstance(_ context.Context, r *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	i := s.instance(r.GetInstanceId())
@@ -282,8 +283,8 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
 }
 
-// GetInstanceStatus implements nstancev1.OperatorServiceServer. With Drained, the call ends the deletion of an instance
-// that is being deleted.
+// GetInstanceStatus implements nstancev1.OperatorServiceServer. If s.Drained is set, it marks an instance that is being
+// deleted as deleted.
 func (s *Shard) GetInstanceStatus(_ context.Context, r *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
 	i := s.instance(r.GetInstanceId())

@@ -19,7 +19,7 @@ const (
 	lineTime = 10 * time.Second
 )
 
-// Followed is one line of GET /events/follow: an event, or why a shard cannot be followed at the moment.
+// Followed is one line of GET /events/follow: an event, or why the events of a shard cannot be streamed at the moment.
 type Followed struct {
 	fleet.Event
 	Err *fleet.Error `json:"error,omitempty" jsonschema:"description=The events of the shard cannot be followed. The server tries again unless the response ends"`

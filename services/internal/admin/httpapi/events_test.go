@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
-// TestFollow reads events line by line while they happen. Each line matches the schema in the document. The response
-// says when the connection to a shard is lost and made again, and ends when the server stops.
+// TestFollow reads events line by line while they happen. Each line matches the schema in the OpenAPI document. The
+// response reports a lost connection to a shard, and the next connection. It ends when the server stops.
 func TestFollow(t *testing.T) {
 	x := newAPI(t, "")
 	open := func() chan *nstancev1.GroupEvent {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// FuzzRequest checks that every request gets an answer in JSON, which holds a result or an error with a reason. No
+// FuzzRequest checks that every request gets a JSON answer with either a result or an error that has a reason. No
 // request causes an internal error.
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")

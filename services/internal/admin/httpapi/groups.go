@@ -42,7 +42,7 @@ type CreateGroupRequest struct {
 	MaxUnhealthy  string            `json:"max_unhealthy,omitempty"`
 }
 
-// GroupRequest is the body of requests that only name a group.
+// GroupRequest is the body of requests that need only the name of a group.
 type GroupRequest struct {
 	Group string `json:"group"`
 }

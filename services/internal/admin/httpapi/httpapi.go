@@ -40,7 +40,7 @@ type Options struct {
 	Version string
 	// Timeout limits one request, including its calls to shards.
 	Timeout time.Duration
-	// Ended ends all event streams when it is closed.
+	// Ended is closed by the caller to end all event streams.
 	Ended <-chan struct{}
 	Log   *slog.Logger
 }
@@ -52,9 +52,9 @@ type Role string
 const (
 	// RoleViewer may read.
 	RoleViewer Role = "viewer"
-	// RoleOperator may also change groups and instances.
+	// RoleOperator may do what RoleViewer may, and change groups and instances.
 	RoleOperator Role = "operator"
-	// RoleAdmin may also make calls that affect a whole shard, such as a step-down.
+	// RoleAdmin may do what RoleOperator may, and make calls that affect a whole shard, such as a step-down.
 	RoleAdmin Role = "admin"
 )
 
@@ -149,7 +149,7 @@ func New(options Options) http.Handler {
 }
 
 // guard sets the common headers and limits the number of requests. Without tokens, it rejects requests for host names
-// of other machines. Another site's page could otherwise call the API by a name that resolves to this machine (DNS
+// of other machines. So a page of another site cannot call the API by a host name that resolves to this machine (DNS
 // rebinding).
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -48,7 +48,7 @@ func shard() *fleettest.Shard {
 	}
 }
 
-// api is an HTTP API in front of two shards.
+// api is an HTTP API for two fake shards.
 type api struct {
 	handler http.Handler
 	a, b    *fleettest.Shard
@@ -82,7 +82,7 @@ func newAPI(t testing.TB, tokens string) *api {
 	return x
 }
 
-// request is one request. Zero fields have the values of a valid request.
+// request is one HTTP request. An empty field stands for the value of a valid request.
 type request struct {
 	method, path, body string
 	header             map[string]string
@@ -298,7 +298,8 @@ func TestAdminRole(t *testing.T) {
 	}
 }
 
-// TestRoles shows that a viewer's token can read but not change anything, and that other tokens can do both.
+// TestRoles checks that a viewer's token can read but not change anything. A token with another role, or without a
+// role, can also make changes.
 func TestRoles(t *testing.T) {
 	x := newAPI(t, "victor "+alice+" viewer\nci "+ci+" operator\nold token-without-a-role\n")
 	for token, status := range map[string]int{alice: 403, ci: 200, "token-without-a-role": 200} {
@@ -329,8 +330,8 @@ func FuzzParseTokens(f *testing.F) {
 	})
 }
 
-// Without tokens, the API answers only requests for this machine, and refuses those that a browser on this machine
-// sends for another site's page.
+// Without tokens, the API answers only requests for this machine. It refuses a request if the page of another site
+// makes a browser on this machine send it.
 func TestBrowsers(t *testing.T) {
 	x := newAPI(t, "")
 	refresh := request{method: "POST", path: "/config/refresh?shard=a"}

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The document describes every path, and every answer matches its schema.
+// The OpenAPI document describes every path, and every answer matches the schema of its path.
 func TestOpenAPI(t *testing.T) {
 	x := newAPI(t, "alice "+alice)
 	x.b.Before = func(string) error { return status.Error(codes.Unavailable, "down") }

@@ -73,8 +73,8 @@ type Options struct {
 }
 
 const (
-	// rounds is how many times Copy reads objects, at most. After the first time, Copy reads only objects that have
-	// changed since it read them.
+	// rounds is the maximum number of rounds in which Copy reads objects. After the first round, Copy reads only
+	// objects that have changed since it read them.
 	rounds = 5
 	// parallel is how many objects are read at a time.
 	parallel = 32
@@ -87,8 +87,8 @@ type copier struct {
 	copied  map[string]Object
 }
 
-// Copy reads all objects that a restore needs into options.Dir, and returns their manifest without Cluster and Program.
-// Objects that change meanwhile are read again, in at most `rounds` rounds in total.
+// Copy reads all objects that a restore needs into options.Dir, and returns their manifest. The caller adds Cluster and
+// Program to the manifest. Objects that change meanwhile are read again, in at most `rounds` rounds in total.
 func Copy(ctx context.Context, store objstore.Store, options Options) (Manifest, error) {
 	m := Manifest{Schema: Schema, Began: options.Now().UTC()}
 	c := &copier{store: store, options: options, copied: map[string]Object{}}
@@ -132,8 +132,8 @@ func (c *copier) list(ctx context.Context, m *Manifest) (map[string]objstore.Ent
 	return listed, nil
 }
 
-// compare marks the copies that differ from the bucket's list. It returns the objects to read, and the number of
-// changes that make the copy inconsistent.
+// compare marks the copies that differ from the bucket's list, and returns the objects to read. steady is the number of
+// changes to objects that are not [Object.Moving]. Such changes make the copy inconsistent.
 func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Entry, steady int) {
 	for key, object := range c.copied {
 		entry, there := listed[key]
@@ -171,8 +171,8 @@ func moving(name string) bool {
 		keys.KindClusterJournal, keys.KindServerReport}, key.Kind)
 }
 
-// read copies objects. Locks come first: a lock lists the highest versions of documents that servers have seen, so a
-// newer lock would not fit the copied documents.
+// read copies objects, the locks first. A lock lists the highest versions of documents that servers have seen. If read
+// copied the lock last, the lock could list newer versions than those of the copied documents.
 func (c *copier) read(ctx context.Context, entries []objstore.Entry) error {
 	locks := slices.DeleteFunc(slices.Clone(entries), func(e objstore.Entry) bool { return !isLock(e.Key) })
 	rest := slices.DeleteFunc(entries, func(e objstore.Entry) bool { return isLock(e.Key) })
@@ -229,7 +229,7 @@ func sum(body []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
-// Write writes the archive of the objects that [Copy] read into dir.
+// Write writes an archive of the objects that are in dir after [Copy].
 func Write(w io.Writer, m Manifest, dir *os.Root) error {
 	zip := gzip.NewWriter(w)
 	archive := tar.NewWriter(zip)

@@ -128,7 +128,7 @@ func (b *busy) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return object, err
 }
 
-// TestChangesMeanwhile checks that documents that change, appear or vanish are copied again until none changes. The
+// TestChangesMeanwhile changes, adds and removes documents during a copy. They are copied again until none changes. The
 // lock is read only once, before the documents. If the bucket never stops changing, the archive says so.
 func TestChangesMeanwhile(t *testing.T) {
 	group, config := keys.Groups("dev-1"), keys.Config("dev-1")
@@ -343,9 +343,9 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-// FuzzUnpack unpacks arbitrary archives. Unpack must write only into the directory, keep its limits, and make no link.
-// If it reports no difference for an object, the object's checksum must be right. An input is either raw bytes, or one
-// entry that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
+// FuzzUnpack unpacks arbitrary archives. Unpack must write only into the directory, stay within its limits, and make no
+// link. If it reports no difference for an object, the object's checksum must be right. An input is either raw bytes,
+// or one entry that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
 func FuzzUnpack(f *testing.F) {
 	f.Add([]byte{}, "objects/files/a", "", byte(tar.TypeReg), []byte("x"))
 	f.Add([]byte{}, "objects/../a", "", byte(tar.TypeReg), []byte("x"))
@@ -391,8 +391,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// wrap returns an archive with the given entry and a manifest that lists files/a. ok is false if a tar file cannot
-// contain such an entry.
+// wrap returns an archive with the given entry and a manifest that lists files/a. If a tar file cannot contain the
+// entry, wrap returns ok = false.
 func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	t.Helper()
 	var out bytes.Buffer

@@ -23,7 +23,8 @@ import (
 
 // Limits bound what [Unpack] writes.
 type Limits struct {
-	// Object, Manifest and Total are the largest sizes in bytes. Total is for all objects together.
+	// Object and Manifest are the maximum sizes of one object and of the manifest, in bytes. Total is the maximum size
+	// of all objects together.
 	Object, Manifest, Total int64
 	// Count is the largest number of objects.
 	Count int
@@ -205,7 +206,7 @@ func (r *reading) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// compare returns the differences between what was unpacked and the manifest, sorted by key.
+// compare returns the differences between the unpacked objects and the manifest, sorted by key.
 func (u *unpacker) compare(m Manifest) []Difference {
 	problems := map[string]string{}
 	for key := range u.sums {

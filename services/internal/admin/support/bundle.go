@@ -15,7 +15,7 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// Bundle collects documents. [Bundle.Files] redacts them.
+// Bundle collects the documents for a support report. [Bundle.Files] redacts them.
 type Bundle struct {
 	// About says which program made the bundle, when, and for which cluster. The bundle does not redact these values.
 	About []Fact
@@ -89,7 +89,8 @@ func (b *Bundle) NoteUnread(what string, why error) {
 	b.unread = append(b.unread, Unread{what, why.Error()})
 }
 
-// Files returns the redacted files, a README first, and what could not be read, with redacted reasons.
+// Files returns the redacted files, of which the first is a README. It also returns what could not be read, with
+// redacted reasons.
 func (b *Bundle) Files() ([]File, []Unread, error) {
 	r := newRedactor()
 	for _, d := range b.documents {

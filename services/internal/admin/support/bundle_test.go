@@ -100,8 +100,8 @@ func leaks(t *testing.T, b *Bundle, secrets map[string]string) (found []string) 
 }
 
 // TestNothingLeaks plants a secret in every field that the bundle does not show verbatim, and checks that the bundle
-// contains no secret. Then it makes the bundle show one of these fields after the other, and must find the field's
-// secret each time.
+// contains no secret. Then it makes the bundle show one of these fields at a time. Each time, the check must find the
+// field's secret.
 func TestNothingLeaks(t *testing.T) {
 	b, secrets := plantAll(t)
 	if len(secrets) < 80 {
@@ -195,7 +195,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// typesOfShapes has the Go type of the documents of each kind.
+// typesOfShapes maps kinds of documents to the Go types of their documents.
 var typesOfShapes = map[Kind]reflect.Type{
 	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
 	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),

@@ -27,7 +27,7 @@ var (
 	plain = &treatment{showPlain}
 	// words is for texts. The bundle shows only their harmless words.
 	words = &treatment{showWords}
-	// origin is for URLs. It shows the scheme, the host and the port.
+	// origin is for URLs. The bundle shows their scheme, host and port.
 	origin = &treatment{showOrigin}
 	// present is for fields of which the bundle shows only that they are set.
 	present = &treatment{showPresence}
@@ -103,8 +103,8 @@ func (s shape) prefixes() map[string]bool {
 	return out
 }
 
-// walk calls leaf for every value of a tree, with its treatment or nil, and returns the tree of the results. It leaves
-// out values for which leaf returns false.
+// walk returns a copy of a tree in which the function leaf has replaced or removed each value. leaf gets the value's
+// treatment, or nil if the shape lists none. The function name gets each field name that a * in the shape matches.
 func (s shape) walk(tree any, leaf func(t *treatment, v any) (any, bool), name func(string)) any {
 	prefixes := s.prefixes()
 	var visit func(path string, v any) (any, bool)

@@ -2,10 +2,10 @@ package support
 
 import "strings"
 
-// Kind is a kind of document. Its shape says what the bundle shows of it.
+// Kind is a kind of document. Each kind has a shape, which says what the bundle shows of the document.
 type Kind string
 
-// The kinds of documents, by what they hold.
+// The kinds of documents. The comments say what a document of the kind contains.
 const (
 	Configuration Kind = "configuration"  // config.Shard, as JSON
 	DynamicGroups Kind = "dynamic groups" // the content of groups/, as JSON
@@ -47,7 +47,7 @@ var shapes = map[Kind]shape{
 	Objects:      shape{}.with("*.", plain, "key size modified").with("*.", words, "foreign_key"),
 }
 
-// with gives all the named fields below a prefix the same treatment.
+// with adds the given fields below a prefix to the shape, all with the same treatment.
 func (s shape) with(prefix string, t *treatment, fields string) shape {
 	for field := range strings.FieldsSeq(fields) {
 		s[prefix+field] = t
@@ -55,18 +55,18 @@ func (s shape) with(prefix string, t *treatment, fields string) shape {
 	return s
 }
 
-// withErrors adds the fields of a fleet.Event about an error.
+// withErrors adds the fields of a fleet.Event about an error to the shape.
 func (s shape) withErrors(prefix string) shape {
 	return s.with(prefix, plain, "type at group instance_id kind").with(prefix, words, "reason")
 }
 
-// withProblems adds the problems of a refused configuration.
+// withProblems adds the problems of a refused configuration to the shape.
 func (s shape) withProblems(prefix string) shape {
 	return s.with(prefix, plain, "problems.*.line problems.*.column").
 		with(prefix, words, "problems.*.path problems.*.message")
 }
 
-// withGroup adds the fields of a config.GroupSpec.
+// withGroup adds the fields of a config.GroupSpec to the shape.
 func (s shape) withGroup(prefix string) shape {
 	return s.with(prefix, plain, `template size instance_type instance_types.* subnet_pool load_balancers.*
 		drain_timeout max_surge max_unhealthy rollout.paused rollout.canary rollout.bake_time rollout.halt_on_failures
