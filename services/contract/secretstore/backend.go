@@ -11,7 +11,7 @@ import (
 type Backend struct {
 	// Name is the value of cluster.secrets.provider and of the programs' flags.
 	Name string
-	// Open opens a store. It does not connect to the store. Only [ObjectStorage] uses the options.
+	// Open opens a store. It does not connect to the store. Only the back end [ObjectStorage] uses `options`.
 	Open func(ctx context.Context, settings config.Secrets, options Options) (Store, error)
 }
 

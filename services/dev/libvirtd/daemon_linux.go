@@ -97,7 +97,7 @@ func (d *Daemon) start(ctx context.Context, detached bool) error {
 		d.define(ctx, "net", fmt.Sprintf(network, "b", 2), "b"))
 }
 
-// Stop kills the daemon and its VMs. Its directory stays.
+// Stop kills the daemon and its VMs. The daemon's directory stays.
 func (d *Daemon) Stop() error {
 	if d.init == nil || d.init.Process == nil {
 		return nil
@@ -209,7 +209,7 @@ func (d *Daemon) KillVM(ctx context.Context, name string) error {
 		while kill -0 "$pid" 2>/dev/null; do sleep 0.01; done`, name)
 }
 
-// run runs a shell script with arguments in the namespaces.
+// run runs a shell script with arguments in the daemon's namespaces.
 func (d *Daemon) run(ctx context.Context, what, script string, args ...string) error {
 	out, err := d.Enter(ctx, append([]string{"sh", "-c", script, "sh"}, args...)...).CombinedOutput()
 	if err != nil {

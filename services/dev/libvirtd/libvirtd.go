@@ -55,7 +55,7 @@ func (g Guest) Configure(c *config.Shard, template string) {
 // Socket returns the path of the socket of the daemon whose directory is dir.
 func Socket(dir string) string { return filepath.Join(dir, "run/libvirt/libvirt-sock") }
 
-// poolPath returns the directory of the storage pool of the daemon in dir.
+// poolPath returns the directory of the storage pool of the daemon whose directory is dir.
 func poolPath(dir string) string { return filepath.Join(dir, "var/lib/libvirt/images") }
 
 // URI returns the address, for a client on this machine, of the daemon whose directory is dir.

@@ -148,7 +148,7 @@ func (o *Operator) watchErrors(ctx context.Context) error {
 	}
 }
 
-// Mark returns the number of events so far. Await skips the events before a mark.
+// Mark returns the number of events that the client has received so far. Await skips the events before a mark.
 func (o *Operator) Mark() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -97,7 +97,7 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	defer log.Close()
 	fmt.Fprintf(log, "\n# %s %s\n", filepath.Base(t.program), strings.Join(args, " "))
 	cmd := exec.CommandContext(ctx, t.program, args...)
-	// In the user's home directory tofu and terraform would find other mirrors and credentials.
+	// If HOME were the user's home directory, tofu and terraform would find other mirrors and credentials there.
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log

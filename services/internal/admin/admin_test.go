@@ -55,7 +55,7 @@ type terminalless struct {
 	rand  byte
 }
 
-// run returns the outputs and the exit code.
+// run runs a command line, and returns its outputs and its exit code.
 func (c terminalless) run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
 )
 
-// restoreCheck is the result of restore-check.
+// restoreCheck is the result of the command restore-check.
 type restoreCheck struct {
 	snapshot.Manifest
 	// KeysChecked reports whether the check opened sealed and signed objects.

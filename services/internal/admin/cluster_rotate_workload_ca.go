@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// leastWorkloadNotice is the minimum of --notice, the time from the creation of a new workload CA until it issues
+// leastWorkloadNotice is the minimum of --notice, the time from the creation of a new workload CA until this CA issues
 // certificates. Leaders look for a new CA every half an hour.
 const leastWorkloadNotice = 2 * time.Hour
 

@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
 )
 
-// populate makes a cluster with one shard and one instance, and returns the instance's record.
+// populate makes a cluster with one shard and one instance in the bucket, and returns the instance's record.
 func (b *bucket) populate(t *testing.T) record.Instance {
 	t.Helper()
 	b.init(t)

@@ -146,7 +146,7 @@ func stores(t *testing.T, test func(t *testing.T, b *bucket)) {
 	}
 }
 
-// A server can use what init creates. A second init creates nothing.
+// A server can use what "cluster init" creates. A second "cluster init" creates nothing.
 func TestClusterInit(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		var results []initResult
@@ -919,7 +919,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// config push reads the dynamic groups after the configuration. At that moment, another client writes the
+	// config push reads the dynamic groups after the configuration. When it reads them, another client writes the
 	// configuration.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {

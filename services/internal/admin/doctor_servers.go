@@ -136,8 +136,8 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 	return found
 }
 
-// checkVersions compares the version of this program with the versions of the servers that led the shard, from its
-// journal.
+// checkVersions compares the version of this program with the versions of the servers that led the shard. It reads the
+// servers' versions from the shard's journal.
 func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard string, lock record.Lock) finding {
 	const check = "versions"
 	entries, err := bucket.List(ctx, keys.JournalPrefix(shard))

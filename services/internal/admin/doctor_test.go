@@ -31,8 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// patient is a shard without a running leader that doctor examines. Its clock shows the real time, as the bucket's
-// clock does.
+// patient is a shard that doctor examines. The shard has no running leader. All times are real, because the bucket's
+// clock shows the real time.
 type patient struct {
 	*bucket
 	lock     record.Lock
@@ -102,7 +102,7 @@ func (p *patient) putReport(t *testing.T, problem string) {
 	}
 }
 
-// examine runs doctor and returns its findings.
+// examine runs the command doctor and returns its findings.
 func (p *patient) examine(t *testing.T) ([]finding, error) {
 	t.Helper()
 	var out bytes.Buffer

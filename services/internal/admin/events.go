@@ -125,7 +125,7 @@ func (a *app) writeEvent(f format, e fleet.Event) error {
 	return err
 }
 
-// eventText describes an event in one line. ok is false for events that people do not need.
+// eventText describes an event in one line. ok is false for an event that the command does not print.
 func (a *app) eventText(e fleet.Event) (text string, ok bool) {
 	kind := fmt.Sprintf("%-16s", strings.ReplaceAll(e.Type, "_", " "))
 	p := a.style.out

@@ -44,7 +44,7 @@ func scopeFlags(cmd *cobra.Command) *scope {
 	return s
 }
 
-// reach adds the flags that every call to a shard needs.
+// reach adds to a command the flags that every call to a shard needs.
 func (s *scope) reach(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.servers, "servers", "", "operator addresses as shard=host:port,… (or "+envServers+
 		"); several of one shard are tried in turn")

@@ -23,7 +23,7 @@ type pageBucket struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// compared holds the last comparison of each shard, because it takes long to compare large documents.
+	// compared holds the last comparison for each shard, because a comparison of large documents takes long.
 	compared map[string]comparison
 }
 
@@ -95,8 +95,8 @@ func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 // maxDiff is the maximum number of lines that the page shows of the difference between two configurations.
 const maxDiff = 500
 
-// Compare compares the configuration that a leader of a shard applied last with the newest one. It does not check
-// signatures, because the result is only shown.
+// Compare compares two configurations of a shard: the one that a leader applied last, and the newest one. It does not
+// check signatures, because the result is only shown.
 func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison, error) {
 	state, ctx, cancel := b.state(ctx, shard)
 	defer cancel()

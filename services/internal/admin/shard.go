@@ -222,7 +222,7 @@ the leader refuses the call. The leader terminates orphans without a drain.`,
 	return cmd
 }
 
-// sure holds the flags of commands that ask before they act.
+// sure holds the flags of commands that ask for a confirmation before they act.
 type sure struct{ yes, dryRun bool }
 
 func sureFlags(cmd *cobra.Command) *sure {

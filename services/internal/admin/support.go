@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/support"
 )
 
-// supportOptions are the flags of support.
+// supportOptions are the flags of the command support.
 type supportOptions struct {
 	secretFlags
 	scope
@@ -101,7 +101,7 @@ func (a *app) checkSupport(o *supportOptions) error {
 	return refuseExisting(o.output)
 }
 
-// supportRun is one run of support.
+// supportRun is one run of the command support.
 type supportRun struct {
 	*app
 	*supportOptions

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-// open returns a fake cloud and the configuration of its clients.
+// open returns a fake cloud, and a configuration for clients of this cloud.
 func open(t *testing.T) (*fakeaws.Cloud, awssdk.Config) {
 	cloud, err := fakeaws.New(fakeaws.Config{})
 	if err != nil {

@@ -34,8 +34,8 @@ func Backends() []secretstore.Backend {
 	}
 }
 
-// backend describes a service. Its client has the SDK's default configuration: environment, profiles, the machine's
-// role.
+// backend describes the back end for one service. The service's client has the SDK's default configuration:
+// environment, profiles, the machine's role.
 func backend(name string, connect func(cfg awssdk.Config, prefix string) *Store) secretstore.Backend {
 	return secretstore.Backend{Name: name,
 		Open: func(ctx context.Context, settings config.Secrets, _ secretstore.Options) (secretstore.Store, error) {

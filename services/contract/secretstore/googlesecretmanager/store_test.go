@@ -18,7 +18,7 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakegcp/secretmanager"
 )
 
-// serve serves a fake and returns a client of it.
+// serve serves a fake Secret Manager and returns a client of it.
 func serve(t *testing.T, cloud *fake.SecretManager) (*rest.Server, *secretmanager.Service) {
 	t.Helper()
 	server, err := rest.New("secretmanager", "v1", cloud.Handlers(), nil)

@@ -64,12 +64,12 @@ type (
 		// Group is the instance's group after a deletion that lowered the group's size.
 		Group *Group `json:"group,omitempty" jsonschema:"description=The group after a deletion with decrement"`
 	}
-	// ConfigAnswer is the state of the configuration.
+	// ConfigAnswer is the state of a shard's active configuration.
 	ConfigAnswer struct {
 		Outcome
 		Config
 	}
-	// RefreshAnswer is the result of a refresh.
+	// RefreshAnswer is one shard's answer to [Fleet.Refresh].
 	RefreshAnswer struct {
 		Outcome
 		Refresh
@@ -381,8 +381,7 @@ func (f *Fleet) DeleteGroup(ctx context.Context, shards []string, name string) [
 	})
 }
 
-// Elsewhere removes the "not found" errors of the other shards if one shard has the instance. An ID exists in one shard
-// only.
+// Elsewhere removes the "not found" answers if any shard has the instance. An ID exists in one shard only.
 func Elsewhere[T any, P Answer[T]](answers []T) []T {
 	failed := func(a T) *Error { return P(&a).outcome().Err }
 	if !slices.ContainsFunc(answers, func(a T) bool { return failed(a) == nil }) {

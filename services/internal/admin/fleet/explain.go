@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// ExplanationAnswer is the plan of one group.
+// ExplanationAnswer is the plan of a shard's leader for one group.
 type ExplanationAnswer struct {
 	Outcome
 	*Explanation
@@ -83,7 +83,7 @@ func (e *Explanation) GuardText() string {
 	return "too many instances " + what + ": none of them is replaced (rules 26 and 61)"
 }
 
-// Idle returns a text for a plan without actions, with the active alerts.
+// Idle returns a sentence which says that no action is planned. It also lists the active alerts.
 func (e *Explanation) Idle() string {
 	var kinds []string
 	for _, err := range e.Errors {

@@ -355,8 +355,8 @@ func fill(m protoreflect.Message) {
 	}
 }
 
-// Events arrive in order, and the initial state is marked. The client opens a lost connection again. A permanent error
-// ends the watch.
+// Events arrive in order, and those of the initial state have Snapshot set. The client opens a lost connection again. A
+// permanent error ends the watch.
 func TestFollow(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()

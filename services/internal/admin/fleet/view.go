@@ -208,7 +208,7 @@ func viewProblems(problems []*nstancev1.ConfigProblem) []Problem {
 	return out
 }
 
-// Refresh is the result of a refresh.
+// Refresh is a leader's answer to the request to read its configuration.
 type Refresh struct {
 	Result     string    `json:"result,omitempty" jsonschema:"enum=updated,enum=unchanged,enum=invalid"`
 	ETag       string    `json:"etag,omitempty"`
