@@ -137,8 +137,8 @@ needed. Removing an operator twice changes nothing.`,
 	return cmd
 }
 
-// removeOperator replaces an operator's record by a tombstone and returns the time of its removal. It tries again if a
-// renewal writes the record first.
+// removeOperator replaces an operator's record by a tombstone and returns the time of the operator's removal. If a
+// renewal of the certificate writes the record meanwhile, removeOperator tries again.
 func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (time.Time,
 	error) {
 	writer, err := a.writer()

@@ -599,8 +599,9 @@ func TestRotateKey(t *testing.T) {
 	})
 }
 
-// TestClusterRotateCA checks that rotate-ca stops while an operator still uses the old CA, that --status counts this
-// operator and changes nothing, and that a second rotate-ca continues. In the end, the CA and the nonce key are new.
+// TestClusterRotateCA checks that rotate-ca does not finish while an operator still uses the old CA, and that another
+// rotate-ca continues later. It also checks that --status counts this operator and changes nothing. In the end, the CA
+// and the nonce key are new.
 func TestClusterRotateCA(t *testing.T) {
 	stores(t, func(t *testing.T, b *bucket) {
 		b.fails(t, exitFailure, "cluster init", b.args("cluster", "rotate-ca", "--yes", "--cluster-id", "example")...)

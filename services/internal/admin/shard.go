@@ -238,8 +238,8 @@ func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err 
 	return a.confirmChange(cmd, s, true, what)
 }
 
-// confirmChange is like confirm, for commands that destroy something only in some cases. Without a terminal it needs
-// --yes only if destructive is set.
+// confirmChange is like confirm, for commands that destroy something only in some cases. Without a terminal, the
+// command needs --yes only if destructive is set.
 func (a *app) confirmChange(cmd *cobra.Command, s *sure, destructive bool, what string) (done bool, err error) {
 	switch {
 	case s.dryRun:

@@ -46,7 +46,7 @@ and agents of every shard.`,
 	return cmd
 }
 
-// versionsOf combines two lists of answers, which are of the same shards in the same order.
+// versionsOf combines two lists of answers. Both lists have the same shards in the same order.
 func versionsOf(statuses []fleet.StatusAnswer, instances []fleet.InstancesAnswer) []versions {
 	var out []versions
 	for n, status := range statuses {

@@ -67,7 +67,7 @@ func (s secretsManager) put(ctx context.Context, name string, content []byte, cr
 	return err
 }
 
-// remove sets no recovery window, so the name can be used again immediately.
+// remove deletes a secret without a recovery window, so that the name can be used again immediately.
 func (s secretsManager) remove(ctx context.Context, name string) error {
 	_, err := s.client.DeleteSecret(ctx, &sm.DeleteSecretInput{SecretId: &name,
 		ForceDeleteWithoutRecovery: awssdk.Bool(true)})

@@ -47,7 +47,7 @@ func backend(name string, connect func(cfg awssdk.Config, prefix string) *Store)
 		}}
 }
 
-// Store is a [secretstore.Store]. A name in the service is the prefix followed by the name of the secret.
+// Store is a [secretstore.Store]. The service's name for a secret is the prefix followed by the secret's own name.
 type Store struct {
 	service service
 	title   string // of the service
@@ -61,7 +61,7 @@ type service interface {
 	// put sets the content of a secret. If create is set and the secret exists, put fails.
 	put(ctx context.Context, name string, content []byte, create bool) error
 	remove(ctx context.Context, name string) error
-	// list returns the names that contain prefix, and maybe others.
+	// list returns all names that contain the prefix. It may also return other names.
 	list(ctx context.Context, prefix string) ([]string, error)
 }
 

@@ -1,5 +1,5 @@
-// Package open lists the back ends of secrets stores and opens a store by the name of its back end. It is separate from
-// secretstore because it links every SDK. To add a back end, add it to [Backends].
+// Package open lists the back ends of secrets stores and opens a store by the name of its back end. It links the SDK of
+// every cloud, so it is separate from package secretstore. To add a back end, add it to [Backends].
 package open
 
 import (

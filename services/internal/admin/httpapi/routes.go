@@ -17,7 +17,7 @@ type route struct {
 	open, admin bool
 	// shards means that the query selects shards.
 	shards bool
-	// query holds the parameters in addition to those that select shards.
+	// query lists the query parameters, except those that select shards.
 	query []parameter
 	// body and answer are values of the request and response types.
 	body, answer any
