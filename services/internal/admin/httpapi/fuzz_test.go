@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzRequest checks that every request gets a JSON answer with either a result or an error that has a reason. No
-// request causes an internal error.
+// FuzzRequest sends arbitrary requests. No request may cause an internal error, and an error answer in JSON must be
+// valid JSON.
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")
 	for _, seed := range []struct{ method, path, query, body string }{
