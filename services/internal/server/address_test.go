@@ -23,7 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// nonceProvider passes the nonces in the boot scripts of new VMs to the test.
+// nonceProvider passes the boot script and the instance ID of each new VM to the test. The boot script contains only
+// the nonce.
 type nonceProvider struct {
 	*mock.Provider
 	nonces chan string
@@ -78,7 +79,7 @@ func (a testAgent) dial(addr string) *grpc.ClientConn {
 	return conn
 }
 
-// report opens a stream of reports, and returns the addresses of the leader that the server announces.
+// report opens a stream of reports. It returns the stream and the leader's addresses in the header of the response.
 func (a testAgent) report(conn *grpc.ClientConn) (reports grpc.ClientStreamingClient[nstancev1.ReportHealthRequest,
 	nstancev1.ReportHealthResponse], addrs []string) {
 	a.t.Helper()

@@ -54,8 +54,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			errs = append(errs, fmt.Errorf("server.advertise: %w", err))
 			continue
 		}
-		// The flag --advertise-host replaces the address of the primary interface, or the host of a bind address. It
-		// does not replace a host that the configuration advertises, such as a load balancer's.
+		// The flag --advertise-host applies if the configuration has no address for clients, or a wildcard address. It
+		// does not replace an address that the configuration advertises, such as a load balancer's.
 		switch {
 		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":

@@ -20,15 +20,15 @@ const (
 	// configInterval is the interval at which the leader checks the bucket for a newer configuration. The check is
 	// needed because `tofu apply` changes only the bucket.
 	configInterval = 3 * time.Minute
-	// restartPatience is the longest time for which a restart waits for agents that are told new addresses of the
-	// leader. They connect again within a second.
+	// restartPatience is the longest time for which a restart waits for agents to connect to the leader's new
+	// addresses. An agent does so within a second after it is told the addresses.
 	restartPatience = 10 * time.Second
 	// reloadEvery is the number of configuration checks between two reads of the boot scripts and the workload CAs. A
 	// new VM may get a script that was read up to an hour ago.
 	reloadEvery = 10
 )
 
-// applier puts configurations in force on the leader of one term. It implements shardconfig.Applier.
+// applier applies configurations during one term of a leader. It implements shardconfig.Applier.
 type applier struct {
 	*server
 	ctx        context.Context // of the term
@@ -101,9 +101,9 @@ func (s *server) describe(l *leadership) {
 	})
 }
 
-// pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it reads the boot
-// scripts again, so that the creation of a VM does not wait for them. It then also checks whether the workload CAs have
-// changed.
+// pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it also reads the
+// boot scripts, so that the creation of a VM does not wait for them. At these checks it also looks for changed workload
+// CAs.
 func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, l *leadership) error {
 	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
@@ -136,9 +136,9 @@ func (s *server) refresh(ctx context.Context, leader *leader.Leader) (shardconfi
 	return result, problems, s.followCA(ctx)
 }
 
-// restartSoon restarts the server after a pause. The restart ends the present call and ctx, so the pause lets the
-// server send the response first. It also gives agents that are told new addresses of the leader time to connect again:
-// after the restart they would not find the leader.
+// restartSoon restarts the server after a pause. The restart aborts the call that caused it, so the pause lets the
+// server send the response first. The pause also lets agents connect to the leader's new addresses: after the restart
+// they would not find the leader at its old ones.
 func (s *server) restartSoon(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	s.env.Go("restart", func() {
@@ -177,8 +177,8 @@ func (s *server) announceAddresses() {
 	}
 }
 
-// generations returns the addresses of this server's configuration and of newer ones: a configuration that waits for a
-// restart, and one that waits for servers that replace this one.
+// generations returns the addresses in each configuration that matters to clients. These are the present configuration,
+// one that waits for a restart of this server, and one that waits for new servers.
 func (s *server) generations() []ports {
 	out := []ports{s.ports}
 	for _, next := range []*config.Shard{s.manager.Pending(), s.manager.Successor()} {
@@ -205,7 +205,7 @@ func (s *server) agentAddrs() string {
 	return strings.Join(addrs, ",")
 }
 
-// reportRefused raises an alert if the newest configuration was refused, or if only servers that replace this one can
+// reportRefused raises an alert if the newest configuration was refused, or if only a server that replaces this one can
 // apply it. Otherwise it resolves the alert.
 func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}

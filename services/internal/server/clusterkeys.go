@@ -18,9 +18,9 @@ type clusterKeys struct {
 	bundle []*x509.Certificate // the certificates in `ca.crt`, newest first
 }
 
-// keys reads the cluster's nonce key and its CA. It creates missing keys, but only if the shard has a configuration. A
-// missing configuration means that the cluster was destroyed. A standby that takes over from the stopped leader must
-// then create no keys in the bucket.
+// keys reads the cluster's nonce key and its CA. It creates missing keys, but only if the shard has a configuration.
+// Without one, the cluster was destroyed. A standby that takes over after the destruction must not create keys in the
+// bucket.
 func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
 	k.nonce, err = s.state.LoadNonceKey(ctx)
 	missing := errors.Is(err, secretstore.ErrNotFound)
@@ -44,8 +44,8 @@ func (s *server) keys(ctx context.Context) (k clusterKeys, err error) {
 			s.log.Info("made the cluster's nonce key")
 		}
 	case len(k.bundle) > 1:
-		// Read the nonce key again: a rotation changes it before the CA, and a term that knows a new CA must also know
-		// the nonce key that belongs to it.
+		// Read the nonce key again, because a rotation may have changed it after the first read. A rotation changes the
+		// nonce key before the CA, and a term with a new CA needs the nonce key that belongs to that CA.
 		k.nonce, err = s.state.LoadNonceKey(ctx)
 	}
 	return k, err

@@ -50,8 +50,8 @@ type termError struct{ err error }
 func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
-// besidesTerm logs the termError in an error of [server.stand] and returns the rest of the error. elect calls it after
-// a request to stop: the failure of the term before that request does not mean that the stop failed.
+// besidesTerm logs the termError inside err and returns the other errors in err. elect calls it after a request to
+// stop. A term that had already failed does not count as a failure to stop.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {
@@ -104,7 +104,8 @@ func (s *server) watchElection(status lease.Status) {
 	}
 }
 
-// leaderChange returns why the previous term ended. before is the election's status before this server became leader.
+// leaderChange returns why the previous leader's term ended. before is the status of the election just before this
+// server became leader.
 func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
 	switch {
 	case before == nil || before.Holder.Term == 0:

@@ -96,8 +96,8 @@ func TestTemporaryFaultAtTakeoverEndsOnlyTheTerm(t *testing.T) {
 }
 
 // destroyed is a store that deletes the shard's configuration when the first lock is written. This simulates a standby
-// that takes over after the cluster was destroyed. If released is not nil, a release of the lock signals on this
-// channel, and then waits until the test closes the channel.
+// that takes over after the cluster was destroyed. If the channel released is set, the store sends a value on it when a
+// server releases the lock. The store then waits until the test closes the channel.
 type destroyed struct {
 	objstore.Store
 	once     sync.Once

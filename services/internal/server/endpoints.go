@@ -126,8 +126,8 @@ func samePort(a, b string) bool {
 
 var errNoCA = errors.New("the cluster has no CA yet")
 
-// awaitServices retries until the services start. They need the cluster's CA, which the first leader creates, and a
-// bucket that answers.
+// awaitServices retries until the services run. The services need a reachable bucket and the cluster's CA, which the
+// first leader of the cluster creates.
 func (s *server) awaitServices(ctx context.Context) {
 	err := s.repeat(ctx, func() error { return s.ensureServices(ctx) }, s.reportNotServing)
 	if err != nil && ctx.Err() == nil {
@@ -261,8 +261,8 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}, nil
 }
 
-// leaderOf returns a service's part of the current leadership. If this server does not lead, the error names the
-// leader.
+// leaderOf returns a service's part of the current leadership. If this server does not lead, leaderOf returns an error
+// with the leader's address.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {
 		return pick(l), nil

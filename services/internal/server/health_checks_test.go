@@ -64,8 +64,8 @@ func (f *checkedFleet) boot(c mock.Call) {
 	f.wg.Go(func() { _ = client.Run(f.ctx) })
 }
 
-// TestFailingHealthCheckIsReplaced makes the health check of a real agent fail. Its instance is replaced by one whose
-// check passes, and the deletion has the check's name and reason. A changed check reaches a running agent.
+// TestFailingHealthCheckIsReplaced makes the health check of a real agent fail. The leader must replace the instance,
+// and state the check's name and reason in the deletion. Running agents must also receive a changed check.
 func TestFailingHealthCheckIsReplaced(t *testing.T) {
 	r := newTestShard(t)
 	ctx, cancel := context.WithCancel(context.Background())

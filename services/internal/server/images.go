@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// imagePatience is how long a configuration waits for its images. After that they are looked up in the background.
+	// imagePatience is how long the leader waits for image lookups before it applies a configuration. Lookups that take
+	// longer continue in the background.
 	imagePatience = 3 * time.Second
 	// imageRetry is the delay after which a failed lookup is tried again.
 	imageRetry = time.Minute
@@ -63,7 +64,7 @@ const (
 	allImages
 )
 
-// ids returns the last known ID of each image, or its fallback if it was never found.
+// ids returns the last known ID of each image. An image that was never found has its fallback ID.
 func (b *imageBook) ids(shard *config.Shard) map[string]string {
 	out := make(map[string]string, len(shard.Images))
 	for name, image := range shard.Images {
@@ -84,7 +85,7 @@ func (b *imageBook) found(shard *config.Shard) map[string]string {
 	return out
 }
 
-// noteImages tells the State which image each group with on_image_change has now.
+// noteImages stores in the State the current image ID of each group with on_image_change.
 func (s *server) noteImages(l *leadership, groups map[config.GroupKey]config.Group) {
 	found := l.images.found(s.manager.Shard())
 	images := map[config.GroupKey]string{}
@@ -149,8 +150,8 @@ func (s *server) resolveImages(ctx context.Context, l *leadership, shard *config
 	return err
 }
 
-// refreshImages looks up all images every image_refresh_interval, and retries missing images every imageRetry. A new
-// image applies to new instances, and starts a roll of groups with on_image_change.
+// refreshImages looks up all images every image_refresh_interval, and missing images every imageRetry. New instances
+// use a new image. In groups with on_image_change, the leader also replaces the existing instances.
 func (s *server) refreshImages(ctx context.Context, l *leadership) error {
 	looked := s.env.Now()
 	for s.env.Sleep(ctx, imageRetry) == nil {

@@ -76,7 +76,7 @@ func journalInstance(j *journal.Journal, e shardstate.InstanceEvent) {
 	j.Record(event)
 }
 
-// actors name who causes the events of each type.
+// actors maps each type of event to the component that causes it.
 var actors = map[shardstate.InstanceEventType]string{
 	shardstate.EventCreating: "leader", shardstate.EventCreated: "provider", shardstate.EventRegistered: "agent",
 	shardstate.EventHealthy: "agent", shardstate.EventUnhealthy: "agent", shardstate.EventNotice: "agent",

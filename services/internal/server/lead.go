@@ -39,15 +39,16 @@ type leadership struct {
 	journal   *journal.Journal
 	generator *filegen.Generator
 	caPEM     []byte
-	// workloadCAPEM holds the certificates of the CAs that sign the certificates in files.
+	// workloadCAPEM holds the certificates of the workload CAs. These CAs sign the certificates among the instances'
+	// files.
 	workloadCAPEM []byte
 	ca            authority.CA
 	workloadCAs   authority.WorkloadCAs
 	// configured is when the present configuration was put in force.
 	configured atomic.Pointer[time.Time]
 	images     *imageBook
-	// describing is held while the configuration is passed to the generator, so that the last caller passes the newest
-	// configuration.
+	// describing is held while the configuration is read and passed to the generator. So an older configuration never
+	// overwrites a newer one.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
@@ -110,7 +111,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 		return err
 	}
 
-	// Use the configuration that the server loaded at its start. If a part that is used here has changed since, Lead
+	// Use the configuration that the server loaded at its start. If a setting used here has changed in the bucket, Lead
 	// below returns ErrRestart.
 	shard := s.manager.Shard()
 	generator := filegen.New(filegen.Options{CA: keys.ca, WorkloadCAs: workloadCAs, NonceKey: keys.nonce,
@@ -153,7 +154,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
-			// Instances must receive a new workload CA before it issues certificates.
+			// After a change of the workload CAs, check the instances' files again. The instances must receive a new
+			// workload CA before it issues certificates.
 			RecheckFiles: len(workloadCAs) > 1 || time.Now().Before(workloadCAs[0].Starts()),
 			Interval:     func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
 			Endpoints:    s.agentAddrs},
@@ -175,7 +177,8 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	defer s.manager.Follow()
 	s.reportRefused(leader, s.manager.Status().Problems)
 	return tasks.Run(ctx,
-		// Acquiring the address takes seconds, and nothing else waits for it.
+		// Run this beside the takeover: acquiring the shard's fixed address takes seconds, and the takeover does not
+		// need it.
 		func(ctx context.Context) error { return s.holdAddress(ctx, leader) },
 		func(ctx context.Context) error {
 			if err := leader.TakeOver(ctx); err != nil {
@@ -186,7 +189,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	)
 }
 
-// act runs the rest of a term, after TakeOver has filled the State.
+// act runs the term after TakeOver has loaded the shard's state.
 func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-chan struct{}) error {
 	leader := l.leader
 	s.leading.Store(l)
@@ -253,7 +256,7 @@ func (s *server) userdataRemover(ctx context.Context, env tasks.Env) func(ident.
 	}
 }
 
-// removeUserdata removes the userdata of a VM. It succeeds if the VM is gone.
+// removeUserdata removes the userdata of a VM. It also returns nil if the VM no longer exists.
 func removeUserdata(ctx context.Context, env tasks.Env, remover infra.UserdataRemover, owner infra.Owner,
 	id ident.ID) (err error) {
 	for range removeUserdataTries {
@@ -268,7 +271,8 @@ func removeUserdata(ctx context.Context, env tasks.Env, remover infra.UserdataRe
 	return err
 }
 
-// holdAddress holds the shard's fixed address on this machine if the shard has one. It returns when ctx ends.
+// holdAddress keeps the shard's fixed address on this machine until ctx ends. If the shard has no such address, it only
+// waits for the end of ctx.
 func (s *server) holdAddress(ctx context.Context, leader *leader.Leader) error {
 	if address := s.machine.address; address != nil {
 		leader.HoldAddress(ctx, address, s.machine.ID, s.machine.addressInterval)

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// measuredProvider gives every call of a provider a timeout and counts it by its error class. It has the methods of all
-// optional capabilities that package infra declares. Of these, [infra.Capability] offers only the ones that the wrapped
+// measuredProvider gives every call of a provider a timeout and counts the call by its error class. It has the methods
+// of all optional capabilities in package infra. [infra.Capability] offers only the capabilities that the wrapped
 // provider has.
 type measuredProvider struct {
 	provider infra.Provider
@@ -29,7 +29,8 @@ type measuredProvider struct {
 	verifier  infra.Verifier
 }
 
-// measure wraps provider. It limits each call by the result of timeout, and reports each call to the function observe.
+// measure wraps provider. Each call gets the timeout that the function timeout returns, and is reported to the function
+// observe.
 func measure(provider infra.Provider, timeout func() time.Duration,
 	observe func(call, class string, took time.Duration)) infra.Provider {
 	m := &measuredProvider{provider: provider, timeout: timeout, observe: observe}

@@ -100,8 +100,8 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 	return infra.Throttled
 }
 
-// providerInterfaces returns, by interface, the methods of Provider and of every capability that package infra
-// declares. A capability is an exported interface with methods that take a context.
+// providerInterfaces returns the names of the methods of Provider and of every capability that package infra declares.
+// The keys of the map are the interfaces. A capability is an exported interface with methods that take a context.
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "../infra/infra.go", nil, 0)
@@ -164,7 +164,8 @@ func TestEveryProviderMethodIsMeasured(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesAreMeasured checks that infra.Capability returns the measured capability.
+// TestCapabilitiesAreMeasured checks that infra.Capability of a measured provider returns capabilities whose calls are
+// measured too.
 func TestCapabilitiesAreMeasured(t *testing.T) {
 	full := &fullProvider{}
 	calls := map[string]int{}

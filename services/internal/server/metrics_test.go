@@ -77,7 +77,7 @@ func TestMetricsOfAShard(t *testing.T) {
 	})
 }
 
-// unixTime parses a metric that is a time.
+// unixTime parses the value of a metric that contains a point in time.
 func unixTime(t *testing.T, text string) time.Time {
 	t.Helper()
 	seconds, err := strconv.ParseFloat(text, 64)

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// operatorLeader returns the part of a leadership that serves operators.
+// operatorLeader returns what the operator service needs to answer requests during a term.
 func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader *leader.Leader,
 	events *operatorapi.Events, journal *journal.Journal, issuer transport.Issuer,
 	stepDown chan<- struct{}) *operatorapi.Leader {

@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// FuzzParseOptions parses a command line with one argument per line. An accepted one has everything that the server
-// needs. A refused one has an error that names the flag.
+// FuzzParseOptions parses command lines, which have one argument per line. If ParseOptions accepts a command line, the
+// options have everything that the server needs. If not, the error names the flag.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--id\ns1\n--shard\na\n--storage\ns3\n--bucket\nb\n--prefix\np/",

@@ -4,7 +4,8 @@ import (
 	"context"
 )
 
-// handleOrphanConfirmations passes a person's confirmation of orphans to the current leadership, until ctx ends.
+// handleOrphanConfirmations tells the leader on this server that a person has confirmed the orphans. It runs until ctx
+// ends.
 func (s *server) handleOrphanConfirmations(ctx context.Context) {
 	for {
 		select {

@@ -49,8 +49,8 @@ func (s *server) readShard() metrics.Shard {
 	return shard
 }
 
-// alive returns true, for systemd. If the leader hangs while it holds its locks, alive blocks, so that systemd's
-// watchdog restarts the server.
+// alive is the check for systemd's watchdog, and returns true. If the leader hangs while it holds its locks, alive
+// blocks. Then systemd restarts the server.
 func (s *server) alive() bool {
 	if l := s.leading.Load(); l != nil {
 		l.leader.State.Numbers()

@@ -33,8 +33,8 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	})
 }
 
-// refreshForPeer makes the leader look for a newer configuration, because another server of the shard has become ready.
-// That server may be there to replace this one, with a newer configuration. VMs must learn the addresses in that
+// refreshForPeer makes the leader look for a newer configuration after another server of the shard has become ready.
+// That server may have a newer configuration and be meant to replace this one. VMs must learn the addresses in that
 // configuration before this server ends.
 func (s *server) refreshForPeer() {
 	l := s.leading.Load()
@@ -48,8 +48,8 @@ func (s *server) refreshForPeer() {
 	})
 }
 
-// serveLeader answers 200 on the leader and 503 on other servers, with the leader's name and term. It is for load
-// balancers and people.
+// serveLeader is for load balancers and people. It answers with status 200 on the leader and 503 on other servers. The
+// text of the answer has the leader's name and term.
 func (s *server) serveLeader(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")

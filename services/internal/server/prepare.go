@@ -38,8 +38,8 @@ func (s *server) openBucket(ctx context.Context) error {
 	return nil
 }
 
-// storageResult returns the result of a request to the bucket, for metrics. A missing object or a failed condition
-// counts as an answer, not as a failure.
+// storageResult returns the result of a request to the bucket, for metrics. It distinguishes a missing object and an
+// unmet condition of a write from an error.
 func storageResult(err error) string {
 	switch {
 	case err == nil:

@@ -22,15 +22,16 @@ import (
 type ownMachine struct {
 	infra.Machine
 	Provider infra.Provider
-	// address moves the shard's fixed address to this machine, and does so again every addressInterval. It is nil if
-	// there is no fixed address, or if servers do not move it.
+	// address is the means by which this server moves the shard's fixed address to this machine. The server repeats the
+	// move every addressInterval. address is nil if there is no fixed address, or if servers do not move it.
 	address         infra.LeaderNetwork
 	addressInterval time.Duration
 }
 
-// openProvider opens the provider of the shard and identifies this machine. A server outside the cloud starts without
-// an identity, unless the configuration has a leader network. applied means that a leader has run with this
-// configuration. In this case, a refusal by the provider is only logged.
+// openProvider opens the provider of the shard and identifies this machine. If the provider does not know the machine,
+// the server starts without an identity. This is an error only if the provider moves the leader's address. The
+// parameter applied means that a leader has run with this configuration. If the provider then refuses the
+// configuration, the server only logs that.
 func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied bool) (ownMachine, error) {
 	kind := shard.Server.Provider.Kind
 	i := slices.IndexFunc(s.cfg.Clouds, func(c infra.Cloud) bool { return c.Name() == kind })
@@ -65,14 +66,14 @@ func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied 
 	case infra.ClassOf(err) == infra.Invalid && !applied:
 		return ownMachine{}, err
 	case err != nil && ctx.Err() == nil:
-		// A failed check or a missing resource must not prevent a server from leading. Once it leads, it raises an
-		// alert.
+		// A check that fails or finds a missing resource must not prevent the server from leading. As leader, the
+		// server raises an alert about it.
 		s.log.Warn("configuration not verified", "error", err)
 	}
 	return own, nil
 }
 
-// openAddress sets m.address to what can move the shard's fixed address here: layer 2 announcements or the provider.
+// openAddress sets m.address to the means for moving the shard's fixed address: layer 2 announcements or the provider.
 func (m *ownMachine) openAddress(network *config.LeaderNetwork) error {
 	switch {
 	case network == nil:
@@ -138,8 +139,9 @@ func (s *server) configureProvider(ctx context.Context, l *leadership, shard *co
 	})
 }
 
-// evidence returns a function that asks the provider for the state of a lock holder's machine. Without an answer the
-// state is unknown, which the election ignores. evidence returns nil if the provider cannot answer such a question.
+// evidence returns a function that asks the provider for the state of a lock holder's machine. If the provider does not
+// answer, the state is unknown, and the election ignores it. Without the capability MachineEvidence, evidence returns
+// nil.
 func evidence(provider infra.Provider) func(ctx context.Context, id string) election.MachineState {
 	asker, ok := infra.Capability[infra.MachineEvidence](provider)
 	if !ok {

@@ -74,8 +74,8 @@ func TestLeaderInterfaceMustAgree(t *testing.T) {
 	}
 }
 
-// TestOtherLeaderInterfaceIsNotReady checks that a server compares --leader-interface with a configuration before it
-// uses the configuration.
+// TestOtherLeaderInterfaceIsNotReady checks that a server with a wrong --leader-interface does not use the
+// configuration.
 func TestOtherLeaderInterfaceIsNotReady(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)
@@ -137,7 +137,7 @@ func TestThrottlingIsCounted(t *testing.T) {
 	}
 }
 
-// verifier is a provider that counts configurations and finds problems in them.
+// verifier is a provider that counts the calls of Configure. Its Verify returns the error in trouble.
 type verifier struct {
 	infra.Provider
 	configured *atomic.Int32
@@ -191,7 +191,7 @@ func (refusingProvider) Verify(_ context.Context, shard *config.Shard) error {
 	return nil
 }
 
-// refuseBadArgs makes the mock provider refuse the argument Bad, and adds another key source.
+// refuseBadArgs makes the mock provider refuse the argument Bad, and gives the server a key source for file keys.
 func refuseBadArgs(cfg *Config) {
 	open := cfg.Clouds[0].Open
 	cfg.Clouds[0].Open = func(ctx context.Context, env infra.Env) (infra.Provider, error) {
@@ -204,7 +204,7 @@ func refuseBadArgs(cfg *Config) {
 		}})
 }
 
-// TestOpenAddress checks what moves the shard's fixed address.
+// TestOpenAddress checks which means a server uses to move the shard's fixed address.
 func TestOpenAddress(t *testing.T) {
 	provider := &mock.Provider{}
 	for name, test := range map[string]struct {

@@ -26,7 +26,8 @@ import (
 const (
 	// reportAfterVariable is how long a server may be unhealthy before its machine is replaced.
 	reportAfterVariable = "NSTANCE_REPORT_AFTER"
-	// generationVariable names the configuration of this machine. Without it, nothing is written to the bucket.
+	// generationVariable contains the identifier of the configuration that this machine was built for. If it is not
+	// set, the process writes no report to the bucket.
 	generationVariable = "NSTANCE_SERVER_GENERATION"
 )
 
@@ -34,8 +35,8 @@ const (
 	defaultReportAfter = 10 * time.Minute
 	reportInterval     = 5 * time.Second
 	reportTimeout      = 5 * time.Second // of one check, and of one call of the cloud
-	// awaitFor is how long a ready server repeats its report if the scaling group answers that it does not wait for
-	// this machine. The group may begin to wait only a moment after the boot.
+	// awaitFor is how long a ready server repeats its report to a scaling group that does not expect one. The group may
+	// begin to expect it only a moment after the boot.
 	awaitFor = time.Minute
 )
 
@@ -81,8 +82,9 @@ type healthReport struct {
 	after time.Duration
 	log   *slog.Logger
 
-	// since is the last time when the server was healthy, or the start of this process. ready means that the server was
-	// healthy once. settled means that the group needs no further report about the launch of this machine.
+	// since is the last time at which the server was healthy. Before the first such time it is the start of this
+	// process. ready means that the server has been healthy once. settled means that the scaling group needs no more
+	// reports about the launch of this machine.
 	since          time.Time
 	readySince     time.Time
 	ready, settled bool
@@ -99,8 +101,8 @@ func (r *healthReport) run(ctx context.Context) error {
 	}
 }
 
-// step checks the server once and tells the group about it. It logs a failed report, and the next step repeats the
-// report.
+// step checks the server once and reports the result to the scaling group. If a report fails, it logs the error, and
+// the next step repeats the report.
 func (r *healthReport) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*reportTimeout)
 	defer cancel()
@@ -137,8 +139,8 @@ func (r *healthReport) step(ctx context.Context) {
 	}
 }
 
-// lastLog returns the last lines of the server's log. It returns "" on machines without journald, and if journald does
-// not answer in time: the report must not wait for it.
+// lastLog returns the last lines of the server's log. It returns "" if the machine has no journald, or if journald does
+// not answer in time. The report must not wait for journald.
 func lastLog(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -150,7 +152,8 @@ func lastLog(ctx context.Context) string {
 	return strings.TrimSpace(string(out))
 }
 
-// publishOnce publishes whether the new server became ready, unless it has already done so.
+// publishOnce writes to the bucket whether the new server became ready. After the first successful write it does
+// nothing.
 func (r *healthReport) publishOnce(ctx context.Context, problem error) {
 	if r.publish == nil || r.published {
 		return
@@ -162,7 +165,7 @@ func (r *healthReport) publishOnce(ctx context.Context, problem error) {
 	r.published = true
 }
 
-// publishReport adds the problem to a report and writes it to the bucket.
+// publishReport writes the report to the bucket. If problem is not nil, the report contains it.
 func publishReport(ctx context.Context, o Options, report record.ServerReport, problem error) error {
 	store, err := open.Open(ctx, o.Location)
 	if err != nil {
@@ -184,7 +187,7 @@ func printable(text string) string {
 	return text
 }
 
-// logCall logs a report to the scaling group, unless the group does not wait for this machine.
+// logCall logs the result of a report to the scaling group. It logs nothing if the group did not expect the report.
 func (r *healthReport) logCall(report string, err error) {
 	switch {
 	case err == nil:
@@ -194,8 +197,8 @@ func (r *healthReport) logCall(report string, err error) {
 	}
 }
 
-// checkHealth returns a function that asks the server on this machine for its health. The error has the server's
-// reason.
+// checkHealth returns a function that asks the server on this machine for its health. If the server is not healthy, the
+// function returns an error with the server's reason.
 func checkHealth(addr string) func(context.Context) error {
 	client := http.Client{Timeout: reportTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	host, port, _ := net.SplitHostPort(addr) // ParseOptions has checked it.

@@ -16,7 +16,8 @@ import (
 // fakeMember records the reports to a scaling group, with the time since the start in seconds.
 type fakeMember struct {
 	began time.Time
-	// awaited is when the group begins to wait for this machine. Zero means never.
+	// awaited is the duration from the start of the test until the scaling group expects reports. Zero means that it
+	// never does.
 	awaited time.Duration
 	reports []string
 }

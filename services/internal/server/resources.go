@@ -38,8 +38,8 @@ type resources struct {
 	marks *highwater.Marks
 }
 
-// tryConfig is the shardconfig.Trial of this server. While the server starts, tryConfig keeps the opened resources for
-// useResources.
+// tryConfig is the function that the Manager calls to try a configuration on this server. If the server is still
+// starting, tryConfig keeps the opened resources for useResources.
 func (s *server) tryConfig(ctx context.Context, shard *config.Shard, applied bool) error {
 	inUse := s.inUse.Load()
 	if inUse == nil {
@@ -112,8 +112,8 @@ func (s *server) checkFlags(shard *config.Shard) error {
 	return nil
 }
 
-// otherInterfaceError means that the configuration puts the leader's address on another interface than the one that
-// this machine is prepared for. Servers prepared for that interface replace this one.
+// otherInterfaceError means that this machine is not prepared for the network interface that the configuration gives to
+// the leader. New servers with that interface must replace this one.
 type otherInterfaceError struct{ configured, flag string }
 
 func (e otherInterfaceError) Error() string {
@@ -144,7 +144,8 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
 		cluster = objstore.WithTimeouts(store, s.bucketTimeouts)
-		// This bucket needs conditional writes, too, because the first server of the cluster creates the CA in it.
+		// The cluster's bucket needs conditional writes too, because the first server of the cluster creates the CA in
+		// it.
 		if err := s.probeBucket(ctx, cluster); err != nil {
 			return fmt.Errorf("cluster.storage: %w", err)
 		}
@@ -178,7 +179,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 }
 
 // readMarks raises marks to the versions in the lock. So the server refuses objects that were rolled back while no
-// server ran. It ignores a lock that cannot be decoded: the server does not take over such a lock either.
+// server ran. readMarks ignores a lock that cannot be decoded, because the server never takes over such a lock.
 func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
 	object, err := s.documents.Get(ctx, keys.Leader(s.opts.Shard))
 	if errors.Is(err, objstore.ErrNotFound) {

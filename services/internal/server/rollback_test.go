@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// TestHostileRollbackWhileNoServerRuns plays an attacker who can write to the bucket. After the last server has
-// stopped, the attacker restores an earlier version of a sealed secret or a signed document. The next server knows from
-// the lock that there were later versions.
+// TestHostileRollbackWhileNoServerRuns simulates an attacker who can write to the bucket. After the last server has
+// stopped, the attacker restores an earlier version of a sealed secret or a signed document. The lock contains the
+// later version number, so the next server must refuse the object.
 func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 	for name, key := range map[string]string{
 		"a sealed secret":   keys.ClusterSecret(secretstore.CAKey),
@@ -70,9 +70,9 @@ func TestHostileRollbackWhileNoServerRuns(t *testing.T) {
 	}
 }
 
-// TestHostileMarks plays an attacker who, while no server runs, raises the mark (the version seen last) of the trust
-// bundle in the lock. The next server does not act, names the reason, and touches no VM. With the genuine lock the
-// shard works again.
+// TestHostileMarks simulates an attacker who changes the lock while no server runs. The attacker raises the mark of the
+// trust bundle, which is the highest version that a server has seen. The next server must report the reason and change
+// no VM. With the genuine lock the shard must work again.
 func TestHostileMarks(t *testing.T) {
 	r := newTestShard(t)
 	r.configure(nil)

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA makes a standby check once in each term whether the CA has changed. Once is enough: after a later change the
-// leader restarts, which begins another term. The leader itself checks in pollConfig.
+// pollCA makes a standby check once in each term whether the CA has changed. One check per term is enough: after a
+// later change the leader restarts, which begins another term. The leader itself checks in pollConfig.
 func (s *server) pollCA(ctx context.Context) {
 	followed := uint64(0) // the term in which the standby looked last
 	for s.env.Sleep(ctx, configInterval) == nil {
@@ -24,9 +24,9 @@ func (s *server) pollCA(ctx context.Context) {
 	}
 }
 
-// followCA reads the CA and its bundle. If a rotation has changed them, a standby uses them for later connections. A
-// leader restarts, so that the next term begins with them. Every rotation first changes `ca.crt`. So followCA skips the
-// read if `ca.crt` has not changed since a read that found no rotation.
+// followCA reads the CA and its bundle, and looks for a rotation. During a rotation, a standby uses the new CA and
+// bundle for later connections, and a leader restarts to use them. Every rotation first changes `ca.crt`. So followCA
+// reads nothing more if `ca.crt` is the version in followedCA.
 func (s *server) followCA(ctx context.Context) error {
 	source := s.endpoints.certificates()
 	if source == nil {
@@ -69,7 +69,7 @@ func (s *server) followWorkloadCA(ctx context.Context, l *leadership) error {
 	return nil
 }
 
-// isLeader reports whether this server holds the lock, also before it serves.
+// isLeader reports whether this server holds the lock. It may hold the lock before it serves as leader.
 func (s *server) isLeader() bool {
 	status := s.status.Load()
 	return status != nil && status.Role == election.Leader

@@ -1,8 +1,9 @@
-// Package server assembles nstance-server from the other packages. It opens what the options and the shard's
-// configuration name, takes part in the election, and runs a leader while it leads.
+// Package server assembles nstance-server from the other packages. It opens the bucket, provider and secrets from the
+// options and the shard's configuration. The server then takes part in the election. While it leads, it runs the
+// leader's tasks.
 //
-// Invariant: everything that acts has the authority of one term and is discarded with it. What outlives a term
-// (listeners, the configuration in force, the cache) makes no decisions.
+// Invariant: everything that decides or changes something has the authority of one term, and ends with the term.
+// Objects that outlive a term (listeners, the configuration in force, the cache) make no decisions.
 package server
 
 import (
@@ -51,11 +52,11 @@ type Config struct {
 	Bucket objstore.Store
 	// Supervised means that a supervisor restarts this server when it fails.
 	Supervised bool
-	// ConfirmOrphans, if set, delivers a value whenever a person confirms that the present orphans, which have stopped
-	// garbage collection, may be terminated.
+	// ConfirmOrphans, if set, delivers a value whenever a person allows garbage collection to delete the present
+	// orphans. Garbage collection stops and waits for this if there are too many orphans.
 	ConfirmOrphans <-chan os.Signal
-	// Heir replaces the defaults of election.Options for a lock with an heir. Only its fields HeirLease, HeirRenew and
-	// HeirProbation are used, and only if they are not zero.
+	// Heir changes the timing of a lock with an heir. The server uses only the fields HeirLease, HeirRenew and
+	// HeirProbation, and only those that are not zero. For the others it uses the defaults.
 	Heir election.Options
 	// Started, if set, is called with the address of the health listener.
 	Started func(health net.Addr)
@@ -86,7 +87,8 @@ type server struct {
 	secrets   secretstore.Store
 	machine   ownMachine
 	cache     *cache.Cache
-	// opened are the resources of the last configuration that passed its trial while the server started.
+	// opened is nil until a configuration passes its trial. It then holds the resources of the last such configuration,
+	// until the server uses them.
 	opened *resources
 	// inUse are the resources in use. It is nil while the server starts.
 	inUse    atomic.Pointer[resources]
@@ -98,19 +100,20 @@ type server struct {
 	endpoints endpoints
 	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
-	// served is true if a term served requests since the last failed term.
+	// served is true if a term has served requests and no term has failed after that.
 	served atomic.Bool
 	status atomic.Pointer[lease.Status]
-	// followedCA is the objstore.Token of a `ca.crt` that contains only the CA in use: no rotation is under way.
+	// followedCA is the objstore.Token of the version of `ca.crt` that was read last and contained a single CA. During
+	// a rotation, `ca.crt` contains more than one.
 	followedCA atomic.Value
 	restart    context.CancelCauseFunc
 }
 
-// Run serves until ctx ends. It returns the error that stopped it earlier. All errors but ErrRestart are already
-// logged.
+// Run serves until ctx ends or an error stops the server. It returns that error. Run has already logged it, unless it
+// is ErrRestart.
 func Run(ctx context.Context, cfg Config) error { return newServer(cfg).main(ctx) }
 
-// main is Run for a server from newServer.
+// main does the work of Run.
 func (s *server) main(ctx context.Context) error {
 	err := s.run(ctx)
 	if err == nil || errors.Is(err, ErrRestart) {
@@ -238,7 +241,8 @@ func (s *server) openCache(ctx context.Context) (err error) {
 	return nil
 }
 
-// ended distinguishes a requested stop from an error. It returns the error that Run returns.
+// ended returns nil if err is only the result of a requested stop. If another cause ended ctx, it returns that cause.
+// In all other cases, it returns err.
 func ended(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if ctx.Err() == nil {
@@ -253,6 +257,6 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// maxRetryPause is the longest pause between two tries to obtain what a server needs before it can lead or serve. Once
-// the store is reachable again, a server is ready within this pause and the time of one try.
+// maxRetryPause is the longest pause between two tries to start. After an outage of the store, a server is ready at
+// most this pause and the duration of one try later.
 const maxRetryPause = 10 * time.Second

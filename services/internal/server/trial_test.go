@@ -81,8 +81,8 @@ func (p *run) replaceOne() {
 }
 
 // TestConfigurationThatCannotRunIsNotApplied checks that a configuration that this server cannot run is reported and
-// never recorded as applied. The shard continues with the previous configuration, also under the successor of a killed
-// leader, and under a server on a new machine.
+// never recorded as applied. The shard continues with the previous configuration. This also holds after the leader was
+// killed, for its successor and for a server on a new machine.
 func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

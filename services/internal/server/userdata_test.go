@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// failingRemover fails the given number of times.
+// failingRemover returns an error from its first calls. failures is the number of these calls.
 type failingRemover struct {
 	failures, calls int
 	err             error

@@ -25,8 +25,7 @@ func GroupETag(g config.Group) string {
 		g.MaxUnhealthy, g.RuntimeHash, g.InfraHash)
 	fmt.Fprintf(digest, "\x00%+v\x00%d\x00%+v\x00%s\x00%s", g.Rollout, g.MaxPerHour, g.Purchase, g.Removed,
 		g.Protected)
-	// The windows are written one by one, because each holds a pointer to its time zone. The zone's name replaces the
-	// pointer.
+	// Write each field of the windows instead of a whole window, because a window contains a pointer to its time zone.
 	for _, w := range g.Windows {
 		fmt.Fprintf(digest, "\x00window %v %d %d %s", w.Days, w.From, w.To, w.Zone)
 	}

@@ -20,8 +20,8 @@ var (
 	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
 )
 
-// SupersededError means that a leader of a higher term wrote the dynamic groups, so this server no longer leads. It
-// matches objstore.ErrConflict.
+// SupersededError means that this server no longer leads, because a leader of a higher term has written the dynamic
+// groups. It matches objstore.ErrConflict.
 type SupersededError struct{ Term uint64 }
 
 func (e *SupersededError) Error() string {
@@ -46,12 +46,12 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	return m.view().groups.groups.Get(key)
 }
 
-// Upsert creates or changes a group, and returns the merged group when it is durable and in force. If expected is not
-// empty, it must be the group's current GroupETag.
+// Upsert creates or changes a group. It returns the merged group after the change is stored and in force. If expected
+// is not empty, it must be the group's current GroupETag.
 //
-// The function change gets the group's dynamic entry, which is zero if there is none, and whether the group exists. It
-// may run again when another write came first. It must change nothing but the spec that it gets, and must assign new
-// maps and lists instead of changing the existing ones.
+// The function change gets the group's dynamic entry, or a zero spec if there is none, and whether the group exists. If
+// another writer stores the groups first, Upsert calls change again. change may modify only the spec, and must assign
+// new maps and lists instead of modifying the existing ones.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()
@@ -67,11 +67,11 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		spec := entry
 		switch _, static := now.shard.Groups[key.Tenant][key.Group]; {
 		case static && !spec.Deleted:
-			// Fields that no override may have are left from a time when the group was not static. They have no effect,
-			// and this write drops them.
+			// The entry may be older than the static group, and may have fields that an override cannot have. These
+			// fields have no effect. Drop them.
 			spec = spec.Override()
 		case spec.Deleted:
-			// The group is being deleted. The call starts a new definition.
+			// The group is still being deleted. Let the caller define it from the beginning.
 			spec = config.GroupSpec{}
 		}
 		if err := change(&spec, exists); err != nil {
@@ -94,7 +94,8 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 }
 
 // Delete removes a dynamic group or the override of a static group. A dynamic group is scaled to zero and then dropped.
-// A static group gets its static values back, and restored is true. expected is as for Upsert.
+// A static group gets its static values back, and restored is true. If expected is not empty, it must be the group's
+// current GroupETag.
 func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()

@@ -52,9 +52,9 @@ type Status struct {
 type Applier interface {
 	// ApplyConfig puts a configuration in force, with all its merged groups.
 	ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group)
-	// ApplyGroups puts changed groups in force. groups holds all merged groups, and changed lists those that differ
-	// from the last call. A changed group that is missing from groups is gone. ApplyGroups runs within an operator's
-	// call and must not wait for the network.
+	// ApplyGroups puts changed groups in force. groups holds all merged groups. changed lists the groups that differ
+	// from the last call. A group that is in changed but not in groups no longer exists. ApplyGroups runs within an
+	// operator's call and must not wait for the network.
 	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
 }
 
@@ -102,15 +102,15 @@ func (m *Manager) update(change func(*inForce)) {
 	change(&m.inForce)
 }
 
-// Trial opens everything that a configuration names and this server has not opened yet: the provider, the cluster's
-// bucket, the secrets store, the encryption keys. It does not put them to use. Its error says why this server cannot
-// run with the configuration. shard has its defaults filled in. applied means that a leader has run with the
-// configuration. An error then means that this server itself lacks something.
+// Trial opens whatever a configuration needs and this server has not opened yet: the provider, the cluster's bucket,
+// the secrets store, the encryption keys. It does not put them to use. If this server cannot run with the
+// configuration, Trial returns the reason as an error. shard has its defaults filled in. applied means that another
+// leader has run with the configuration, so an error can only come from this server.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
-// SetSigned sets the source of the State that verifies and signs the applied configuration. The Manager calls signed
-// after a trial, which opens the cluster's keys. Call SetSigned before any other method. By default, the Manager uses
-// the State that was passed to [New].
+// SetSigned sets the function that returns the State with the keys for the applied configuration. A trial opens these
+// keys, so the Manager calls the function only after a trial. Call SetSigned before any other method. By default, the
+// Manager uses the State that was passed to [New].
 func (m *Manager) SetSigned(signed func() *clusterstate.State) { m.signed = signed }
 
 // SetTrial sets the trial that every configuration must pass before it is put in force or recorded as applied. Call it
@@ -132,9 +132,9 @@ func (m *Manager) Load(ctx context.Context) error {
 	return err
 }
 
-// Lead reads configuration and groups again for a leader of the given term. It passes them and every later change to
-// applier. If the configuration is refused, Lead uses the last applied one. It returns ErrRestart if the configuration
-// cannot replace the loaded one in place.
+// Lead reads the configuration and the groups again for a leader of the given term. It passes them and every later
+// change to applier. If the configuration is refused, Lead uses the last applied one. It returns ErrRestart if the
+// server must restart to use the configuration.
 func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error {
 	m.changing.Lock()
 	defer m.changing.Unlock()
@@ -144,7 +144,8 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err != nil {
 		return err
 	}
-	// The configuration is recorded only once this process runs with it, because servers fall back to the recorded one.
+	// Record the configuration as applied only if this process can run with it, because other servers fall back to the
+	// applied one.
 	if before != nil && !InPlace(before, m.Shard()) {
 		return ErrRestart
 	}
@@ -164,7 +165,8 @@ func (m *Manager) Successor() *config.Shard { return m.view().successor }
 // Otherwise it returns nil.
 func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
-// noteSuccessor stores and returns whether a configuration is for the servers that will replace this one.
+// noteSuccessor reports whether only the servers that will replace this one can run the configuration. If so, it stores
+// the configuration for Successor.
 func (m *Manager) noteSuccessor(c *candidate) bool {
 	is := errors.Is(c.err, ErrForSuccessor)
 	var successor *config.Shard
@@ -180,8 +182,8 @@ type candidate struct {
 	doc    objstore.Object
 	shard  *config.Shard
 	groups dynamic
-	// err means that the configuration is invalid, or that this server cannot run it. broken lists the groups that
-	// cannot be made from it.
+	// err means that the configuration is invalid, or that this server cannot run it. broken lists the problems of
+	// groups that the leader cannot create with the configuration.
 	err    error
 	broken config.Problems
 }
@@ -290,7 +292,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if newest.err != nil {
 		return objstore.Object{}, newest.err
 	}
-	// No applied configuration can replace this one. Serve the groups that can be made.
+	// The last applied configuration is not better than this one. Use this one for the groups that have no problems.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}
@@ -299,7 +301,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	return doc, nil
 }
 
-// Follow ends the leadership: the Manager passes no more changes to the applier.
+// Follow tells the Manager that this server no longer leads. The Manager then passes no more changes to the applier.
 func (m *Manager) Follow() { m.update(func(f *inForce) { f.applier = nil }) }
 
 // dynamic is the document of the dynamic groups as read from the bucket.
@@ -313,8 +315,8 @@ func (m *Manager) readConfig(ctx context.Context) (objstore.Object, error) {
 	return objstore.Object{Body: body, Token: token}, err
 }
 
-// readGroups reads the dynamic groups. If the document existed in this term and is now missing, that is a mistake, and
-// the known groups stay in force. Otherwise all their instances would be deleted.
+// readGroups reads the dynamic groups. If their document has disappeared during this term, readGroups returns the known
+// groups, so that their instances are not deleted. Nstance itself never deletes the document.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.bucket.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
@@ -335,7 +337,7 @@ func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	return dynamic{groups, token}, nil
 }
 
-// broken returns the problems that prevent groups from being made from an otherwise valid configuration.
+// broken returns the problems of groups that the leader cannot create with a configuration that is valid in itself.
 func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 	_, problems := shard.Merged(d.groups)
 	for i := range problems {
@@ -355,7 +357,8 @@ func (m *Manager) adopt(c candidate) {
 	})
 }
 
-// merge returns the groups of a configuration with dynamic groups, and logs what is wrong with them.
+// merge returns all groups: those in the configuration, with the changes from the dynamic groups, and the other dynamic
+// groups. It logs the problems in the dynamic groups.
 func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]config.Group {
 	merged, problems := shard.Merged(d.groups)
 	for _, problem := range problems {
@@ -364,8 +367,8 @@ func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]conf
 	return merged
 }
 
-// record stores the configuration in force for the next leader, once per term. It is the first write of a leader, so
-// the term stays known even if the lock is removed before any other write.
+// record stores doc and the present term in the bucket as the applied configuration, from which the next leader starts.
+// If the bucket already has the same document and term, record writes nothing.
 func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
 	term := m.view().term
 	if have, err := m.signed().ReadApplied(ctx); err == nil && have.Term == term && have.Source == string(doc.Token) &&
@@ -375,8 +378,8 @@ func (m *Manager) record(ctx context.Context, doc objstore.Object) error {
 	return m.signed().WriteApplied(ctx, doc.Body, doc.Token, term)
 }
 
-// refuse stores which configuration is refused and why. Without problems, none is refused. It logs each problem of a
-// configuration once.
+// refuse stores which configuration is refused, and its problems. An empty doc means that none is refused. refuse logs
+// each problem of a configuration once.
 func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 	known := m.view()
 	m.update(func(f *inForce) { f.refused, f.problems = doc, problems })
@@ -389,13 +392,14 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 }
 
 // Refresh reads the configuration and the groups again, and applies newer ones in place. It returns problems only with
-// the result Invalid. An error means that the bucket could not be read, or the applied copy could not be written.
-// Nothing has changed in this case.
+// the result Invalid. It returns an error if it cannot read the bucket or write the applied copy. After an error, the
+// former configuration stays in force.
 //
-// A configuration for the servers that will replace this one changes nothing. See [Manager.Successor].
+// If only the servers that will replace this one can run the configuration, Refresh changes nothing. See
+// [Manager.Successor].
 //
-// Refresh also refuses a configuration that this server cannot run, and one that breaks a dynamic group that could be
-// made before.
+// Refresh also refuses a configuration that this server cannot run. And it refuses one that causes new problems in a
+// dynamic group.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()

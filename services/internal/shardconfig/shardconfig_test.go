@@ -58,7 +58,7 @@ func (b *bucket) write(t testing.TB, text string) {
 	}
 }
 
-// leader is a Manager that leads, together with what it passed to its applier.
+// leader is a Manager that leads. It records what the Manager passes to its applier.
 type leader struct {
 	*Manager
 	mu      sync.Mutex
@@ -86,7 +86,7 @@ func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]con
 	l.applied++
 }
 
-// ApplyGroups implements Applier. It takes only the groups in changed.
+// ApplyGroups implements Applier. It stores only the groups that changed lists.
 func (l *leader) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,8 +158,9 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 	}
 }
 
-// TestCertificateLongerThanTheLimit checks that a certificate's ttl above the limit, which an older version of Nstance
-// accepted, does not stop a shard. This also holds after the configuration has changed.
+// TestCertificateLongerThanTheLimit checks a configuration with a certificate whose ttl exceeds the limit. An older
+// version of Nstance accepted such a ttl. It must not stop a shard, even after another part of the configuration has
+// changed.
 func TestCertificateLongerThanTheLimit(t *testing.T) {
 	long := func(size int) string {
 		return strings.Replace(document(`"certificates": {"c": {"kind": "server", "cn": "x", "ttl": 8760}},`, ""),
@@ -411,7 +412,7 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err != nil || g.Static || g.Kind != "knc" {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	// Nothing changed, so nothing is written.
+	// An Upsert that changes nothing must not write the groups.
 	_, token, _, err := b.state.ReadGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -432,8 +433,8 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if _, err := l.Delete(t.Context(), fleet, ""); err != nil {
 		t.Errorf("deleted twice: %v", err)
 	}
-	// The next leader knows of the deletion. A new definition of the group cancels the deletion, and then Forget does
-	// nothing.
+	// The next leader must also see that the group is being deleted. A new definition of the group cancels the
+	// deletion. After that, Forget must do nothing.
 	next := lead(t, b, 2)
 	if !next.groups[fleet].Deleted {
 		t.Error("the next leader does not know that the group is on its way out")
@@ -499,7 +500,7 @@ func TestRefusedGroups(t *testing.T) {
 }
 
 // TestConfigThatBreaksADynamicGroup checks that a configuration that removes the template of a dynamic group is
-// refused. A configuration that breaks no further group is accepted.
+// refused. If the group already has that problem, the leader accepts the configuration.
 func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -519,8 +520,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	if next := lead(t, b, 2); next.groups[fleet].Kind != "knc" || next.Status().RefusedETag == "" {
 		t.Errorf("the next leader takes it: %+v", next.Status())
 	}
-	// Without an applied configuration to fall back to, a leader serves the shard with the broken group. It then also
-	// accepts other changes to this configuration.
+	// Without an applied configuration, the leader must use the configuration that breaks the group. It must also
+	// accept other changes to that configuration.
 	if err := b.Store.Delete(t.Context(), keys.Applied(shardName)); err != nil {
 		t.Fatal(err)
 	}
@@ -535,8 +536,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	}
 }
 
-// TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits a recorded group is refused,
-// and that a shard that is nevertheless served with it creates nothing for the group.
+// TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits an existing group is refused. A
+// leader without another configuration must use it, but must mark the group as refused.
 func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
@@ -584,7 +585,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 	}
 	other := config.GroupKey{Tenant: "prod", Group: "other"}
 
-	// A late write of an earlier leader comes first. Both changes are kept.
+	// A leader of an earlier term writes the groups before this leader does. The changes of both leaders must be kept.
 	groups, token, _, err := b.state.ReadGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -602,7 +603,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%v", l.groups)
 	}
 
-	// The earlier leader's change is also kept if only a refresh notices it.
+	// A refresh must also take over a change that the earlier leader wrote.
 	groups, token, _, _ = b.state.ReadGroups(t.Context())
 	groups = with(groups, other, nil)
 	groups.Revision++
@@ -614,7 +615,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Error("not taken")
 	}
 
-	// A missing document does not delete the groups. The next change writes it again.
+	// If the document of the groups is missing, the groups must stay. The next change must write the document again.
 	if err := b.Store.Delete(t.Context(), keys.Groups(shardName)); err != nil {
 		t.Fatal(err)
 	}
@@ -630,7 +631,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%+v, %v", groups, err)
 	}
 
-	// A write of a leader with a higher term ends this leader.
+	// After a leader with a higher term has written the groups, this leader must refuse changes.
 	groups.Term, groups.Revision = 6, groups.Revision+1
 	if _, err := b.state.WriteGroups(t.Context(), groups, token); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// inZone returns the document with its provider in another zone, which needs a restart.
+// inZone returns the document with another zone of the provider. A server must restart to use it.
 func inZone(zone string) string {
 	return strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
 		`"provider": {"kind": "mock", "zone": "`+zone+`"}`, 1)
@@ -55,7 +55,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 
-	// A new process, and then its leader, continue with the applied configuration.
+	// A new process must also use the applied configuration, both before it leads and as leader.
 	next := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	next.SetTrial(refuseZone("bad", &trials))
 	if err := next.Load(t.Context()); err != nil {
@@ -91,9 +91,9 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 	}
 }
 
-// TestAppliedConfigurationThatThisVersionWouldRefuse checks that a shard has a leader after an upgrade, although the
-// new version of Nstance finds a mistake in the args of the applied configuration. A newer, invalid configuration
-// beside it changes nothing. A new configuration with that mistake is refused.
+// TestAppliedConfigurationThatThisVersionWouldRefuse checks an upgrade to a version that finds a mistake in the args of
+// the applied configuration. The shard must still have a leader, also if the bucket has a newer, invalid configuration.
+// A new configuration with that mistake must be refused.
 func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	inAWS := strings.Replace(document("", `, "args": {"NoSuchField": 1}`), `{"kind": "mock"}`,
 		`{"kind": "aws", "region": "eu-central-1", "zone": "eu-central-1a"}`, 1)

@@ -17,11 +17,12 @@ type Report struct {
 	// Files and Keys are nil if none of Files, Keys and Checks changed since the previous report.
 	Files []FileState
 	Keys  []KeyState
-	// Checks are the health checks, sorted by name; nil if the agent runs none. ChecksVersion identifies them.
+	// Checks are the health checks, sorted by name. It is nil if the agent runs none. ChecksVersion identifies the
+	// definitions of these checks.
 	Checks        []CheckState
 	ChecksVersion string
-	// Notice is true if the cloud announced that it will take the VM away. NoticeDeadline is zero if the time is
-	// unknown.
+	// Notice is true if the cloud announced that it will terminate the VM. NoticeDeadline is the announced time, or
+	// zero if that is unknown.
 	Notice         bool
 	NoticeDeadline time.Time
 	Stopping       plan.Stopping
@@ -69,8 +70,8 @@ func (r *Report) failedCheck() string {
 	return ""
 }
 
-// checksPending reports whether the health checks have no result yet: one of them has neither passed nor failed, or the
-// agent does not run the given version of them. It returns false for an agent that cannot run health checks.
+// checksPending reports whether some health check has no result yet. This is also the case if the agent still runs
+// other definitions of the checks than version. It returns false for an agent that cannot run health checks.
 func (r *Report) checksPending(version string) bool {
 	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
 		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))

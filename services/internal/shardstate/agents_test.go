@@ -19,7 +19,8 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	if !ok {
 		t.Fatal("not ours to hear")
 	}
-	// When the first agent connects, the leader starts to measure silence, which affects all groups.
+	// The leader ignores the silence of instances until the first agent connects. That connection therefore affects all
+	// groups.
 	p.wantDirty(t, "first stream", others, workers)
 	steps := []struct {
 		name   string
@@ -79,8 +80,9 @@ func TestReportsTouchOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// TestRepeatedReports checks a report that repeats the previous one. Its measurements are stored, the files and keys
-// stay known, and nothing is planned. When the agent no longer announces a reboot, the State forgets the reboot.
+// TestRepeatedReports checks a report that repeats the previous one. The State must store the new measurements, keep
+// the files and keys, and mark no group as dirty. When the agent no longer announces a reboot, the State must forget
+// the reboot.
 func TestRepeatedReports(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -165,8 +167,8 @@ func TestReportsOfUnknownInstancesAreIgnored(t *testing.T) {
 	p.wantEvents(t, "a dead instance's stream")
 }
 
-// TestStreamEndOfADeletedInstanceIsNoLoss checks that the end of the stream of an instance in deletion causes no event
-// "lost".
+// TestStreamEndOfADeletedInstanceIsNoLoss checks that the State publishes no event when the stream of an instance in
+// deletion ends.
 func TestStreamEndOfADeletedInstanceIsNoLoss(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// askWindow is how long the Asker collects questions before it asks the provider. If many streams break together,
-	// their questions arrive within this time.
+	// askWindow is how long the Asker collects questions before it asks the provider. If many agents lose their streams
+	// at once, all questions about them arrive within this time.
 	askWindow = 2 * time.Millisecond
 	// askSingly is the largest number of questions that are sent as single calls. More questions become one list call.
 	askSingly = 10
@@ -27,16 +27,16 @@ const (
 )
 
 // Asker batches questions about VMs to the provider. It sends a few questions as single calls in parallel, so that a
-// slow call does not delay the others. It sends many questions as one list call. A list shows only what happened before
-// its call started. So questions that arrive during a list call wait for another one, which starts at least listPause
-// later.
+// slow call does not delay the others. It sends many questions as one list call. A question that arrives during a list
+// call waits for the next list call, because an answer shows only what happened before its call. The next list call
+// starts at least listPause after the end of the last one.
 type Asker struct {
 	State    *State
 	Provider infra.Provider
 	Owner    infra.Owner
 	Env      tasks.Env
-	// Failed is called with the error when the provider does not answer. Answer is called when it does. Both may be
-	// called concurrently.
+	// Failed is called with the error if the provider does not answer. Answer is called if the provider answers. Both
+	// may be called concurrently.
 	Failed func(error)
 	Answer func()
 
@@ -129,7 +129,8 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 	a.startSending(ctx)
 }
 
-// recordAnswers records the results of questions. If a question failed, the planner asks again only after a backoff.
+// recordAnswers notes for each instance in ids that its question has ended, and whether the provider answered it. The
+// planner repeats an unanswered question after a backoff.
 func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	unlisted, known := infra.UnlistedBy(err)
 	for _, id := range ids {

@@ -160,8 +160,8 @@ func TestSlowAnswerDelaysNoOtherQuestion(t *testing.T) {
 	})
 }
 
-// TestQuestionsDuringAListWaitForTheNext checks that a question during a list waits for the next list. An answer says
-// nothing about what happened after its call started.
+// TestQuestionsDuringAListWaitForTheNext checks that a question that is asked during a list call waits for the next
+// list call. An answer says nothing about what happened after its call started.
 func TestQuestionsDuringAListWaitForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAsking(t)
@@ -216,7 +216,7 @@ func TestUnansweredQuestions(t *testing.T) {
 		if len(a.failed) != 1 || !errors.Is(a.failed[0], infra.Throttled) || a.answered != 1 {
 			t.Errorf("failed %v, answered %d", a.failed, a.answered)
 		}
-		// Only the question without an answer has a backoff.
+		// The question about the first instance got no answer, so only this instance has a backoff.
 		for n, want := range []int{1, 0} {
 			if view, _ := a.state.Instance(ids[n]); view.Plan.Asking || view.Plan.AskFailed.Count != want {
 				t.Errorf("%+v", view.Plan)

@@ -36,9 +36,9 @@ func (w *State) Members() (members []Member) {
 	return members
 }
 
-// SetVerdicts records what load balancers said in one round of questions, which started at the time asked. It ignores a
-// verdict on an instance that was registered after that time: the verdict may be from a former load balancer. A plan
-// uses a round only as a whole.
+// SetVerdicts records the verdicts of load balancers in one round of questions, which started at the time asked. It
+// ignores a verdict on an instance that was registered after that time: the verdict may be from a former load balancer.
+// All verdicts of a round are recorded in one step, so that no plan uses only a part of them.
 func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent

@@ -55,13 +55,13 @@ type InstanceEvent struct {
 	Took time.Duration
 }
 
-// NewEvent returns an event about the instance of a record.
+// NewEvent returns an event about the instance that rec describes.
 func NewEvent(typ InstanceEventType, rec *record.Instance, reason string) InstanceEvent {
 	return InstanceEvent{Type: typ, Tenant: rec.Tenant, Group: rec.Group, Instance: rec.ID, Reason: reason}
 }
 
-// ErrorKey identifies a standing error. A new error replaces the present error with the same key. ResolveError ends the
-// error with a key.
+// ErrorKey identifies an error that lasts until ResolveError is called with the same key. Another error with the key
+// replaces it.
 type ErrorKey struct {
 	Kind     plan.AlertKind
 	Tenant   string
@@ -98,9 +98,9 @@ func sameFault(a, b string) bool {
 	return a == b || attemptIDs.ReplaceAllLiteralString(a, "") == attemptIDs.ReplaceAllLiteralString(b, "")
 }
 
-// RaiseError publishes a standing error. If the same fault is already published under key, RaiseError does nothing, and
-// the first message stays. The error ends with the instance or group that it is about. The caller makes sure that the
-// instance or group still exists.
+// RaiseError publishes an error that lasts until it is resolved. If the same fault is already published under key,
+// RaiseError does nothing, and the first message stays. The State resolves the error when its instance or group is
+// removed. The caller makes sure that the instance or group still exists.
 func (w *State) RaiseError(key ErrorKey, message string) {
 	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
 	w.mu.Lock()

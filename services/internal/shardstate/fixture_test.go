@@ -19,7 +19,7 @@ var (
 		config.GroupKey{Tenant: "default", Group: "others"}
 )
 
-// picture is a State with a manual clock. It records the State's events and its calls of Wake.
+// picture is a State with a manual clock. It records the events that the State publishes, and counts the calls of Wake.
 type picture struct {
 	*shardstate.State
 	now       time.Time
@@ -73,7 +73,7 @@ func (p *picture) newID(t *testing.T) ident.ID {
 	return id
 }
 
-// put stores a record of a group in the given state.
+// put stores a record of an instance of the group. state is the state of the record.
 func (p *picture) put(id ident.ID, key config.GroupKey, state record.State) record.Instance {
 	p.revision++
 	rec := record.Instance{ID: id, State: state, Revision: p.revision, Tenant: key.Tenant, Group: key.Group,

@@ -29,7 +29,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
 	case rec.Group == "":
-		// The record is an unused reservation, not an instance. Such a record is in w.reserved or w.leftovers.
+		// The record is a reservation that is not used yet. The State keeps reservations in w.reserved and w.leftovers,
+		// not among the instances.
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {
@@ -47,8 +48,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.opts.Wake()
 }
 
-// settled drops the leftover reservation of an instance ID. If a stray VM has this ID, settled marks the VM's group as
-// dirty, because the VM no longer counts as a pending create. Call with mu held.
+// settled removes an instance's reservation from the leftovers. A stray VM with this ID then no longer counts as a
+// pending create, so settled marks the VM's group as dirty. Call with mu held.
 func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
@@ -79,8 +80,8 @@ func (w *State) addInstance(rec *record.Instance) *instance {
 	return inst
 }
 
-// drop removes an instance from its group. The instance's errors end. drop returns an event for each of these errors,
-// which the caller publishes. Call with mu held.
+// drop removes an instance from its group and resolves the errors about the instance. It returns an event for each of
+// these errors, which the caller publishes. Call with mu held.
 func (w *State) drop(inst *instance) []ErrorEvent {
 	delete(w.instances, inst.plan.ID)
 	g := inst.group
@@ -132,15 +133,15 @@ func (w *State) Tombstone(id ident.ID) (record.Instance, bool) {
 	return t.record, ok
 }
 
-// RemoveTombstone removes a tombstone from the State. The caller has deleted its object from the bucket.
+// RemoveTombstone removes a tombstone from the State. The caller has already deleted the tombstone from the bucket.
 func (w *State) RemoveTombstone(id ident.ID) {
 	w.mu.Lock()
 	delete(w.tombstones, id)
 	w.mu.Unlock()
 }
 
-// Begin marks work on an instance as started, so that the next plan does not ask for it again. It changes nothing and
-// returns false if the instance is gone or other work is running.
+// Begin notes that work on an instance has started, so that the next plan does not request the same work. If the
+// instance is gone or has other work running, Begin returns false and changes nothing.
 func (w *State) Begin(id ident.ID, work plan.Work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -175,7 +176,8 @@ func (w *State) TerminateRequested(id ident.ID) {
 }
 
 // Balanced records whether the instance is registered with every load balancer of its group. began is a time just
-// before the caller registered the instance. If the group's load balancers changed after began, Balanced does nothing.
+// before the caller asked for this registration. If the group's load balancers have changed since began, Balanced does
+// nothing.
 func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	w.change(id, func(i *instance) {
 		if !i.plan.BalancedAt.After(began) {
@@ -184,7 +186,8 @@ func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	})
 }
 
-// FilesSent records the hash of the runtime configuration that was last sent in full.
+// FilesSent records the hash of the runtime configuration whose files were last sent completely to the instance's
+// agent.
 func (w *State) FilesSent(id ident.ID, hash string) {
 	w.change(id, func(i *instance) { i.plan.FilesSent = hash })
 }
@@ -202,8 +205,8 @@ func (w *State) change(id ident.ID, fn func(*instance)) {
 	}
 }
 
-// ExpectCreates adds delta to the number of running creates of a group that have no ID yet, and spot to the number of
-// those that are spot instances.
+// ExpectCreates changes the number of a group's running creates that have no ID yet by delta. It changes the number of
+// spot instances among them by spot.
 func (w *State) ExpectCreates(key config.GroupKey, delta, spot int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {

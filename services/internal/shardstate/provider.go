@@ -11,11 +11,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed records a list of VMs from the provider. asked is the time at which the list call started. The list may lack
-// VMs if their provider ID has a prefix in unlisted (see [infra.PartialError]). Any other instance without a VM in the
-// list is gone once it is older than the provider's consistency window. A VM without a record becomes a stray. Garbage
-// collection runs only after a list without missing VMs. Listed ignores a list if a list with a later start was
-// recorded before.
+// Listed records a list of VMs from the provider, whose list call started at the time asked. A VM without a record
+// becomes a stray. An instance whose VM is not in the list is gone, with two exceptions: the instance is younger than
+// the provider's consistency window, or its provider ID has a prefix in unlisted (see [infra.PartialError]). Garbage
+// collection runs only after a list in which no VM can be missing. Listed ignores a list whose call started before that
+// of an already recorded list.
 func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
 	var events []InstanceEvent
 	w.mu.Lock()
@@ -142,7 +142,7 @@ var providerStates = map[infra.State]plan.ProviderState{
 	infra.Deleted: plan.ProviderGone,
 }
 
-// ReadMissing records a direct read of a stray's record key that found nothing.
+// ReadMissing records that a direct read of a stray's record from the bucket found no record.
 func (w *State) ReadMissing(providerID string, at time.Time) {
 	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
 }
@@ -197,9 +197,9 @@ func (w *State) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Unlock()
 }
 
-// ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. A person calls it after
-// the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. Without that alert,
-// ConfirmOrphans changes nothing.
+// ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. It is called for a
+// person, after the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. If
+// there is no orphan alert, ConfirmOrphans changes nothing.
 func (w *State) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM

@@ -136,7 +136,8 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	}
 }
 
-// TestAnswersFillIn checks that an answer with an unknown state does not replace the known state or other known values.
+// TestAnswersFillIn checks that an answer with an unknown state does not replace the known state. The same must hold
+// for other values that an answer lacks.
 func TestAnswersFillIn(t *testing.T) {
 	p := newPicture(t)
 	id := p.newID(t)

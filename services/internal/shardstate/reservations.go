@@ -14,14 +14,14 @@ import (
 // Pool identifies a set of interchangeable reservations.
 type Pool struct{ Tenant, Kind string }
 
-// Reservation is a durable record in state reserved that no instance uses yet.
+// Reservation is an instance record in the bucket with the state reserved. No instance uses it yet.
 type Reservation struct {
 	Record record.Instance
 	Token  objstore.Token
 }
 
-// AddReservation puts a new reservation of this term into its pool. In a shard that is being terminated, the
-// reservation becomes a leftover immediately.
+// AddReservation adds a new reservation to its pool. The present leader has made it. In a shard that is being
+// terminated, the reservation becomes a leftover immediately.
 func (w *State) AddReservation(r Reservation) {
 	w.mu.Lock()
 	if w.settings.Terminating {
@@ -34,8 +34,8 @@ func (w *State) AddReservation(r Reservation) {
 	w.reserved[pool] = append(w.reserved[pool], r)
 }
 
-// abandonReservations turns all reservations into leftovers, which garbage collection then settles. A client that waits
-// for an empty shard must not wait for unused reservations. It cannot distinguish them from VMs that are being created.
+// abandonReservations turns all reservations into leftovers, which garbage collection removes. A client that waits for
+// an empty shard must not wait for unused reservations. It cannot distinguish them from VMs that are being created.
 // Call with mu held.
 func (w *State) abandonReservations() {
 	for _, reservations := range w.reserved {
@@ -104,8 +104,8 @@ func (w *State) Subnets() []string {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// AddLeftover adds a reservation that garbage collection has to settle. It is from an earlier term, or no longer
-// wanted.
+// AddLeftover adds a reservation that an earlier leader made, or that this leader no longer needs. Garbage collection
+// decides what becomes of it.
 func (w *State) AddLeftover(r Reservation) {
 	w.mu.Lock()
 	w.leftovers[r.Record.ID] = r
@@ -114,7 +114,7 @@ func (w *State) AddLeftover(r Reservation) {
 	w.opts.Wake()
 }
 
-// Leftover returns the leftover reservation with an instance ID, if there is one.
+// Leftover returns the leftover reservation for the instance with the given ID, if there is one.
 func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. Otherwise the client that
-// destroys the shard would wait for them.
+// TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. A client that destroys the
+// shard waits until it has none.
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0

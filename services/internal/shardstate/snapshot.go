@@ -51,8 +51,8 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 	}, true
 }
 
-// unsettled counts the VMs of a group that belong to reservations of earlier terms. The group will adopt these VMs.
-// spot is the number of spot instances among them. Call with mu held.
+// unsettled counts the VMs of a group whose records are still reservations from earlier leaders. The group will adopt
+// these VMs. spot is the number of spot instances among them. Call with mu held.
 func (w *State) unsettled(key config.GroupKey) (n, spot int) {
 	if len(w.leftovers) == 0 {
 		return 0, 0
@@ -109,8 +109,9 @@ func (w *State) BeginCollect(id ident.ID) bool {
 	return true
 }
 
-// EndCollect marks the end of a garbage collection action for an instance ID. A success makes garbage collection due
-// again, because more may have become collectable. A failure waits for the next scheduled garbage collection.
+// EndCollect marks the end of a garbage collection action for an instance ID. After a success, garbage collection is
+// due again, because the success may permit other actions. A failed action waits for the next scheduled garbage
+// collection.
 func (w *State) EndCollect(id ident.ID, ok bool) {
 	w.mu.Lock()
 	delete(w.collecting, id)
@@ -121,8 +122,8 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 	}
 }
 
-// Health counts the shard's running instances and how many of them are silent, for the unhealthy guard. When silent
-// instances no longer exceed the guard's limit, Health marks all groups as dirty.
+// Health counts the shard's running instances and the silent ones among them. The unhealthy guard limits the number of
+// silent ones. When their number falls to this limit, Health marks all groups as dirty.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	var health plan.ShardHealth
@@ -153,8 +154,8 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 	return health
 }
 
-// Planned records the result of a group's plan: the guard for the next plan, why the group does not reach its size, and
-// why its rollout waits. It publishes an event if one of the two reasons changed.
+// Planned stores what the group's next plan needs from this plan: the guard, why the group does not have its size, and
+// why its rollout waits. It publishes an event if one of these reasons changed.
 func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]
@@ -193,8 +194,8 @@ func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Postpone returns a later schedule if the group's next plan was only scheduled to check for overdue reports, and all
-// these reports have arrived.
+// Postpone moves a group's next plan to a later time if its only purpose was to look for overdue reports, and all these
+// reports have arrived. It returns ok false if the plan cannot be postponed.
 func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
