@@ -49,9 +49,9 @@ func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 // Upsert creates or changes a group. It returns the merged group after the change is stored and in force. If expected
 // is not empty, it must be the group's current GroupETag.
 //
-// The function change gets the group's dynamic entry, or a zero spec if there is none, and whether the group exists. If
-// another writer stores the groups first, Upsert calls change again. change may modify only the spec, and must assign
-// new maps and lists instead of modifying the existing ones.
+// The function change gets the group's dynamic entry, or a zero spec if there is none. exists reports whether the group
+// exists. If another writer stores the groups first, Upsert calls change again. change may modify only the spec, and
+// must assign new maps and lists instead of modifying the existing ones.
 func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
 	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
 	m.changing.Lock()

@@ -194,8 +194,8 @@ func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Postpone moves a group's next plan to a later time if its only purpose was to look for overdue reports, and all these
-// reports have arrived. It returns ok false if the plan cannot be postponed.
+// Postpone moves a group's next plan to a later time. It does so only if the plan was to look for overdue reports, and
+// all these reports have arrived. Otherwise it returns ok false.
 func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -38,14 +38,16 @@ type State struct {
 	mu       sync.Mutex
 	settings plan.Settings
 	defaults groupDefaults
-	// silenceFrom is the time from which silence counts: when the first agent connected to this leader.
+	// silenceFrom is when the first agent connected to this leader. The time before it does not count as silence of an
+	// instance.
 	silenceFrom time.Time
 	guard       plan.Guard // of the shard
 	groups      map[config.GroupKey]*group
 	instances   map[ident.ID]*instance
 	tombstones  map[ident.ID]tombstone
 	reserved    map[Pool][]Reservation
-	// leftovers are reservations that garbage collection has to settle: those of earlier terms and unwanted ones.
+	// leftovers are the reservations that garbage collection must remove or turn into deleted instances: those of
+	// earlier terms and those no longer needed.
 	leftovers     map[ident.ID]Reservation
 	strays        map[string]*stray // VMs with the shard's tags but no record, by provider ID
 	collecting    map[ident.ID]bool // instance IDs with a running garbage collection action
@@ -58,7 +60,7 @@ type State struct {
 	since         time.Time // when this State was created
 }
 
-// groupDefaults apply to groups that exist only through their instances.
+// groupDefaults applies to a group that is missing from the configuration but still has instances.
 type groupDefaults struct {
 	drain     time.Duration
 	balancers map[string]config.LoadBalancer // all those of the shard, because the group's own are unknown
@@ -77,8 +79,8 @@ type group struct {
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
 	// package plan).
 	rolloutFailures int
-	// image is the ID that a query found for the group's image. imageFor is the hash of the infrastructure
-	// configuration with that query.
+	// image is the ID that a lookup found for the group's image. imageFor is the hash of the infrastructure
+	// configuration for which it was looked up.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is copied from plan.Decision.
@@ -133,14 +135,15 @@ func New(opts Options) *State {
 // Term returns the term of the leader that the State belongs to.
 func (w *State) Term() uint64 { return w.opts.Term }
 
-// Configure sets the shard's settings and its merged groups. A group that is gone from the configuration but still has
-// instances stays, marked as deleted, until its last instance is gone. A change of a group may reset its backoff.
+// Configure sets the shard's settings and its merged groups. A group that is no longer in the configuration may still
+// have instances. The State marks it as deleted and keeps it until its last instance is gone. A change of a group may
+// reset its backoff.
 func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
 	w.mu.Lock()
 	w.settings = SettingsOf(shard)
 	previous := w.defaults.balancers
 	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
-	// A load balancer may keep its name and get other target groups.
+	// Compare whole load balancers: one may keep its name but get other target groups.
 	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
 	for _, g := range w.groups {
 		if slices.ContainsFunc(g.LoadBalancers, changed) {
@@ -170,8 +173,8 @@ func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed
 	w.publishGroups(changed, over)
 }
 
-// setGroups stores the groups in keys and marks them as dirty. The errors of dropped groups end, and so do the create
-// errors of changed groups. setGroups returns an event for each of these errors. Call with mu held.
+// setGroups stores the groups in keys and marks them as dirty. It resolves all errors of dropped groups and the create
+// errors of changed groups. It returns an event for each of these errors. Call with mu held.
 func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
 		w.dirty[key] = struct{}{}
@@ -242,9 +245,9 @@ func (g *group) currentImage() string {
 	return g.image
 }
 
-// registerAgain makes the planner register all instances of the group with all its load balancers again. Registering an
-// instance twice has no effect at a load balancer. In the State, it restarts the time in which unhealthy verdicts do
-// not count (rule 59). Call with mu held.
+// registerAgain notes that no instance of the group is registered with the load balancers, so that the planner
+// registers all of them. For an instance that is registered already, the provider's call has no effect. But in the
+// State, it restarts the time in which unhealthy verdicts do not count (rule 59). Call with mu held.
 func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
 		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now
@@ -252,7 +255,7 @@ func (g *group) registerAgain(now time.Time) {
 	}
 }
 
-// publishGroups publishes the resolved errors and the changed groups, and wakes the planner.
+// publishGroups publishes the resolved errors in over and the groups in changed, and wakes the planner.
 func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	w.publishResolved(over)
 	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {
@@ -304,7 +307,7 @@ func (w *State) TouchGroup(key config.GroupKey) {
 	w.opts.Wake()
 }
 
-// Mark marks one group as dirty without waking the planner. The reconciler itself uses it.
+// Mark marks one group as dirty without waking the planner. It is for the reconciler, which plans the dirty groups.
 func (w *State) Mark(key config.GroupKey) {
 	w.mu.Lock()
 	if _, ok := w.groups[key]; ok {

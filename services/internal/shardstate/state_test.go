@@ -22,8 +22,8 @@ func (p *picture) without(key config.GroupKey) map[config.GroupKey]config.Group 
 	return groups
 }
 
-// TestGroupsVanishAndReturn checks that a group that is removed from the configuration is emptied before it is dropped,
-// and is restored if it comes back.
+// TestGroupsVanishAndReturn checks a group that is removed from the configuration. Its instances must be deleted before
+// it is dropped. If the configuration contains the group again before that, the State must keep it.
 func TestGroupsVanishAndReturn(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -215,8 +215,8 @@ func TestSameFaultIsRaisedOnce(t *testing.T) {
 	}
 }
 
-// TestErrorsEndWithTheirObject checks that the errors of an instance or a group end with it. Without that, they
-// would accumulate in a leader that runs for months.
+// TestErrorsEndWithTheirObject checks that the errors of an instance or group are resolved when it is removed. If they
+// were kept, they would accumulate in a leader that runs for months.
 func TestErrorsEndWithTheirObject(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)
@@ -301,8 +301,8 @@ func TestBlockedSince(t *testing.T) {
 	}
 }
 
-// TestShardGuard checks that all groups get time to recover after too many instances of the shard were silent. That
-// includes groups in which nothing else changed.
+// TestShardGuard checks that all groups get time to recover after too many instances of the shard were silent. This
+// must include groups in which nothing else changed.
 func TestShardGuard(t *testing.T) {
 	p := newPicture(t)
 	interval := p.Settings().HealthInterval
@@ -365,7 +365,7 @@ func TestReservations(t *testing.T) {
 	if views := p.Instances("default", ""); len(views) != 0 {
 		t.Errorf("%v", views)
 	}
-	// Use turns the reservation into an instance immediately.
+	// A call of Use must turn the reservation into an instance immediately.
 	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
 	p.Use(rec, "t")
 	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {

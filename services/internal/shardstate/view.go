@@ -22,7 +22,7 @@ type InstanceView struct {
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
 	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
-	// Protected lists the protected instances of the instance's group.
+	// Protected lists the instances of the same group that are protected from removal.
 	Protected []ident.ID
 }
 
@@ -148,7 +148,7 @@ func (w *State) Settings() plan.Settings {
 	return w.settings
 }
 
-// DrainTimeout returns how long the nodes of a group's instances have to drain.
+// DrainTimeout returns the time that the Node of an instance of the group has for its drain.
 func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

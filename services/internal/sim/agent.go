@@ -34,8 +34,7 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is when the leader learned that the agent's health check fails. This is the leader to which the agent
-	// is connected.
+	// failsSince is when the leader to which the agent is connected learned that the agent's health check fails.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool
@@ -111,7 +110,7 @@ func (f *fleet) hangUp(m *machine) {
 	f.speakAfter(m, m.dice.between(0, 3*time.Second))
 }
 
-// dropped closes the streams of all agents to a leader that has lost its leadership.
+// dropped closes the streams that agents have to a leader that has lost its leadership.
 func (f *fleet) dropped(leader *leader.Leader) {
 	for _, m := range f.order {
 		if m.agent.leader == leader {

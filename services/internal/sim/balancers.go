@@ -9,12 +9,12 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// verdict is what load balancers say about a VM, and what they have told a leader about it.
+// verdict holds what the load balancers answer about a VM, and which of these answers a leader has received.
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The fields below hold the answers that the leader of term received. If the newest answers in a row called the VM
-	// unhealthy, rounds is their number, and refusedSince is the time of the first of them.
+	// The fields below describe the answers that the leader of term received. rounds is the number of the latest
+	// answers that all called the VM unhealthy. refusedSince is the time of the first of these answers.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time
@@ -39,7 +39,8 @@ func (w *World) memberHealth(string) (map[string]infra.MemberHealth, error) {
 	return said, nil
 }
 
-// MemberHealth implements infra.LoadBalancerHealth. It notes what the answer tells the leader.
+// MemberHealth implements infra.LoadBalancerHealth. If a leader calls it, MemberHealth notes in the VMs' verdicts what
+// the leader learns.
 func (c cloud) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth, error) {
 	answer, err := c.Provider.MemberHealth(ctx, lb, vms)
 	if s := c.world.caller(); err == nil && s != nil && s.term != nil {
@@ -93,12 +94,13 @@ func (p *people) spec(key config.GroupKey) *spec {
 	return nil
 }
 
-// asksBalancers reports whether people want load_balancer_health for the group.
+// asksBalancers reports whether load_balancer_health is set in the configuration that people want for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group if the leader asks the group's load balancers for verdicts. It returns false for a minute after
-// the server was paused or the configuration changed. Once people have changed the load balancers of any group, it
-// always returns false, because the leader then forgets verdicts.
+// asked returns a group, and whether the simulation can check the leader's use of load balancer verdicts in it. It can
+// if the group has load_balancer_health, but not for a minute after the server was paused or the configuration changed.
+// Once people have changed the load balancers of any group, asked always returns false, because the leader then forgets
+// verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -106,9 +108,9 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 		w.sched.now.Sub(t.server.pausedUntil) > minute
 }
 
-// checkRefused checks that an instance may be removed because of its load balancer. Two answers in a row must have told
-// the leader that the instance is unhealthy. At most max_unhealthy of the group may be unhealthy. An instance counts as
-// unhealthy only if it was healthy before and the leader has known the verdict for a minute.
+// checkRefused checks the removal of an instance that its load balancer calls unhealthy. The leader must have received
+// two such answers in a row. At most max_unhealthy of the group may be unhealthy. For this limit, an instance is
+// unhealthy if it was healthy before and the leader has known the verdict for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {
@@ -144,9 +146,9 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// isNewToBalancer reports whether a new instance is still too new to replace another one: its load balancers have not
-// called it healthy yet. After registrationTime, no instance is too new. An instance that is silent or fails its health
-// check is not too new either, because the leader may remove it.
+// isNewToBalancer reports whether an instance is too new to replace another one. It is too new if its load balancers
+// have not called it healthy yet. The function returns false after registrationTime, and for an instance that is silent
+// or fails its health check.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// bucket shadows the instance records of the shard. It sees what the store really holds, regardless of the faults that
-// clients see, and checks each new version of a record.
+// bucket holds the instance records of the shard as the store really has them, regardless of the faults that clients
+// see. It checks each new version of a record.
 type bucket struct {
 	world   *World
 	records map[string]*document // by key; removed records stay in the map
@@ -48,13 +48,13 @@ type document struct {
 	CreatedAt    time.Time    `json:"created_at"`
 
 	removed bool
-	// doubtful means that a write of the intent to delete the instance got no clear answer.
+	// doubtful means that a server does not know whether its write of the decision to delete the instance took effect.
 	doubtful bool
 	decided  decision  // to delete it
 	since    time.Time // when this version took effect
 }
 
-// decision is when the intent to delete an instance took effect, and in which term.
+// decision is the time at which the decision to delete an instance took effect, and the term in which a leader made it.
 type decision struct {
 	term uint64
 	at   time.Time
@@ -77,8 +77,8 @@ func (b *bucket) parse(key string, body []byte) (d document, ok bool) {
 	return d, true
 }
 
-// entered checks a put of a record when a server sends it. The server decides at that time, whether or not the write
-// ever takes effect.
+// entered checks a server's write of a record when the server sends it. The server has made its decision at that time,
+// even if the write never takes effect.
 func (b *bucket) entered(s *server, r mem.Request) {
 	if !strings.HasPrefix(r.Key, recordPrefix) {
 		return
@@ -104,7 +104,7 @@ func (b *bucket) entered(s *server, r mem.Request) {
 	}
 }
 
-// doubt notes that a server gets no clear answer to a put of a record.
+// doubt notes that a server does not know whether its write of a record took effect.
 func (b *bucket) doubt(key string, body []byte) {
 	if have := b.records[key]; have != nil && strings.HasPrefix(key, recordPrefix) {
 		next, _ := b.parse(key, body)
@@ -119,7 +119,7 @@ func (d *document) stays() bool {
 	return !d.removed && (d.State == record.Created || d.State == record.Registered)
 }
 
-// changed checks a version of a record when it takes effect.
+// changed checks a new version of a record when the write of that version takes effect.
 func (b *bucket) changed(key string, body []byte) {
 	if !strings.HasPrefix(key, recordPrefix) {
 		return
@@ -172,8 +172,8 @@ func (b *bucket) changed(key string, body []byte) {
 	w.fleet.recorded(have)
 }
 
-// lives is the order of the states of a record. It does not reuse the order in the code under test, because the
-// simulation verifies that order.
+// lives numbers the states of a record in the order in which an instance passes through them. The code under test has
+// this order too, but the simulation must not rely on that code.
 var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
 	record.Deleted: 5}
 

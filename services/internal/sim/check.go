@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// checkAuthority checks that at most one process may act at a time. Passing time can only end authority, so a check
-// after each step is enough.
+// checkAuthority checks that at most one process may act at a time. It runs after each step of an elector. Between the
+// steps, only time passes, and that can end the authority of a process, but not give it.
 func (w *World) checkAuthority() {
 	var holder *server
 	for _, s := range w.servers {
@@ -41,9 +41,8 @@ func (w *World) checkTerm(s *server, number uint64) {
 	}
 }
 
-// checkRecordedTerm checks that no two leaders act in the same term. It runs when the leader has applied its
-// configuration, because a leader changes nothing earlier. If the lock was removed, a new leader cannot know the terms
-// before it.
+// checkRecordedTerm checks that no two leaders act in the same term. It runs when the leader has recorded its term,
+// because a leader changes nothing before that. If the lock was removed, the next leader knows only the recorded terms.
 func (w *World) checkRecordedTerm(s *server, number uint64) {
 	if number <= w.highest && !s.fooled {
 		w.fail(ruleRisingTerms, "term %d begins, but %d was led already", number, w.highest)
@@ -120,8 +119,9 @@ func (t *term) knows(id ident.ID, state record.State) bool {
 	return ok && rec.State == state
 }
 
-// checkSize checks that a group's VMs and this leader's open create calls never exceed its size plus surge. Open calls
-// of earlier leaders do not count, because this leader knows of them only when the provider lists their VMs.
+// checkSize checks that a group never has more than its size plus surge. It counts the group's VMs and this leader's
+// create calls without a result. It does not count such calls of earlier leaders, because this leader sees their VMs
+// only in the provider's list.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
 	for _, m := range w.fleet.order {
@@ -135,7 +135,7 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 				}
 			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
 				w.sched.now.Sub(d.since) < minute:
-				// The leader adopted this VM while the create call was in progress.
+				// Do not count this VM: an earlier leader asked for it, and this leader has only just adopted it.
 			case d.stays():
 				n++
 			}
@@ -285,7 +285,8 @@ func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			// An on-demand instance whose agent is refused stays forever. Do not check whether it is a member.
+			// Another key consumed the nonce of an instance whose agent is refused. If the instance is an on-demand
+			// one, it stays forever, but must not be a member.
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}
@@ -306,8 +307,8 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	switch {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
-		// The next leader settles a reservation that this leader cannot know: one that took effect after this leader
-		// read the bucket, or one that a stale list omitted.
+		// Ignore a reservation that took effect after this leader read the bucket, or that a stale list omitted. This
+		// leader cannot know of it, and the next leader will settle it.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}
@@ -332,8 +333,9 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	}
 }
 
-// recentlyFooled reports whether a leader with a stopped clock wrote a record in the last two minutes. Conditional
-// writes protect each record, but counts over many records may be wrong.
+// recentlyFooled reports whether a leader with a stopped clock wrote a record in the last two minutes. In that time,
+// another leader may have acted too. Conditional writes still protect each record, but a leader's count of instances
+// may be wrong.
 func (w *World) recentlyFooled() bool {
 	return !w.fooledAt.IsZero() && w.sched.now.Sub(w.fooledAt) < 2*minute
 }

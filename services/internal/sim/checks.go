@@ -40,8 +40,8 @@ func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	}
 }
 
-// endFault ends a fault now if it would last longer. It sets *until to the present time, not to zero, because the
-// leader learns of the end later.
+// endFault ends a fault now if its end, *until, is still ahead. It sets *until to the present time, not to zero,
+// because the leader learns of the end later.
 func (w *World) endFault(until *time.Time) {
 	if w.sched.now.Before(*until) {
 		*until = w.sched.now

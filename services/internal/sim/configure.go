@@ -43,7 +43,8 @@ func (t *term) manage(fn func(m *shardconfig.Manager) error) error {
 	return err
 }
 
-// configure reads the configuration again. A leader plans nothing from data that was read before it won the lock.
+// configure reads the configuration again at the start of a term. A leader must not use data that was read before it
+// won the lock.
 func (t *term) configure(ctx context.Context) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Lead(ctx, t.number, t) })
 }
@@ -120,8 +121,8 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
 }
 
-// size returns the smallest and the largest size that a group had for this leader within the last minute. Actions
-// planned from the previous configuration may still be in progress.
+// size returns the smallest and the largest size that a group had within the last minute, as this leader knows it.
+// Actions from the previous configuration may still be in progress.
 func (t *term) size(key config.GroupKey) (least, most int) {
 	now := t.server.world.sched.now
 	sizes := func(groups map[config.GroupKey]config.Group) {

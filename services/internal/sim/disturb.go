@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// plan decides, before the run starts, when faults occur and of which kind. Each moment has its own stream of random
-// numbers, so that leaving out one moment does not change the others.
+// plan decides, before the run starts, at which times faults occur and of which kind. Each of these moments has its own
+// stream of random numbers. Leaving out the fault of one moment therefore does not change the others.
 func (w *World) plan() {
 	d := w.dice("timeline")
 	// longest is the largest pause between two faults. A short one makes many faults; a long one leaves time to
@@ -35,7 +35,7 @@ type lurking struct {
 	fire  func()
 }
 
-// loadUnseen names the part of a task that compares records with the bucket.
+// loadUnseen is an operation of a leader: it loads the records in the bucket that differ from those that it knows.
 const loadUnseen = "load unseen records"
 
 // lurksFor names the operations that faults wait for.
@@ -57,7 +57,7 @@ func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	s.lurking = append(s.lurking, l)
 }
 
-// spring starts the faults that wait for a task of this server.
+// spring is called when this server begins a task. It starts the faults that were to wait for such a task.
 func (s *server) spring(task string) {
 	now := s.world.sched.now
 	s.lurking = slices.DeleteFunc(s.lurking, func(l lurking) bool {
@@ -138,9 +138,9 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.loseVMs(1000, d)
 		}
 	case lockRemoved:
-		// Do not remove the lock more than once per four leases, because no write can depend on the version of a
-		// missing lock. Do not remove it before the first leader has recorded its term, because servers would take the
-		// shard for a new one. docs/concepts/election.md forbids both.
+		// Wait for at least four leases between two removals of the lock. A write that creates the lock cannot depend
+		// on a version, so two servers could lead. Do not remove the lock before the first leader has recorded its
+		// term, because servers would take the shard for a new one. docs/concepts/election.md forbids both.
 		if w.highest > 0 && w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {
@@ -314,8 +314,8 @@ func (w *World) loseOne(m *machine, d *dice) {
 	w.fleet.lose(m, lose)
 }
 
-// muteAgents cuts agents off from the servers while their machines run. Other agents stay connected, and falsely report
-// that they are unhealthy for a while.
+// muteAgents disturbs some or all agents for a while. With the kind agentSick, the agents falsely report that they are
+// unhealthy. With another kind, they cannot reach the servers, but their machines run.
 func (w *World) muteAgents(first *machine, k Kind, d *dice) {
 	until := w.sched.now.Add(d.between(10*time.Second, 5*time.Minute))
 	all := k == allMute || d.IntN(3) == 0

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// edge is one server's bucket client. Like an SDK, it may repeat a write. It then returns the result of the second
-// attempt.
+// edge is one server's bucket client. Like an SDK, it may send a write twice. It then returns the result of the second
+// write.
 type edge struct {
 	*mem.Store
 	server *server
@@ -71,8 +71,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. If the call belongs to a takeover, List stores in term.listed when it began. Every
-// plan of the term is made after that.
+// List implements infra.Provider. During a takeover, it sets term.listed to the time at which the call began. The
+// leader makes its first plan after the takeover.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
@@ -85,8 +85,8 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 
 type againKey struct{}
 
-// again marks the context of a call that a client repeats. The checks ignore such a call, because they checked the
-// first one.
+// again marks ctx as the context of a call that a client sends a second time. The checks ignore such a call, because
+// they have already checked it.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

@@ -21,8 +21,8 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 
 var errCut = errors.New("network unreachable")
 
-// befalls draws at most one fault for a request. The function `can` reports which kinds are possible. Every kind
-// consumes one random number, even a kind that this World does not have.
+// befalls draws at most one fault for a request. The function `can` reports which kinds are possible. befalls draws a
+// random number for each kind until it finds a fault, even for a kind that this World does not have.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for _, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.of[o.kind] || !can(o.kind) {
@@ -168,8 +168,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
-			// If the bucket's list omits records, only the provider's list can reveal their VMs. So the provider's list
-			// must then be correct.
+			// A record that the bucket's list omits can only be found by means of its VM. In a World with such lists,
+			// do not disturb the provider's list.
 			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
 				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:
@@ -201,7 +201,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		out.Lost = true
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
-		// A late call takes effect only when the provider is next called, so call it then.
+		// The provider applies a late call only when it receives another call. Land applies the late call at its time.
 		w.sched.after(out.Latency+out.Late+time.Millisecond, w.provider.Land)
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)

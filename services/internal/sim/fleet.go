@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fleet shadows the provider's VMs as they really are, independently of the faults that clients see. It also simulates
-// their agents.
+// fleet holds the provider's VMs as they really are, regardless of the faults that clients see. It also simulates their
+// agents.
 type fleet struct {
 	world      *World
 	byProvider map[string]*machine
@@ -51,7 +51,8 @@ type calls struct {
 	n    int
 }
 
-// often counts a call. It reports whether there were so many calls in a minute that the caller cannot have backed off.
+// often counts a call. It reports whether there have been more calls within a minute than a caller with a backoff
+// makes.
 func (c *calls) often(now time.Time) bool {
 	if now.Sub(c.from) > minute {
 		c.from, c.n = now, 0
@@ -66,7 +67,8 @@ func (m *machine) alive() bool { return m.state.Alive() }
 // doomed reports whether the VM has announced its end.
 func (m *machine) doomed() bool { return m.agent.notice || m.agent.powerOff }
 
-// changed learns from the provider that a VM enters a state at a given time. The time may be in the future.
+// changed handles a change in the state of a VM at the provider. The change takes effect at the time `at`, which may be
+// in the future.
 func (f *fleet) changed(vm infra.VM, at time.Time) {
 	w := f.world
 	if vm.Tags.Owner != ours {

@@ -113,8 +113,8 @@ type odds struct {
 	most float64 // for requests the largest probability, for other kinds the relative weight
 }
 
-// The lists of faults, each decided in one place of the code. Do not change the order of the faults: it determines what
-// a seed means.
+// These lists contain the kinds of faults. The code decides on the faults of each list in one place. Do not change the
+// order in a list: the same seed would then produce other faults.
 var (
 	ofRequests = []odds{
 		{bucketRefused, 0.1}, {bucketLost, 0.05}, {bucketLate, 0.02}, {bucketSlow, 0.05}, {bucketStale, 0.3},

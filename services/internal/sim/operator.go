@@ -9,8 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator simulates nstance-operator. It watches the leader's instances and drains the nodes of those being deleted.
-// When the stream ends with the leader or is cut, the operator lists the instances and watches again.
+// operator simulates nstance-operator. It watches the leader's instances and drains the nodes of instances that are
+// being deleted. The stream ends when the leader ends or when a fault cuts it. The operator then lists the instances
+// and watches again.
 type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
@@ -80,10 +81,11 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 	s.term.leader.State.Drained(id)
 }
 
-// lesson records that a leader knows of a deletion. at is when the bucket first returned the record or acknowledged its
-// write. until is the earliest time at which the leader may terminate a VM whose node was not reported as drained. That
-// is the drain deadline, or a later time if the leader learned of the deletion late: the leader must wait for half of
-// the drain time or for 30 s, whichever is less (docs/evidence/reliability.md).
+// lesson records when a leader learned of a deletion, and how long it must wait for the drain. at is when the bucket
+// first returned the record to the leader or acknowledged the leader's write. If nobody reports the node as drained,
+// the leader may terminate the VM only after the time until. That is the drain deadline, or a later time if the leader
+// learned of the deletion late. It must then wait for half of the drain time or for 30 s, whichever is less
+// (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }
 
 // learn records that the bucket returned a record to this server.
@@ -104,8 +106,8 @@ func (s *server) learn(key string, body []byte) {
 	t.learnt[d.ID] = l
 }
 
-// hasty returns how long the leader must still wait for a node that was not reported as drained. hasty is false if the
-// leader need not wait.
+// hasty reports whether a termination would come too early for the drain of the instance's node. left is the time for
+// which the leader must still wait.
 func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	w := t.server.world
 	l, ok := t.learnt[d.ID]
@@ -113,12 +115,13 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	return left, ok && left > 2*wallSkew && !w.people.drained[d.ID]
 }
 
-// announceable is the least time before a drain's deadline at which operators certainly receive the drain's event.
+// announceable is the shortest drain time with which the event of the drain certainly reaches the operators before the
+// deadline.
 const announceable = 2*wallSkew + time.Second
 
-// unaware reports whether the operator should have received a drain event for an instance and did not. It returns false
-// if the operator was not watching when the leader learned of the deletion. It also returns false if the drain time was
-// too short for an event, if the leader was slow, or if the instance never registered and so has no node.
+// unaware reports whether the operator has missed a drain event for an instance. It returns false if the operator was
+// not watching when the leader learned of the deletion. It also returns false if the drain time was too short for an
+// event, or if the leader was slow. An instance that never registered has no node, and needs no event.
 func (o *operator) unaware(t *term, d *document) bool {
 	if o.term != t || t == nil || o.announced[d.ID] || len(d.PublicKey) == 0 {
 		return false

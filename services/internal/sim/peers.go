@@ -76,7 +76,8 @@ func (s *server) connectHolder() {
 	s.dialLater(s.process.net.between(time.Millisecond, 30*time.Millisecond), redialAfter)
 }
 
-// dialLater connects after the duration "in". If that fails, it tries again with growing pauses, up to redialMost.
+// dialLater connects to the server that this one follows, after the duration "in". If that fails, it tries again with
+// growing pauses, up to redialMost.
 func (s *server) dialLater(in, pause time.Duration) {
 	if s.follows == (election.Peer{}) {
 		return

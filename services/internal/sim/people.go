@@ -27,7 +27,7 @@ const (
 )
 
 // people change the configuration, as `tofu apply` and nstance-admin do. They also create and delete instances, and
-// drain nodes. Every change that a server acknowledged to them must hold.
+// drain nodes. No server may lose a change that a server has acknowledged to them.
 type people struct {
 	world    *World
 	groups   []*spec
@@ -65,7 +65,7 @@ type spec struct {
 	purchase       *config.Purchase
 }
 
-// wish is the latest request about an object, and whether it was acknowledged.
+// wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
 type wish struct {
 	size  int
 	gone  bool
@@ -340,8 +340,8 @@ func (p *people) confirm() {
 	}
 }
 
-// settle ends the actions of people. The configuration becomes valid, and nothing in it keeps instances from
-// converging, such as an expiry or a paused rollout.
+// settle ends the actions of people. It makes the configuration valid, and removes settings with which instances may
+// never converge, such as an expiry or a paused rollout.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	for _, g := range p.groups {

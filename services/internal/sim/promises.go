@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// storedLock is the lock as the bucket really holds it, independently of the faults that clients suffer.
+// storedLock is the lock as the bucket really holds it, regardless of the faults that clients see.
 type storedLock struct {
 	record.Lock
 	there bool
@@ -28,14 +28,15 @@ func (l *storedLock) token() objstore.Token {
 	return tokenOf(l.body)
 }
 
-// tokenOf computes a token in the same way as package mem. If the two ever differ, ruleSimulator breaks.
+// tokenOf computes a token in the same way as package mem. If package mem makes another token, the run fails with
+// ruleSimulator.
 func tokenOf(body []byte) objstore.Token {
 	sum := sha256.Sum256(body)
 	return objstore.Token(hex.EncodeToString(sum[:16]))
 }
 
-// reign is a period in which the lock named a process as the leader of a term. until is negative while the lock still
-// names the process.
+// reign is a period in which a process was the leader of a term, according to the lock. until is negative while the
+// period lasts.
 type reign struct {
 	process     string
 	term        uint64
@@ -49,11 +50,12 @@ type vow struct {
 	until election.Instant
 }
 
-// beats is the number of heartbeats with a remembered sending time. The code under test remembers fewer.
+// beats is the number of heartbeats whose sending times the checks remember. The code under test remembers fewer.
 const beats = 64
 
-// acts, waits and keeps are multiples of a lease or a promise. They say how long a leader may act, how long other
-// servers wait before a takeover, and how long a server keeps a promise. fastest is the speed of the fastest clock.
+// acts, waits and keeps are factors for the length of a lease or a promise. A leader may act for acts times that
+// length. Other servers wait for waits times that length before a takeover. A server keeps its promise for keeps times
+// that length. fastest is the speed of the fastest clock.
 const (
 	acts, waits, keeps = 0.95, 1.06, 1.1
 	fastest            = 1.04
@@ -110,7 +112,7 @@ func (w *World) lockChanged(body []byte) {
 	}
 }
 
-// checkDeposed checks that a leader cannot act from the moment at which another server's takeover write takes effect,
+// checkDeposed checks that a leader cannot act after another server's write has taken over the lock. This must hold
 // even before the new leader acts.
 func (w *World) checkDeposed(before *storedLock) {
 	p := w.processOf(election.Peer{ID: before.LeaderID, Incarnation: before.Incarnation})
@@ -159,8 +161,8 @@ func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock
 	s.flying = slices.DeleteFunc(s.flying, func(c objstore.Condition) bool { return !c.Holds(v.token(), v.there) })
-	// flying holds only writes that replace the lock. A write that creates the lock depends on no version of it
-	// (docs/concepts/election.md).
+	// Remember the write only if it replaces the lock. A write that creates the lock does not depend on a version of
+	// the lock (docs/concepts/election.md).
 	if a.Condition != objstore.IfAbsent() {
 		s.flying = append(s.flying, a.Condition)
 	}
@@ -181,7 +183,7 @@ func (s *server) flies(a election.WriteLock) {
 	}
 }
 
-// checkPromise checks that a leader with an heir may act only while the heir's promise holds.
+// checkPromise checks that a leader with an heir may act only as long as its heir has promised not to take over.
 func (w *World) checkPromise(s *server) {
 	v := &w.lock
 	if s.fooled || !v.there || v.Heir == (record.LockHeir{}) || v.Incarnation != s.process.name {
@@ -214,8 +216,8 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 		s.term.number)
 }
 
-// takeOverTime bounds the time from the end of all faults until a server leads and has loaded its shard. It is two
-// short leases, plus the time for which servers other than the heir must wait because of the current lock.
+// takeOverTime returns the longest permitted time from the end of all faults until a server leads and has loaded its
+// shard. It is two short leases, plus the time for which the current lock makes servers other than the heir wait.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
@@ -236,10 +238,10 @@ func (w *World) longest() time.Duration {
 	return w.lease
 }
 
-// checkHeir runs without faults. It checks that a leader with followers has an heir, and then ends the leader. Another
-// server must lead within one second, or within one second and the promised time if the leader was killed. This server
-// is the heir. With long promises, it may also be a server that learns from the provider that the leader's machine is
-// gone. The shard must then converge again.
+// checkHeir runs without faults. It checks that a leader with followers has an heir, and then stops or kills the
+// leader. Another server must lead within one second. After a kill, it may take the length of a promise longer. The new
+// leader is the heir, or, with long promises, a server that learns from the provider that the leader's machine is gone.
+// The shard must then converge again.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
-// protect protects a random instance or all of its group, or ends their protection.
+// protect chooses a random instance and makes people protect it, or all instances of its group. If the chosen instance
+// is already protected, people end the protection instead.
 func (p *people) protect(t *term, d *dice) {
 	w := p.world
 	m := w.fleet.any(d)
@@ -60,7 +61,7 @@ func (p *people) protect(t *term, d *dice) {
 	})
 }
 
-// countProtected counts the instances that a group keeps regardless of its size.
+// countProtected counts the protected instances of a group. The group keeps them even if its size is smaller.
 func (w *World) countProtected(g config.Group) (n int) {
 	for _, m := range w.fleet.order {
 		if m.key == g.GroupKey && !m.onDemand && slices.Contains(g.Protected, m.id) {
@@ -70,9 +71,9 @@ func (w *World) countProtected(g config.Group) (n int) {
 	return n
 }
 
-// checkProtected checks that a protected instance is not replaced because of drift, image or the configured
-// eligible_age. While the instance is well (see isWell), a scale-down must not remove it either. It checks nothing in a
-// deleted group or a terminating shard.
+// checkProtected checks the removal of a protected instance. An outdated configuration, an outdated image or
+// eligible_age must not be the reason. While the instance is well (see isWell), a scale-down must not be the reason
+// either. The check skips deleted groups and terminating shards.
 func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason string) {
 	since, protected := w.people.protected[id]
 	g, ok := t.groups[key]
@@ -94,8 +95,8 @@ func (w *World) checkProtected(t *term, key config.GroupKey, id ident.ID, reason
 	}
 }
 
-// isWell reports whether an agent is connected to the leader, and nothing has disturbed the agent or its VM recently,
-// so that the leader has no reason to replace the VM.
+// isWell reports whether the leader has no reason to replace a VM. The VM's agent is connected to this leader, and
+// nothing has disturbed the agent or the VM in the last two minutes.
 func (w *World) isWell(t *term, m *machine) bool {
 	a, s, long := &m.agent, t.server, w.sched.now.Add(-2*minute)
 	return m.state == infra.Running && w.bucket.byID[m.id].State == record.Registered && a.leader == t.leader &&

@@ -37,9 +37,9 @@ func shareOf(p config.Purchase, size int, spot bool) int {
 	return size - spotOf(p, size)
 }
 
-// checkPurchase checks how a new VM is bought. A group without purchase options buys no spot instance. Other groups buy
-// no more spot instances than their options say. Without fallback, they also buy no more on-demand instances, except
-// while instances are replaced.
+// checkPurchase checks whether a new VM may be bought as a spot instance or on demand. A group without purchase options
+// buys no spot instance. Other groups buy at most the number of spot instances in their options. If the options have no
+// fallback, this also applies to on-demand instances. A replacement in progress permits a few more.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]
 	least, most := t.size(key)
@@ -98,8 +98,8 @@ func (w *World) checkScaleDown(t *term, d *document) {
 	}
 }
 
-// checkReturned checks that a group with return_to_spot replaces its surplus of on-demand instances. Once converged,
-// the group may have as many of them as its purchase options say.
+// checkReturned checks a group with return_to_spot at the end of a run. The group may have at most as many on-demand
+// instances as its purchase options permit.
 func (w *World) checkReturned(g config.Group, size int) {
 	p := g.Purchase
 	if p.ReturnToSpot == 0 || w.countProtected(g) > 0 {

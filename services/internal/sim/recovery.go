@@ -31,8 +31,8 @@ func (w *World) returnTime() time.Duration {
 	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
 }
 
-// share counts the running instances of a group or of the shard. down lists the instances that the leader has known as
-// silent or failing for a long time. They get time to recover.
+// share counts the running instances of a group or of the shard. down lists those that have been silent or failing for
+// a long time, as the leader knows.
 type share struct {
 	running int
 	down    []ident.ID
@@ -93,9 +93,9 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 		a.rebootAt.Before(since.Add(-rebootTime))
 }
 
-// grantRecovery gives the silent or failing instances time to recover if their number exceeds the limit. At least four
-// fifths of the running instances must be silent or failing. If fewer were, a scale-down alone might have raised their
-// share above the limit.
+// grantRecovery gives the silent or failing instances time to recover if their number exceeds limit. It does so only if
+// they are at least four fifths of the running instances. With a smaller share, a scale-down alone could be the reason
+// why their number exceeds the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

@@ -28,8 +28,8 @@ const (
 	first    // age or drift, before its replacement is healthy
 )
 
-// reasons maps the planner's texts to values of type why, by the beginning of the text. A text that is not listed fails
-// the run, because the checks would miss it.
+// reasons maps the beginnings of the planner's texts to values of type why. An unknown text fails the run, because the
+// checks could not choose the rules for it.
 var reasons = []struct {
 	prefix string
 	why    why
@@ -99,8 +99,8 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 		w.fail(ruleSimulator, "%s is removed for a reason that is not known here: %q", d.ID, next.Reason)
 	}
 	if s.fooled || w.recentlyFooled() {
-		// Two leaders may have counted the group's instances at the same time, without knowing of each other's
-		// removals. Conditional writes protect a record, but not such a count.
+		// Do not check counts of instances. Two leaders may have counted the group's instances at the same time,
+		// without knowing of each other's removals. Conditional writes protect only the single record.
 		return
 	}
 	w.checkProtected(t, key, d.ID, next.Reason)
@@ -129,9 +129,9 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 }
 
-// checkOutage checks that no VM is replaced because all servers were down. A running VM with an agent that can reach
-// the leader must stay: the agent connects at its next attempt. It checks only agents without faults since the servers
-// returned.
+// checkOutage checks that no VM is replaced because all servers were down. If the VM runs and its agent can reach the
+// leader, the VM must stay, because the agent connects at its next attempt. The check skips agents that have had a
+// fault since the term began.
 func (w *World) checkOutage(t *term, id ident.ID, what string) {
 	m := w.fleet.byInstance[id]
 	if m == nil || m.state != infra.Running || t == nil {
@@ -164,16 +164,17 @@ func (w *World) checkOrphan(s *server, d *document) {
 	}
 }
 
-// remaining counts the instances of a group that will remain when this leader's decisions are carried out.
+// remaining returns how many instances of a group will remain when this leader's decisions are carried out. It counts
+// only the instances for which the function counts returns true.
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
-		// A leader counts the VM of a reservation that an earlier leader left (planning rule 34).
+		// Count the VM of a reservation that an earlier leader left, as this leader does (planning rule 34).
 		m := w.fleet.byInstance[d.ID]
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
-		// Count an instance as remaining if this leader's plan could not know of its deletion. An earlier leader
-		// deleted it after this leader read the bucket, or the bucket has not acknowledged the deletion yet. Count it
-		// also if another writer's revision replaced this leader's mark.
+		// Count an instance whose deletion this leader could not know when it planned. Either an earlier leader wrote
+		// the deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an
+		// instance if another write of its record came before this leader's mark.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
@@ -183,9 +184,9 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 	return n
 }
 
-// checkReplaced checks that a running instance is removed only if at least `least` others are registered. If the
-// instance was ever healthy, at least one of the others must have reported healthy, so a group of one instance needs a
-// healthy replacement. An instance that was never healthy may itself be a failed replacement.
+// checkReplaced checks the removal of a running instance. At least `least` other instances must be registered. If the
+// removed instance was ever healthy, at least one of the others must have reported healthy. A group of one instance
+// therefore needs a healthy replacement. A removed instance that was never healthy may itself be a failed replacement.
 func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, least int) {
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == record.Registered })
 	healthy := w.remaining(t, key, func(other *document) bool {
@@ -202,8 +203,8 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	}
 }
 
-// checkWave checks how many instances are removed for silence if agents are cut off: at most max_unhealthy of a group,
-// and at most two fifths of the shard, or three instances if that is more.
+// checkWave checks the removal of an instance for silence. At most max_unhealthy of the group may be silent. At most
+// two fifths of the shard or three instances may be silent, whichever is more.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {

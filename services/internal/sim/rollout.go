@@ -38,9 +38,9 @@ func (g *spec) drawRollout(d *dice, limited bool) {
 	}
 }
 
-// checkRollout checks that an outdated instance may be replaced. wave is the number of instances that are known to be
-// replaced together with this one, and decided is when the leader decided on them. It checks nothing if the
-// configuration has changed since then.
+// checkRollout checks that an outdated instance may be replaced. decided is when the leader decided on the replacement.
+// wave is the number of replacements that are known to belong to the same decision. If the configuration has changed
+// since then, it checks nothing.
 func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int, decided time.Time) {
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]
@@ -59,8 +59,8 @@ func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int
 	w.checkPerHour(t, key, g, id, wave, decided)
 }
 
-// windowOpen reports whether a window of the group was open at a time, or would be with a clock that is wrong by up to
-// wallSkew.
+// windowOpen reports whether a window of the group was open at a time. The leader's clock may be wrong, so windowOpen
+// also returns true if a window was open up to wallSkew earlier or later.
 func windowOpen(g config.Group, at time.Time) bool {
 	for skew := -wallSkew; skew <= wallSkew; skew += wallSkew / 4 {
 		for _, window := range g.Windows {
@@ -72,8 +72,9 @@ func windowOpen(g config.Group, at time.Time) bool {
 	return len(g.Windows) == 0
 }
 
-// checkCanary checks that no outdated instance is replaced while enough canaries run but have not run for long enough.
-// The leader knows of every registration when it decides, because a wave begins only while all instances are healthy.
+// checkCanary checks when an outdated instance is replaced. If the required number of canaries runs, the same number
+// must have run for the bake time. A wave begins only while all instances are healthy, so the leader knows all
+// registrations when it decides.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
@@ -97,8 +98,8 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 }
 
 // checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. It
-// ignores a failure if the leader got no clear answer when it wrote the record, because the leader then does not count
-// it.
+// ignores a failed instance if the leader does not know whether its write of that record took effect. The leader does
+// not count such a failure.
 func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	if g.Rollout.HaltOnFailures == 0 {
 		return
@@ -119,8 +120,8 @@ func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident
 	}
 }
 
-// checkPerHour checks how many instances were created in the hour before a wave, and how many the wave replaces. It
-// counts only instances that the leader must know of.
+// checkPerHour checks a wave against max_per_hour. It adds the instances that were created in the hour before the wave
+// and those that the wave replaces. It leaves out created instances that the leader may not know.
 func (w *World) checkPerHour(t *term, key config.GroupKey, g config.Group, id ident.ID, wave int, decided time.Time) {
 	n := 0
 	for _, d := range w.bucket.order {
@@ -148,8 +149,8 @@ func (p *people) waveOf(key config.GroupKey, decided time.Time) (n int) {
 	return n
 }
 
-// checkFirst checks the removal of an instance that has no healthy replacement yet. At most max_unavailable of the
-// group may be unavailable, and a rollout must permit the removal.
+// checkFirst checks the removal of an instance before it has a healthy replacement. At most max_unavailable of the
+// group may be unavailable. If the instance is outdated, the group's rollout must also permit its replacement.
 func (w *World) checkFirst(t *term, key config.GroupKey, d, next *document, least int) {
 	unavailable := t.groups[key].Rollout.MaxUnavailable
 	registered := w.remaining(t, key, func(other *document) bool { return other.State == "registered" })

@@ -29,8 +29,8 @@ type server struct {
 	// inbox holds the inputs that arrived while the process was paused.
 	inbox []election.Input
 	wake  int
-	// skew is the offset of this machine's lease clock from true time, rate the speed of that clock, and wall the error
-	// of the machine's time of day.
+	// skew is the offset of this machine's lease clock from true time. rate is the speed of the lease clock. wall is
+	// the error of the machine's time of day.
 	skew     time.Duration
 	rate     float64
 	wall     time.Duration
@@ -39,9 +39,9 @@ type server struct {
 	cut      map[Kind]int
 	deaf     time.Time // agents cannot reach it until then
 	stopping bool
-	// still is how long the server's clock has stood still in this life, and stillFrom when it stopped last. fooled
-	// means that the clock has stopped since the server's last write of the lock, so its view of its lease may be
-	// wrong.
+	// still is how long the server's clock has stood still since the server's last start. stillFrom is when the clock
+	// stopped last. fooled means that the clock has stopped since the server's last write of the lock. The server may
+	// then wrongly believe that its lease still runs.
 	still       time.Duration
 	stillFrom   time.Duration // elapsed; 0: its clock runs
 	fooled      bool
@@ -78,7 +78,7 @@ type confirmation struct {
 	done  func(ok bool)
 }
 
-// start begins a new life of the server, without any state of the previous one.
+// start starts a new process of the server, without any state of the previous process.
 func (s *server) start() {
 	w := s.world
 	s.lives++
@@ -221,7 +221,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 	})
 }
 
-// deafen cuts all agents off from this server for d.
+// deafen makes this server unreachable for all agents for the duration d. It also closes their streams.
 func (s *server) deafen(d time.Duration) {
 	w := s.world
 	s.deaf = w.sched.now.Add(d)
@@ -235,9 +235,10 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election and gives the result to the elector of this life. If the request takes longer
-// than limit on the server's clock, the elector gets `given` instead. The request may still take effect. A request that
-// has its answer, but needs more time for other work, calls answered first to stop the time limit.
+// io runs one request of the election and gives the result to the elector, unless the server restarts before that. If
+// the request takes longer than limit on the server's clock, the elector gets `given` instead. The request may still
+// take effect. A request that has its answer but needs time for other work calls the function answered, which stops the
+// time limit.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false
@@ -355,8 +356,8 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if token != tokenOf(body) {
 			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
 		}
-		// After a stopped clock runs again, the server may rely on an outdated promise of its heir until the time of
-		// one promise has passed.
+		// The server may rely on an outdated promise of its heir for the length of one promise after its clock runs
+		// again. Until then, it stays fooled.
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Shrunk is the smallest schedule, among those tried, under which a seed still breaks the same rule.
+// Shrunk is the smallest set of faults that Shrink has found with which the seed still breaks the same rule.
 type Shrunk struct {
 	Seed   uint64
 	Err    *Broken
@@ -17,13 +17,13 @@ type Shrunk struct {
 	Story  []string // the last lines before the rule broke
 }
 
-// storyLines is the number of log lines that are kept of a shrunk run.
+// storyLines is the number of lines that Shrink keeps from the end of the log.
 const storyLines = 60
 
-// Shrink reduces the faults of a failing run while it still breaks the same rule. It first leaves out whole kinds, then
-// parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input", Zeller and
-// Hildebrandt, 2002). The parameter runs limits the number of runs. Shrink returns nil if the original run does not
-// fail.
+// Shrink searches for a smaller set of faults with which a failing run still breaks the same rule. It first leaves out
+// whole kinds, then parts of the schedule, halves before quarters ("Simplifying and Isolating Failure-Inducing Input",
+// Zeller and Hildebrandt, 2002). The parameter runs limits the number of runs. Shrink returns nil if the original run
+// does not fail.
 func Shrink(opts Options, runs int) *Shrunk {
 	opts.Log = nil
 	play := func(only map[uint64]bool, log func(string, ...any)) (Result, *Broken) {
@@ -41,7 +41,8 @@ func Shrink(opts Options, runs int) *Shrunk {
 		return nil
 	}
 	s := &Shrunk{Seed: opts.Seed, Err: broken, Faults: first.Injected, Of: len(first.Injected), Runs: 1}
-	// fails plays a subset of the faults. If the run still fails, it keeps only the faults that occurred in it.
+	// fails repeats the run with only the given faults. If the run still breaks the same rule, fails keeps the faults
+	// that occurred in it.
 	fails := func(faults []Injected) bool {
 		if s.Runs >= runs {
 			return false

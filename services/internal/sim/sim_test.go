@@ -25,14 +25,14 @@ const (
 	shrinkRuns = 600
 )
 
-// TestWorlds plays runs, several in parallel. The default is a fixed set of seeds.
+// TestWorlds simulates runs, several in parallel. Without variables, it uses a fixed set of seeds.
 //
 //   - SIM_SEED selects one seed and prints its log. SIM_ONLY selects some of its faults.
-//   - SIM_DURATION plays random seeds for that (real) time.
-//   - SIM_WORLDS plays that number of seeds, from SIM_FIRST on.
-//   - SIM_SWARM plays that number of seeds, from SIM_FIRST or a random seed on. It prints its progress, and shrinks the
-//     first failing schedule of each rule.
-//   - SIM_DISRUPTION=1 plays shorter runs in which all groups have windows and max_per_hour.
+//   - SIM_DURATION simulates random seeds for that (real) time.
+//   - SIM_WORLDS simulates that number of seeds, from SIM_FIRST on.
+//   - SIM_SWARM simulates that number of seeds, from SIM_FIRST or a random seed on. It prints the progress, and shrinks
+//     the first failing schedule of each rule.
+//   - SIM_DISRUPTION=1 simulates shorter runs in which all groups have windows and max_per_hour.
 func TestWorlds(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {
 		opts := options(seed)
@@ -94,8 +94,8 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// playAll plays runs in parallel until the function more returns false, and adds up their results. If progress is true,
-// playAll prints a line every ten seconds.
+// playAll simulates one seed after the other, several in parallel, while the function more returns true. It adds up the
+// results. If progress is true, playAll prints a line every ten seconds.
 func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress bool) (total Result, played uint64,
 	failed []*Broken) {
 	began := time.Now()

@@ -46,7 +46,7 @@ type term struct {
 	groups   map[config.GroupKey]config.Group // in force
 	before   map[config.GroupKey]config.Group // in force until beforeAt
 	beforeAt time.Time
-	// rolloutAt is when a group's rollout last started from the beginning in this term.
+	// rolloutAt is when the leader last began a new rollout of a group in this term.
 	rolloutAt map[config.GroupKey]time.Time
 	marked    map[ident.ID]uint64 // revision of each deletion that it has decided
 	deleting  map[ident.ID]int    // number of unanswered delete requests for each instance
@@ -56,7 +56,7 @@ type term struct {
 	provedAt  time.Time         // when it asked for its latest proof of leadership
 	confirmed map[string]bool   // orphans that a person has confirmed for deletion
 	called    map[ident.ID]bool // instances with a create call that it has sent
-	// recovering are instances that must get time to recover.
+	// recovering holds the instances that the leader must give time to recover.
 	recovering map[ident.ID]recovery
 	image      string // the image that the leader found; "": none yet
 }
@@ -246,7 +246,7 @@ func (s *server) newManager() *shardconfig.Manager {
 	return shardconfig.New(s.state(env), shardName, slog.New(tracer{s.world, s.process.name}))
 }
 
-// renderer returns the smallest machine that a provider accepts. Other tests cover templates.
+// renderer returns machines with only the data that the simulation needs. Other tests check the templates.
 type renderer struct{ term *term }
 
 func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {

@@ -1,10 +1,10 @@
-// Package sim runs the real planner, executor, elector, configuration and codecs in a simulated shard. A bucket, a
-// provider, a network, machines, people and clocks surround them, and fail in all ways that
-// docs/evidence/reliability.md lists. Everything runs on one thread, so that a seed determines the run completely.
+// Package sim runs the real planner, executor, elector, configuration and codecs in a simulated shard. The bucket,
+// provider, network, machines, people and clocks are simulated, and fail in all ways that docs/evidence/reliability.md
+// lists. The whole simulation runs on one thread, so that a seed determines the run completely.
 //
 // Invariant: the simulation decides nothing for the code under test. It only withholds, delays, repeats and breaks
-// things. It checks a rule about what must never happen whenever the rule could break, and a rule about what must
-// happen after the faults have stopped.
+// things. There are two kinds of rules. What must never happen is checked during the whole run. What must happen
+// eventually is checked after the faults have stopped.
 package sim
 
 import (
@@ -31,8 +31,8 @@ var ours = infra.Owner{Cluster: clusterName, Shard: shardName}
 // Options configure a World.
 type Options struct {
 	Seed uint64
-	// Faulty is the time in which faults occur. Quiet is the time after Faulty in which the shard must converge. The
-	// shard must then stay converged for five minutes. Without Quiet, the run ends with the faults.
+	// Faulty is the first part of the run, in which faults occur. Quiet is the second part, in which the shard must
+	// converge. The shard must then stay converged for five minutes. If Quiet is zero, the run ends after Faulty.
 	Faulty, Quiet time.Duration
 	// Limited gives all groups windows and max_per_hour, and makes rollouts frequent. Servers then exchange only few
 	// messages.
@@ -41,7 +41,8 @@ type Options struct {
 	Log func(format string, args ...any)
 	// Only, if not nil, holds the IDs of the faults that may occur. It changes nothing else in the run.
 	Only map[uint64]bool
-	// trap is for tests. A rule breaks when trap returns true for the numbers of faults so far.
+	// trap lets a test fail the run on purpose. It gets the numbers of faults so far. If it returns true, the run fails
+	// with ruleSimulator.
 	trap func(counts map[Kind]int) bool
 }
 
@@ -101,8 +102,8 @@ type World struct {
 	err            error
 	highest        uint64 // the highest term so far
 	drawn          dice   // for decisions without a stream of their own
-	// fooledAt is when a leader last wrote a record while its clock stood still. lockRemovedAt is when the lock was
-	// last removed.
+	// fooledAt is the time at which a leader last wrote a record while its clock stood still. lockRemovedAt is the time
+	// of the last removal of the lock.
 	fooledAt, lockRemovedAt time.Time
 	slowAnswers             map[uint64]time.Duration // by provider call
 }
@@ -144,7 +145,7 @@ func New(opts Options) *World {
 const heirLease = 90 * time.Second
 
 // drawPromise returns the length of an heir's promise in this World, or 0 if servers have no heirs. It draws long
-// promises more often, because short ones take many heartbeats: the shortest takes 14,400 per simulated hour.
+// promises more often, because short promises make a run slow: the shortest takes 14,400 heartbeats per simulated hour.
 func (w *World) drawPromise() time.Duration {
 	d := w.dice("heir")
 	if d.IntN(6) == 0 {
@@ -178,8 +179,8 @@ func (w *World) changed(key string, body []byte) {
 	w.bucket.changed(key, body)
 }
 
-// Run plays the run: first with faults, then without faults, and then converged. The error is a *Broken with the seed
-// and the first rule that broke.
+// Run simulates the shard: first with faults, then without faults, and at last while it must stay converged. The error
+// is a *Broken with the seed and the first rule that broke.
 func (w *World) Run() (result Result, err error) {
 	defer w.end()
 	defer func() {

@@ -17,24 +17,24 @@ import (
 // readyInterval is the time between two calls of Ready.
 const readyInterval = 200 * time.Millisecond
 
-// Daemon describes the daemon to report.
+// Daemon is a daemon whose state Run reports to systemd.
 type Daemon struct {
 	// Ready reports whether the daemon is ready. It is called until it first returns true.
 	Ready func() bool
-	// Alive returns true once the daemon has shown progress. If the daemon hangs, Alive returns false or does not
-	// return. One goroutine calls it before every notification of the watchdog.
+	// Alive reports whether the daemon still makes progress. If the daemon hangs, Alive returns false or does not
+	// return. Before Run notifies the watchdog, it calls Alive. Calls never overlap.
 	Alive func() bool
 	Log   *slog.Logger
 }
 
-// Run reports the state of d until ctx ends, and then that it stops. The settings Restart=, WatchdogSec=, and
-// Type=notify of the unit use these reports.
+// Run reports to systemd whether d is ready and alive. When ctx ends, it reports that d stops. The reports are for the
+// settings Restart=, WatchdogSec=, and Type=notify of the unit.
 func Run(ctx context.Context, d Daemon) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		return fmt.Errorf("read WATCHDOG_USEC: %w", err)
 	}
-	// sd_watchdog_enabled(3) recommends to notify the watchdog after half of its interval.
+	// Notify the watchdog after half of its interval, as sd_watchdog_enabled(3) recommends.
 	feed := never()
 	if interval > 0 {
 		ticker := time.NewTicker(interval / 2)

@@ -94,7 +94,8 @@ func TestWatchdog(t *testing.T) {
 		}
 	}
 	alive.Store(false)
-	// Wait for messages in flight. Then no message may arrive for many times the interval.
+	// Read the messages that were sent before the daemon hung. After that, no message may arrive for many times the
+	// watchdog's interval.
 	deadline := time.Now().Add(20 * time.Second)
 	for silent := false; !silent; {
 		if time.Now().After(deadline) {

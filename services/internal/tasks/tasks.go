@@ -30,8 +30,8 @@ type Env struct {
 	Rand io.Reader
 }
 
-// Real returns an Env that runs tasks on goroutines and the system clock. wait blocks until no task of that Env runs.
-// It also waits for tasks that start while it waits.
+// Real returns an Env that runs tasks on goroutines and the system clock. The function wait blocks until no task of
+// this Env runs. It also waits for tasks that start in the meantime.
 func Real() (env Env, wait func()) {
 	var mu sync.Mutex // not a WaitGroup, which forbids Add while Wait runs with a zero counter
 	ended := sync.NewCond(&mu)
@@ -94,8 +94,8 @@ func forEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i i
 	return ctx.Err()
 }
 
-// Run runs daemons in parallel until ctx ends or one of them returns. Then it ends the others and returns the first
-// error. A daemon should not return before ctx ends, so a nil error ends the others too.
+// Run runs daemons in parallel until ctx ends or one of them returns, even with a nil error. Then it ends the others
+// and returns the first error.
 func Run(ctx context.Context, daemons ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

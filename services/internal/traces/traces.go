@@ -74,7 +74,7 @@ func Open(ctx context.Context, getenv func(string) string, service, version stri
 		sdktrace.WithResource(about))}, nil
 }
 
-// Export exports one replacement: a span for all of it, and one below it for each stage.
+// Export exports one replacement: a span for the whole replacement, and a child span for each stage.
 func (e *Exporter) Export(cluster, shard string, r *journal.Replacement) {
 	if e == nil {
 		return
@@ -96,7 +96,7 @@ func (e *Exporter) Export(cluster, shard string, r *journal.Replacement) {
 	whole.End(trace.WithTimestamp(r.Healthy))
 }
 
-// Close exports the spans that still wait, for at most closeTimeout.
+// Close exports the spans that have not been exported yet. It takes at most closeTimeout.
 func (e *Exporter) Close() {
 	if e == nil {
 		return
