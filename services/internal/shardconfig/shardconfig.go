@@ -104,8 +104,8 @@ func (m *Manager) update(change func(*inForce)) {
 
 // Trial opens whatever a configuration needs and this server has not opened yet: the provider, the cluster's bucket,
 // the secrets store, the encryption keys. It does not put them to use. If this server cannot run with the
-// configuration, Trial returns the reason as an error. shard has its defaults filled in. applied means that another
-// leader has run with the configuration, so an error can only come from this server.
+// configuration, Trial returns the reason as an error. shard has its defaults filled in. applied means that a leader
+// has run with the configuration. An error then means that something is missing on this server.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the function that returns the State with the keys for the applied configuration. A trial opens these
@@ -144,8 +144,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err != nil {
 		return err
 	}
-	// Record the configuration as applied only if this process can run with it, because other servers fall back to the
-	// applied one.
+	// Record as applied only a configuration that this process can run with: servers fall back to the applied one.
 	if before != nil && !InPlace(before, m.Shard()) {
 		return ErrRestart
 	}
@@ -165,8 +164,7 @@ func (m *Manager) Successor() *config.Shard { return m.view().successor }
 // Otherwise it returns nil.
 func (m *Manager) Pending() *config.Shard { return m.view().pending }
 
-// noteSuccessor reports whether only the servers that will replace this one can run the configuration. If so, it stores
-// the configuration for Successor.
+// noteSuccessor reports whether c is only for servers that will replace this one. If so, it stores c's configuration.
 func (m *Manager) noteSuccessor(c *candidate) bool {
 	is := errors.Is(c.err, ErrForSuccessor)
 	var successor *config.Shard
@@ -315,8 +313,8 @@ func (m *Manager) readConfig(ctx context.Context) (objstore.Object, error) {
 	return objstore.Object{Body: body, Token: token}, err
 }
 
-// readGroups reads the dynamic groups. If their document has disappeared during this term, readGroups returns the known
-// groups, so that their instances are not deleted. Nstance itself never deletes the document.
+// readGroups reads the dynamic groups. If their document has disappeared during this term, readGroups logs an error and
+// returns the known groups, so that the leader does not delete their instances.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.bucket.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
@@ -357,8 +355,7 @@ func (m *Manager) adopt(c candidate) {
 	})
 }
 
-// merge returns all groups: those in the configuration, with the changes from the dynamic groups, and the other dynamic
-// groups. It logs the problems in the dynamic groups.
+// merge combines the configured groups with the dynamic groups. It logs the problems that it finds in the latter.
 func (m *Manager) merge(shard *config.Shard, d dynamic) map[config.GroupKey]config.Group {
 	merged, problems := shard.Merged(d.groups)
 	for _, problem := range problems {
@@ -395,11 +392,11 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 // the result Invalid. It returns an error if it cannot read the bucket or write the applied copy. After an error, the
 // former configuration stays in force.
 //
-// If only the servers that will replace this one can run the configuration, Refresh changes nothing. See
+// If the configuration is only for servers that will replace this one, Refresh changes nothing. See
 // [Manager.Successor].
 //
-// Refresh also refuses a configuration that this server cannot run. And it refuses one that causes new problems in a
-// dynamic group.
+// Refresh also refuses a configuration that this server cannot run, and one that causes new problems in a dynamic
+// group.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()
