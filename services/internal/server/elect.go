@@ -51,7 +51,7 @@ func (e *termError) Error() string { return e.err.Error() }
 func (e *termError) Unwrap() error { return e.err }
 
 // besidesTerm logs the termError inside err and returns the other errors in err. elect calls it after a request to
-// stop. A term that had already failed does not count as a failure to stop.
+// stop. A term that failed before that request does not count as a failure to stop.
 func (s *server) besidesTerm(err error) error {
 	var term *termError
 	if !errors.As(err, &term) {

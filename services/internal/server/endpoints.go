@@ -37,7 +37,8 @@ type endpoints struct {
 	closed bool
 }
 
-// onStop registers do to be called by stop. If stop has already run, onStop calls do immediately and returns false.
+// onStop registers the function do, which stop will call. If stop has already run, onStop calls the function
+// immediately and returns false.
 func (e *endpoints) onStop(do func()) bool {
 	e.mu.Lock()
 	closed := e.closed

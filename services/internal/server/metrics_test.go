@@ -88,7 +88,7 @@ func unixTime(t *testing.T, text string) time.Time {
 }
 
 // TestLeaderChanges checks the metric that counts the reasons for a change of leader. A new leader derives the reason
-// from the lock that it saw before.
+// from the previous leader's lock.
 func TestLeaderChanges(t *testing.T) {
 	lock := func(change func(*record.Lock)) *record.Lock {
 		l := &record.Lock{LeaderID: "other", Incarnation: "other", Term: 7}

@@ -80,7 +80,7 @@ func isPort(text string) bool {
 	return err == nil && n >= 0 && n <= 65535
 }
 
-// FuzzInterfaceID checks that an ARN gives the ID at its end, and that any other text is an ID.
+// FuzzInterfaceID checks that interfaceID returns the ID at the end of an ARN, and any other text unchanged.
 func FuzzInterfaceID(f *testing.F) {
 	for _, text := range []string{"", "eni-0123456789abcdef0",
 		"arn:aws:ec2:us-west-2:123456789012:network-interface/eni-0123456789abcdef0",

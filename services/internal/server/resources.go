@@ -76,8 +76,8 @@ func (s *server) useResources() {
 	s.inUse.Store(r)
 }
 
-// openResources opens everything that a configuration names, and checks it against the command line. applied means that
-// a leader has run with this configuration.
+// openResources checks the configuration against the command line, and opens everything that the configuration needs.
+// applied means that a leader has run with this configuration.
 func (s *server) openResources(ctx context.Context, shard *config.Shard, applied bool) (*resources, error) {
 	if err := s.checkFlags(shard); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (s *server) openResources(ctx context.Context, shard *config.Shard, applied
 	return r, nil
 }
 
-// checkFlags checks that the configuration agrees with the corresponding flags.
+// checkFlags checks that the configuration agrees with the flags of the command line.
 func (s *server) checkFlags(shard *config.Shard) error {
 	if shard.Server.Shard != s.opts.Shard {
 		return fmt.Errorf("server.shard: the configuration is of shard %q, this server's --shard is %q",

@@ -87,8 +87,8 @@ type server struct {
 	secrets   secretstore.Store
 	machine   ownMachine
 	cache     *cache.Cache
-	// opened is nil until a configuration passes its trial. It then holds the resources of the last such configuration,
-	// until the server uses them.
+	// opened holds the resources of the last configuration that passed its trial while the server started. It is nil
+	// before the first such trial.
 	opened *resources
 	// inUse are the resources in use. It is nil while the server starts.
 	inUse    atomic.Pointer[resources]
@@ -103,8 +103,8 @@ type server struct {
 	// served is true if a term has served requests and no term has failed after that.
 	served atomic.Bool
 	status atomic.Pointer[lease.Status]
-	// followedCA is the objstore.Token of the version of `ca.crt` that was read last and contained a single CA. During
-	// a rotation, `ca.crt` contains more than one.
+	// followedCA is the objstore.Token of the last version of `ca.crt` that this server read and that contained a
+	// single CA. During a rotation, `ca.crt` contains more than one.
 	followedCA atomic.Value
 	restart    context.CancelCauseFunc
 }

@@ -329,7 +329,8 @@ func TestStoreWithoutConditionsIsRefused(t *testing.T) {
 	}
 }
 
-// TestTakenPort checks that a server with a taken port does not exit. It reports the port, and serves once it is free.
+// TestTakenPort checks that a server does not exit while another process uses one of its ports. The server reports the
+// port, and serves once the port is free.
 func TestTakenPort(t *testing.T) {
 	for i, name := range []string{"health", "election", "registration", "operators", "agents"} {
 		t.Run(name, func(t *testing.T) {

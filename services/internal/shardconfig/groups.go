@@ -210,7 +210,7 @@ func changedGroups(before, after map[config.GroupKey]config.Group) []config.Grou
 	return changed
 }
 
-// with returns a copy of groups with key's entry set to spec. A nil spec removes the entry.
+// with returns a copy of groups in which the entry of key is spec. A nil spec removes the entry.
 func with(groups config.Groups, key config.GroupKey, spec *config.GroupSpec) config.Groups {
 	groups.Tenants = maps.Clone(groups.Tenants)
 	if groups.Tenants == nil {

@@ -314,7 +314,7 @@ func (m *Manager) readConfig(ctx context.Context) (objstore.Object, error) {
 }
 
 // readGroups reads the dynamic groups. If their document has disappeared during this term, readGroups logs an error and
-// returns the known groups, so that the leader does not delete their instances.
+// returns the known groups. Without them, the leader would delete their instances.
 func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	groups, token, warnings, err := m.bucket.ReadGroups(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
@@ -393,10 +393,8 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 // former configuration stays in force.
 //
 // If the configuration is only for servers that will replace this one, Refresh changes nothing. See
-// [Manager.Successor].
-//
-// Refresh also refuses a configuration that this server cannot run, and one that causes new problems in a dynamic
-// group.
+// [Manager.Successor]. Refresh also refuses a configuration that this server cannot run, and one that causes new
+// problems in a dynamic group.
 func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) {
 	m.changing.Lock()
 	defer m.changing.Unlock()

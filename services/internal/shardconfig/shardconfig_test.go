@@ -215,7 +215,7 @@ func TestInvalidConfigurationKeepsTheCurrentOne(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 	}
-	// The next leader starts from the applied configuration, also in a new process.
+	// The next leader must start from the applied configuration, even in a new process.
 	next := lead(t, b, 2)
 	if s := next.Status(); s.ETag != before.ETag || s.RefusedETag == "" || next.groups[static].Size != 3 {
 		t.Errorf("next leader's status %+v", s)

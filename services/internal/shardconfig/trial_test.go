@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// inZone returns the document with another zone of the provider. A server must restart to use it.
+// inZone returns the document with the given zone of the provider. A server must restart to use another zone.
 func inZone(zone string) string {
 	return strings.Replace(document("", ""), `"provider": {"kind": "mock"}`,
 		`"provider": {"kind": "mock", "zone": "`+zone+`"}`, 1)
@@ -55,7 +55,7 @@ func TestConfigurationThatFailsItsTrialIsNotApplied(t *testing.T) {
 		t.Errorf("recorded as applied: %s (%v), want %s", applied.Source, err, was)
 	}
 
-	// A new process must also use the applied configuration, both before it leads and as leader.
+	// A new process must use the applied configuration, both before it leads and as leader.
 	next := &leader{Manager: New(b.state, shardName, slog.New(slog.DiscardHandler))}
 	next.SetTrial(refuseZone("bad", &trials))
 	if err := next.Load(t.Context()); err != nil {

@@ -70,8 +70,8 @@ func (r *Report) failedCheck() string {
 	return ""
 }
 
-// checksPending reports whether some health check has no result yet. This is also the case if the agent still runs
-// other definitions of the checks than version. It returns false for an agent that cannot run health checks.
+// checksPending reports whether some health check has no result yet. This is also the case if the agent does not run
+// the given version of the checks. It returns false for an agent that cannot run health checks.
 func (r *Report) checksPending(version string) bool {
 	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
 		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))

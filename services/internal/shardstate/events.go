@@ -113,7 +113,7 @@ func (w *State) RaiseError(key ErrorKey, message string) {
 	w.opts.Events.Error(event)
 }
 
-// ResolveError ends a standing error. It does nothing if there is none.
+// ResolveError resolves the error with the given key. It does nothing if there is none.
 func (w *State) ResolveError(key ErrorKey) {
 	w.mu.Lock()
 	event, ok := w.standing[key]
@@ -125,8 +125,8 @@ func (w *State) ResolveError(key ErrorKey) {
 	}
 }
 
-// settle resolves the standing errors for which match returns true. It returns an event for each resolved error, sorted
-// by kind. The caller publishes the events. Call with mu held.
+// settle resolves the errors for which match returns true. It returns an event for each resolved error, sorted by kind.
+// The caller publishes the events. Call with mu held.
 func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {
@@ -146,7 +146,7 @@ func (w *State) publishResolved(over []ErrorEvent) {
 	}
 }
 
-// Standing returns the current errors of one tenant and those of the shard as a whole, in no order.
+// Standing returns the unresolved errors of one tenant and those of the shard as a whole, in no order.
 func (w *State) Standing(tenant string) []ErrorEvent {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,7 +159,7 @@ func (w *State) Standing(tenant string) []ErrorEvent {
 	return events
 }
 
-// Alerts returns the number of standing errors of each kind.
+// Alerts returns the number of unresolved errors of each kind.
 func (w *State) Alerts() map[plan.AlertKind]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

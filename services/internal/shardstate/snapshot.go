@@ -122,8 +122,8 @@ func (w *State) EndCollect(id ident.ID, ok bool) {
 	}
 }
 
-// Health counts the shard's running instances and the silent ones among them. The unhealthy guard limits the number of
-// silent ones. When their number falls to this limit, Health marks all groups as dirty.
+// Health counts the shard's running instances and the silent ones among them. The unhealthy guard has a limit for the
+// silent ones. When their number no longer exceeds this limit, Health marks all groups as dirty.
 func (w *State) Health(now time.Time) plan.ShardHealth {
 	w.mu.Lock()
 	var health plan.ShardHealth

@@ -46,8 +46,8 @@ type State struct {
 	instances   map[ident.ID]*instance
 	tombstones  map[ident.ID]tombstone
 	reserved    map[Pool][]Reservation
-	// leftovers are the reservations that garbage collection must remove or turn into deleted instances: those of
-	// earlier terms and those no longer needed.
+	// leftovers are the reservations of earlier terms and those that this leader no longer needs. Garbage collection
+	// decides what becomes of them.
 	leftovers     map[ident.ID]Reservation
 	strays        map[string]*stray // VMs with the shard's tags but no record, by provider ID
 	collecting    map[ident.ID]bool // instance IDs with a running garbage collection action
@@ -164,8 +164,8 @@ func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	w.publishGroups(keys, over)
 }
 
-// ConfigureGroups is Configure for a change of some groups only. changed lists them. A listed group that is missing
-// from groups is gone from the configuration.
+// ConfigureGroups does what Configure does, but only for the groups in changed. If a group in changed is missing from
+// groups, the configuration no longer contains it.
 func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	w.mu.Lock()
 	over := w.setGroups(groups, changed)
@@ -247,7 +247,7 @@ func (g *group) currentImage() string {
 
 // registerAgain notes that no instance of the group is registered with the load balancers, so that the planner
 // registers all of them. For an instance that is registered already, the provider's call has no effect. But in the
-// State, it restarts the time in which unhealthy verdicts do not count (rule 59). Call with mu held.
+// State, the new registration restarts the time in which unhealthy verdicts do not count (rule 59). Call with mu held.
 func (g *group) registerAgain(now time.Time) {
 	for _, inst := range g.instances {
 		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now

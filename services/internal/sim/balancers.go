@@ -13,8 +13,8 @@ import (
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The fields below describe the answers that the leader of term received. rounds is the number of the latest
-	// answers that all called the VM unhealthy. refusedSince is the time of the first of these answers.
+	// The fields below describe the answers that the leader of term received. rounds counts the answers since the last
+	// one that did not call the VM unhealthy. refusedSince is the time of the first of these answers.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time

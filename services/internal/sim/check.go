@@ -279,14 +279,14 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 }
 
 // checkBalancer checks that the members of a load balancer are the instances of the groups that name it. After a change
-// of a group's load balancers, the former ones may keep members, because nothing records which load balancers those
-// were.
+// of a group's load balancers, the former load balancers may keep members, because no record lists the former load
+// balancers.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
-			// Another key consumed the nonce of an instance whose agent is refused. If the instance is an on-demand
-			// one, it stays forever, but must not be a member.
+			// An agent is refused if another key consumed its nonce. Its instance is never healthy, so it must not be a
+			// member. Only an on-demand instance stays in this state.
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}

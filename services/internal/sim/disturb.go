@@ -35,7 +35,8 @@ type lurking struct {
 	fire  func()
 }
 
-// loadUnseen is an operation of a leader: it loads the records in the bucket that differ from those that it knows.
+// loadUnseen is the name of a leader's operation, which loads the records in the bucket that differ from those that the
+// leader knows.
 const loadUnseen = "load unseen records"
 
 // lurksFor names the operations that faults wait for.
@@ -139,8 +140,9 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		}
 	case lockRemoved:
 		// Wait for at least four leases between two removals of the lock. A write that creates the lock cannot depend
-		// on a version, so two servers could lead. Do not remove the lock before the first leader has recorded its
-		// term, because servers would take the shard for a new one. docs/concepts/election.md forbids both.
+		// on a version, so two quick removals could produce two leaders. Do not remove the lock before the first leader
+		// has recorded its term, because servers would take the shard for a new one. docs/concepts/election.md forbids
+		// both.
 		if w.highest > 0 && w.sched.now.Sub(w.lockRemovedAt) > 4*w.longest() && ofShard("") {
 			w.lockRemovedAt = w.sched.now
 			if err := w.store.Delete(w.outside, lockKey); err != nil {

@@ -73,7 +73,7 @@ func (w *World) heir() *server {
 	return nil
 }
 
-// lockChanged records a version of the lock when it takes effect.
+// lockChanged records a new version of the lock when the write of that version takes effect.
 func (w *World) lockChanged(body []byte) {
 	before := w.lock
 	if body == nil {

@@ -31,8 +31,8 @@ func (w *World) returnTime() time.Duration {
 	return reconnect.MaxPause + reconnect.AttemptTimeout + w.reportInterval
 }
 
-// share counts the running instances of a group or of the shard. down lists those that have been silent or failing for
-// a long time, as the leader knows.
+// share counts the running instances of a group or of the shard. down lists the instances that the leader has known to
+// be silent or failing for a long time.
 type share struct {
 	running int
 	down    []ident.ID

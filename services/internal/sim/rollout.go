@@ -40,7 +40,7 @@ func (g *spec) drawRollout(d *dice, limited bool) {
 
 // checkRollout checks that an outdated instance may be replaced. decided is when the leader decided on the replacement.
 // wave is the number of replacements that are known to belong to the same decision. If the configuration has changed
-// since then, it checks nothing.
+// since the decision, checkRollout checks nothing.
 func (w *World) checkRollout(t *term, key config.GroupKey, id ident.ID, wave int, decided time.Time) {
 	g, ok := t.groups[key]
 	changed := t.rolloutAt[key]

@@ -31,8 +31,8 @@ func newScheduler(crashed func(why string)) *scheduler {
 	return &scheduler{now: epoch, crashed: crashed}
 }
 
-// event occurs at one instant. Exactly one of the fields do and wakes is set. The field wakes resumes a task without a
-// closure.
+// event occurs at one instant. Exactly one of its fields `do` and `wakes` is set. The field wakes resumes a task
+// without a closure.
 type event struct {
 	at    time.Duration
 	seq   uint64
@@ -244,7 +244,7 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 }
 
 // env returns the clock and the task functions for the tasks of p. skew returns the error of the machine's time of day.
-// Each new task calls started first and ended at its end.
+// The function started is called when a task is created, and ended when the task ends.
 func (s *scheduler) env(p *process, skew func() time.Duration, started, ended func()) tasks.Env {
 	run := func(name string, fn func()) {
 		started()

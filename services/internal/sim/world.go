@@ -34,8 +34,8 @@ type Options struct {
 	// Faulty is the first part of the run, in which faults occur. Quiet is the second part, in which the shard must
 	// converge. The shard must then stay converged for five minutes. If Quiet is zero, the run ends after Faulty.
 	Faulty, Quiet time.Duration
-	// Limited gives all groups windows and max_per_hour, and makes rollouts frequent. Servers then exchange only few
-	// messages.
+	// Limited gives all groups windows and max_per_hour, and makes rollouts frequent. The promises of heirs are then
+	// long, so that servers exchange only few messages.
 	Limited bool
 	// Log receives one line for each notable event. It may be nil.
 	Log func(format string, args ...any)
@@ -161,7 +161,7 @@ func (w *World) drawPromise() time.Duration {
 // mixed reports whether only some servers support heirs, as during the rollout of a configuration.
 func (w *World) mixed() bool { return w.promise > 0 && w.dice("mixed").IntN(6) == 0 }
 
-// electionOptions returns the options of a server.
+// electionOptions returns the options for the election of the server with the index i.
 func (w *World) electionOptions(i int) election.Options {
 	o := election.Options{Lease: w.lease, Renew: w.lease / 2}
 	if w.promise == 0 || w.mixed() && w.dice("knows of heirs", uint64(i)).IntN(2) == 0 {
