@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ports are the addresses that a server listens on, those at which clients reach the server, and those at which clients
-// reach the leader.
+// ports holds the addresses on which a server listens, at which clients reach this server, and at which clients reach
+// the leader.
 type ports struct {
 	bind      config.Addresses
 	advertise config.Addresses

@@ -12,7 +12,7 @@ import (
 )
 
 // elect takes part in the election until ctx ends. If a term cannot begin or ends with an error, elect releases the
-// lock, so that another server may lead, and takes part again after a pause. It returns only errors that a retry cannot
+// lock, so that another server may lead. After a pause, it takes part again. It returns only errors that a retry cannot
 // fix.
 func (s *server) elect(ctx context.Context) error {
 	for try := 1; ; try++ {

@@ -38,7 +38,8 @@ func (p *run) plannedGroups() uint64 {
 	return m.GetHistogram().GetSampleCount()
 }
 
-// TestChangedGroupIsAppliedAlone checks that only a changed group is planned, and that no boot script is read again.
+// TestChangedGroupIsAppliedAlone changes one group. The leader must plan only this group, and must not read any boot
+// script again.
 func TestChangedGroupIsAppliedAlone(t *testing.T) {
 	r := newTestShard(t)
 	store := &readCounter{Store: r.bucket, key: keys.File("boot.sh")}

@@ -149,8 +149,8 @@ func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
 	}
 }
 
-// write stores the groups and puts them in force. It returns ok false if another write came first. In this case, it has
-// read the groups again, and the caller must retry.
+// write stores the groups and puts them in force. If another writer stored the groups first, write reads them again and
+// returns ok false, and the caller must retry.
 func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
 	term := m.view().term
 	if groups.Term > term {

@@ -32,7 +32,7 @@ const (
 var ErrRestart = errors.New("the configuration needs a restart of the server")
 
 // ErrForSuccessor is the error of a [Trial] if the configuration is for the servers that will replace this one. For
-// example, it moves the leader's address to another network interface.
+// example, the configuration moves the leader's address to another network interface.
 var ErrForSuccessor = errors.New("the configuration is for servers that replace this one")
 
 // Status describes the configuration in force and the refused one.

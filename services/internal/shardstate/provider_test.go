@@ -36,8 +36,8 @@ func TestListed(t *testing.T) {
 	p.wantEvents(t, "the same list again")
 }
 
-// TestPartialList checks a list that lacks one host. The VMs of that host do not count as gone, but missing VMs of
-// another host do. Garbage collection waits for a list of all VMs.
+// TestPartialList checks a list without the VMs of one host. The VMs of that host do not count as gone, but missing VMs
+// of another host do. Garbage collection waits for a list of all VMs.
 func TestPartialList(t *testing.T) {
 	p := newPicture(t)
 	here, there, seen := p.serving(t), p.serving(t), p.serving(t)

@@ -1,5 +1,5 @@
-// Package shardstate holds the leader's view of its shard. It merges the bucket, the provider and the agents into one
-// State, and the planner's snapshots are copies of parts of it.
+// Package shardstate holds the leader's view of its shard. It merges information from the bucket, the provider and the
+// agents into one State. The planner gets copies of parts of the State, the snapshots.
 //
 // Invariant: a State belongs to one term of one leader and is discarded with it. It performs no writes and makes no
 // decisions. Every change marks the affected group as dirty and wakes the reconciler.

@@ -38,8 +38,8 @@ type share struct {
 	down    []ident.ID
 }
 
-// endCommonFault notes which instances must get time to recover from a fault that ends now. It ignores a fault so short
-// that instances may still be recovering from an earlier fault (planning rule 61).
+// endCommonFault notes which instances must get time to recover from a fault that ends now. It ignores a short fault,
+// because instances may still be recovering from an earlier one (planning rule 61).
 func (w *World) endCommonFault() {
 	s := w.acting()
 	if w.quiet || s == nil || s.fooled || w.recentlyFooled() {

@@ -1,6 +1,6 @@
 package sim
 
-// rule names one property that must hold, regardless of faults.
+// rule is the name of a property that must hold, regardless of faults.
 type rule string
 
 const (

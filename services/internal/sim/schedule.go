@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Injected is one fault of a run. Its ID names the occasion of the fault, such as one request of one server, or one
-// moment. The same occasion has the same ID in every run of the seed.
+// Injected is one fault of a run. Its ID identifies the occasion of the fault, such as one request of one server, or
+// one moment. The same occasion has the same ID in every run of the seed.
 type Injected struct {
 	ID   uint64
 	Kind Kind
