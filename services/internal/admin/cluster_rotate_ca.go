@@ -40,10 +40,10 @@ nonces, without an interruption, in four steps:
 After step 4 of "rotate-ca", unused operator nonces that were made before step 2 are no
 longer valid. Make new nonces.
 
-After each step of a CA rotation, leaders need up to three minutes to follow, and agents
-up to five more. A rotation takes about twenty minutes in total. If "rotate-ca" is interrupted or times
-out, the cluster keeps working. Run the command again, and it continues the rotation. If
-no rotation is under way, it starts a new one.
+After each step of a CA rotation, leaders need up to three minutes to use the new keys, and
+agents up to five more. A rotation takes about twenty minutes in total. If "rotate-ca" is
+interrupted or times out, the cluster keeps working. Run the command again, and it
+continues the rotation. If no rotation is under way, it starts a new one.
 
 In a CA rotation, operators need certificates of the new CA, too. nstance-operator renews
 its own. To renew the certificate in an identity directory, run "nstance-admin cluster

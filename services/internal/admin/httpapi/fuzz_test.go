@@ -9,21 +9,28 @@ import (
 	"testing"
 )
 
-// FuzzRequest sends arbitrary requests. No request may cause an internal error, and an error answer in JSON must be
-// valid JSON.
+// FuzzRequest sends arbitrary requests. No request may cause an internal error, and every refusal is JSON.
 func FuzzRequest(f *testing.F) {
 	x := newAPI(f, "")
+	close(x.ended) // so that event streams end immediately
 	for _, seed := range []struct{ method, path, query, body string }{
-		{"GET", "/v1/groups", "shard=a", ""}, {"GET", "/v1/instances", "all_shards=true&group=workers", ""},
-		{"GET", "/v1/status", "shard=c", ""},
-		{"PUT", "/v1/groups/workers", "shard=a", `{"size": 3}`}, {"POST", "/v1/instances", "shard=a",
-			`{"group": "workers", "vars": {"a": "b"}}`},
-		{"DELETE", "/v1/instances/wrk06gx5zsg2nrrqcrz0000000000", "shard=a&shard=b", "{}"},
-		{"POST", "/v1/config/refresh", "shard=a", "null"},
-		{"GET", "/openapi.json", "", ""}, {"PATCH", "/v1/groups/%2e%2e/x", "shard", `{"size": 1e99}`},
+		{"GET", "groups", "shard=a", ""}, {"GET", "instances", "all_shards=true&group=workers", ""},
+		{"GET", "group", "shard=a&group=workers", ""}, {"GET", "instance/explain", "shard=a&instance=x", ""},
+		{"GET", "status", "shard=a", ""}, {"GET", "events", "shard=a&since=1h", ""}, {"GET", "openapi.json", "", ""},
+		{"POST", "group/scale", "shard=a", `{"group": "workers", "size": 3}`},
+		{"POST", "group/create", "shard=a", `{"group": "workers", "size": 1e99}`},
+		{"POST", "instance/create", "shard=a", `{"group": "workers", "vars": {"a": "b"}}`},
+		{"POST", "instance/delete", "shard=a&shard=b", `{"instance": "wrk06gx5zsg2nrrqcrz0000000000"}`},
+		{"POST", "config/refresh", "shard=a", "null"}, {"POST", "server/step-down", "shard", "{}"},
 	} {
+		status, answer, _ := x.do(f, request{method: seed.method, path: "/" + seed.path + "?" + seed.query,
+			body: seed.body})
+		if status == http.StatusMethodNotAllowed || strings.Contains(answer, "/openapi.json describes what there is") {
+			f.Fatalf("%s %s: no route: %d, %s", seed.method, seed.path, status, answer)
+		}
 		f.Add(seed.method, seed.path, seed.query, seed.body)
 	}
+	f.Add("PATCH", "groups/%2e%2e/x", "shard", `{"size": 1e99}`)
 	f.Fuzz(func(t *testing.T, method, path, query, body string) {
 		target := (&url.URL{Path: "/" + path, RawQuery: query}).RequestURI()
 		if _, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + target +
@@ -34,8 +41,9 @@ func FuzzRequest(f *testing.F) {
 		if status >= 500 && status != http.StatusServiceUnavailable && status != http.StatusGatewayTimeout {
 			t.Errorf("%q %q %q: %d %s", method, target, body, status, answer)
 		}
-		if status >= 400 && header.Get("Content-Type") == "application/json" && !json.Valid([]byte(answer)) {
-			t.Errorf("%q %q: %q is no JSON", method, target, answer)
+		if kind := header.Get("Content-Type"); status >= 400 &&
+			(kind != "application/json" || !json.Valid([]byte(answer))) {
+			t.Errorf("%q %q: %d %s %q is no JSON", method, target, status, kind, answer)
 		}
 	})
 }
