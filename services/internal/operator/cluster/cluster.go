@@ -5,7 +5,7 @@
 //
 //   - There is one Cluster, named after Nstance's cluster and tenant. The operator keeps the fields that a user or
 //     Cluster API has set.
-//   - A deleted Cluster is not created again until a user asks for it. A ConfigMap records the deletion.
+//   - A deleted Cluster is not created again until a user asks for a new one. A ConfigMap records the deletion.
 package cluster
 
 import (
@@ -79,7 +79,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			}
 			return request
 		})).
-		// The first request creates the objects. Further requests follow whenever the result of kubeconfig.problem
+		// Reconcile once at the start, to create the objects. Reconcile again whenever the result of kubeconfig.problem
 		// changes.
 		WatchesRawSource(
 			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
@@ -98,7 +98,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 }
 
 // reconciler creates the Cluster and the NstanceCluster, updates the NstanceCluster's status, and records a deletion of
-// the Cluster. There is one worker.
+// the Cluster. Its fields need no lock, because it has only one worker.
 type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
@@ -136,8 +136,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{RequeueAfter: recordRecheck}, r.releaseInfraCluster(ctx, in.infra)
 	}
 	if in.infra != nil && !in.infra.DeletionTimestamp.IsZero() {
-		// The NstanceCluster was deleted without its Cluster. Once its deletion has finished, the operator creates the
-		// NstanceCluster again.
+		// The NstanceCluster was deleted without its Cluster. After this deletion, the operator creates a new
+		// NstanceCluster.
 		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
 	}
 	return scope.RetryConflict(r.maintain(ctx, in))
@@ -195,8 +195,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	return r.markInitialized(ctx, cluster)
 }
 
-// ensureInfraCluster creates the NstanceCluster if c is nil, and otherwise adds to c what is missing. A new
-// NstanceCluster has the finalizer from the start, so that no deletion escapes the operator.
+// ensureInfraCluster creates the NstanceCluster if c is nil. If c exists, it adds the finalizer and the endpoint if c
+// lacks them. A new NstanceCluster is created with the finalizer, so that every deletion is handled.
 func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceCluster) (*v1beta1.NstanceCluster,
 	error) {
 	if c == nil {

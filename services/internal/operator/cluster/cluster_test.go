@@ -39,7 +39,8 @@ import (
 
 const namespace = "nstance-system"
 
-// testReconciler is a reconciler over a Kubernetes in memory. Tokens are numbered and are valid for the requested time.
+// testReconciler is a reconciler with an in-memory Kubernetes API. It issues the tokens "token-1", "token-2" and so on,
+// with the requested lifetime.
 type testReconciler struct {
 	*reconciler
 	shards   *shardstest.Set
@@ -159,7 +160,7 @@ func TestClusterIsCreated(t *testing.T) {
 		t.Errorf("written again: %s", d)
 	}
 
-	// Add a shard. A shard that is no longer reachable keeps its known zone.
+	// Add the shard "north" and make the shard "west" unreachable. The zone of "west" must stay in the status.
 	w.shards.Add("north")
 	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
 	w.kubeconfig.err = nil
@@ -173,7 +174,8 @@ func TestClusterIsCreated(t *testing.T) {
 	}
 }
 
-// TestDeletedClusterStaysDeleted deletes the Cluster as Cluster API does: the NstanceCluster first.
+// TestDeletedClusterStaysDeleted checks that a deleted Cluster is not created again. As with Cluster API, the
+// NstanceCluster disappears before the Cluster.
 func TestDeletedClusterStaysDeleted(t *testing.T) {
 	w := newTestReconciler(t)
 	w.reconcile(t)
@@ -408,8 +410,8 @@ func TestKubeconfig(t *testing.T) {
 	})
 }
 
-// TestKubeconfigComesWithTheCluster checks that the Secret exists when the NstanceCluster becomes provisioned, also for
-// a Cluster that is created again while the Secret of its predecessor still exists.
+// TestKubeconfigComesWithTheCluster checks that the Secret exists once the NstanceCluster is provisioned. It repeats
+// this for a second Cluster, which is created while the Secret of the first one still exists.
 func TestKubeconfigComesWithTheCluster(t *testing.T) {
 	w := newTestReconciler(t)
 	mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))
@@ -426,7 +428,8 @@ func TestKubeconfigComesWithTheCluster(t *testing.T) {
 	}
 }
 
-// An operator with the rights of an administrator, as in a development cluster, creates the account and its permissions.
+// An operator with the rights of an administrator, as in a development cluster, creates the account and its permissions
+// itself.
 func TestKubeconfigCreatesTheAccount(t *testing.T) {
 	w := newTestReconciler(t)
 	w.reconcile(t)
@@ -538,8 +541,8 @@ func FuzzParseKubeconfig(f *testing.F) {
 	})
 }
 
-// TestFollowsTheKubeconfig checks that the operator ends when the kubeconfig changes, so that it starts with the new
-// one. It ignores a kubeconfig that is invalid or missing.
+// TestFollowsTheKubeconfig checks that the operator exits when the kubeconfig changes. After its restart, the operator
+// uses the new kubeconfig. The operator ignores a kubeconfig that is invalid or missing.
 func TestFollowsTheKubeconfig(t *testing.T) {
 	at := types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"}
 	first, second := kubeconfigOf("", "token: first"), kubeconfigOf("", "token: second")

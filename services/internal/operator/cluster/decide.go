@@ -75,8 +75,8 @@ func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv
 }
 
 // markInitialized sets the condition that the Cluster's control plane is initialized. Until then, Cluster API's core
-// ignores Nodes. The core itself derives this condition only from a control plane object or its machines, which Nstance
-// does not have. The core does not change the condition once it is true.
+// ignores Nodes. The core sets the condition only if there is a control plane object or a control plane Machine.
+// Nstance has neither. Once the condition is true, the core does not change it.
 func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster.Spec.ControlPlaneRef.IsDefined() || cluster.Spec.Topology.IsDefined() ||
 		meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterControlPlaneInitializedCondition) {

@@ -27,7 +27,7 @@ const (
 	ended  phase = "ended"  // the Cluster was deleted and stays deleted
 )
 
-// phaseInput is everything that the phase depends on.
+// phaseInput is everything that determines the phase of the Cluster.
 type phaseInput struct {
 	// cluster and infra are the Cluster and the NstanceCluster, nil if they do not exist.
 	cluster *clusterv1.Cluster
@@ -38,8 +38,9 @@ type phaseInput struct {
 	recreate bool
 }
 
-// decidePhase returns the phase. Cluster API deletes the NstanceCluster only when the Cluster is deleted. So if the
-// NstanceCluster is being deleted and there is no Cluster, the Cluster was deleted and no record was made.
+// decidePhase returns the phase of the Cluster. Cluster API deletes the NstanceCluster only when the Cluster is
+// deleted. So an NstanceCluster that is being deleted, without a Cluster and without a record, means that the Cluster
+// was deleted and its deletion was not recorded.
 func decidePhase(in phaseInput) phase {
 	switch {
 	case in.cluster != nil && in.cluster.DeletionTimestamp.IsZero():
@@ -59,8 +60,8 @@ func decidePhase(in phaseInput) phase {
 	return living
 }
 
-// end records the deletion of the Cluster, reports what the deletion waits for, and finally removes the
-// NstanceCluster's finalizer.
+// end handles a Cluster that is being deleted. It records the deletion, reports what the deletion waits for, and
+// finally removes the NstanceCluster's finalizer.
 func (r *reconciler) end(ctx context.Context, in phaseInput) (reconcile.Result, error) {
 	if err := r.createRecord(ctx); err != nil {
 		return reconcile.Result{}, err

@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// FuzzEndpoint checks that an accepted API server address fits into a Cluster, and that parsing its text again gives
-// the same address.
+// FuzzEndpoint checks that an accepted address of an API server has a valid host and port. Formatting and parsing the
+// address again must give the same address.
 func FuzzEndpoint(f *testing.F) {
 	for _, text := range []string{"https://api:6443", "http://api", "api", "api:6443", "10.0.0.1:443",
 		"https://[::1]:6443/prefix", "[::1]", "https://", "https://api:0", "https://u:p@api?x", "://", "api:x"} {
@@ -39,7 +39,8 @@ type netAddr struct {
 	port int32
 }
 
-// String returns the address as it is written in a URL: the zone of an IPv6 address follows %25 (RFC 6874).
+// String returns the address in the form used in a URL. There, "%25" separates an IPv6 address from its zone (RFC
+// 6874).
 func (a *netAddr) String() string {
 	return net.JoinHostPort(strings.ReplaceAll(a.host, "%", "%25"), strconv.Itoa(int(a.port)))
 }

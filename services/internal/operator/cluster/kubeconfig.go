@@ -35,8 +35,8 @@ const (
 // KubeconfigSecret returns the name of the Secret with a Cluster's kubeconfig (Cluster API contract).
 func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 
-// kubeconfigKeeper maintains the Secret with which Cluster API's core reaches the workload cluster. Tokens in this
-// Secret last an hour.
+// kubeconfigKeeper maintains the Secret with which Cluster API's core reaches the workload cluster. The token in this
+// Secret is valid for an hour.
 type kubeconfigKeeper struct {
 	Options
 
@@ -80,7 +80,7 @@ func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
 
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=serviceaccounts/token,resourceNames=nstance-capi-workload,verbs=create
 
-// run maintains the kubeconfig until ctx ends. A failure causes an event and a retry.
+// run maintains the kubeconfig until ctx ends. After a failure, it records an event and tries again.
 func (k *kubeconfigKeeper) run(ctx context.Context) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 2 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
 		MaxInterval: time.Minute}
@@ -141,8 +141,8 @@ func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 // errNoCluster is returned while the Cluster that owns the Secret does not exist.
 var errNoCluster = errors.New("the Cluster has not been created yet")
 
-// ensureSecret creates the Secret, or renews it when half of the token's lifetime has passed or the Secret belongs to
-// an earlier Cluster. If cluster is nil, ensureSecret reads the Cluster from the cache.
+// ensureSecret creates the Secret if it is missing. It renews the Secret after half of the token's lifetime, or if the
+// Secret belongs to an earlier Cluster. If cluster is nil, ensureSecret reads the Cluster from the cache.
 func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster == nil {
 		cluster = &clusterv1.Cluster{}
@@ -203,7 +203,8 @@ func isForeign(secret *corev1.Secret, cluster *clusterv1.Cluster) bool {
 	})
 }
 
-// newKubeconfigText requests a token and returns a kubeconfig with it, and the token's expiry.
+// newKubeconfigText requests a token. It returns a kubeconfig that contains the token, and the time at which the token
+// expires.
 func (k *kubeconfigKeeper) newKubeconfigText(ctx context.Context) ([]byte, time.Time, error) {
 	seconds := int64(tokenLife / time.Second)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}

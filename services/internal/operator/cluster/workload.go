@@ -24,9 +24,9 @@ import (
 
 // WorkloadOptions configures [OpenWorkload].
 type WorkloadOptions struct {
-	// Namespace, Cluster and Tenant name the Secret that contains the kubeconfig.
+	// The name of the Secret that contains the kubeconfig consists of Namespace, Cluster and Tenant.
 	Namespace, Cluster, Tenant string
-	// External reports whether the workload cluster is another cluster than the operator's own.
+	// External means that the workload cluster is not the operator's own cluster.
 	External bool
 	// Adjust sets the operator's client settings (such as rate limits) in a client configuration. Optional.
 	Adjust func(*rest.Config)
@@ -35,9 +35,9 @@ type WorkloadOptions struct {
 	Log     *slog.Logger
 }
 
-// OpenWorkload returns the workload cluster, which has the Nodes and Pods. The workload cluster is the manager's own
-// cluster, or an external one. For an external one, a Secret with its kubeconfig must exist. When the kubeconfig
-// changes, the manager ends with an error, and the next start uses the new one.
+// OpenWorkload returns the workload cluster, in which the Nodes and Pods are. This is the manager's own cluster or an
+// external one. For an external cluster, the manager's cluster must have a Secret with its kubeconfig. When that
+// kubeconfig changes, the manager exits with an error. After its restart, it uses the new kubeconfig.
 func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
 	if !o.External {
 		return mgr, nil
@@ -121,7 +121,7 @@ func checkSelfContained(c *clientcmdapi.Config) error {
 }
 
 // waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks the kubeconfig
-// at each tick. If ticks is nil, it checks once in the time recheck.
+// whenever it receives from ticks. If ticks is nil, it checks once a minute.
 func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
 	ticks <-chan time.Time, log *slog.Logger) error {
 	if ticks == nil {
