@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// coordinator runs one task for each pending drain. On every change it compares the tasks with the pending drains.
+// coordinator runs one task for each pending drain. Whenever an instance or a shard changes, it compares its tasks with
+// the pending drains.
 type coordinator struct {
 	scope.Scope
 	workload cluster.Cluster      // the cluster with the Nodes
@@ -39,7 +40,7 @@ type coordinator struct {
 type key struct{ shard, instance string }
 
 const (
-	// minInterval is the shortest time between two runs of a loop, and maxInterval the longest.
+	// Each loop runs again after minInterval at the earliest, and after maxInterval at the latest.
 	minInterval = 20 * time.Millisecond
 	maxInterval = 30 * time.Second
 	// repeatAfter is the time after which the operator repeats an acknowledged drain that the shard still reports as
@@ -47,7 +48,7 @@ const (
 	repeatAfter = 30 * time.Second
 )
 
-// Reasons for stopping a drain early.
+// These errors are the reasons for stopping a drain early.
 var (
 	errDeadline = errors.New("the deadline has passed")
 	errVMGone   = errors.New("the VM is gone")
@@ -100,15 +101,15 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(co
 		case <-ticker.C:
 		}
 		check(ctx)
-		// Changes that arrive together are handled together.
+		// Wait a little, so that the next check handles all changes of this time together.
 		if tasks.Sleep(ctx, minInterval) != nil {
 			return
 		}
 	}
 }
 
-// updateTasks starts tasks for new drains, updates the tasks of known ones, and cancels the tasks of drains that are no
-// longer pending.
+// updateTasks starts a task for each new drain and passes the current state of each drain to its task. It cancels the
+// tasks of drains that are no longer pending.
 func (c *coordinator) updateTasks(ctx context.Context) {
 	pending := map[key]bool{}
 	for _, shard := range c.Shards.All() {

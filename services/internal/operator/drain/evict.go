@@ -28,16 +28,18 @@ func (t *task) cordon(ctx context.Context, nodes []corev1.Node) error {
 	return nil
 }
 
-// evict evicts the pods of the Nodes and waits until they have ended.
+// evict evicts the pods of the Nodes and waits until the pods have ended.
 func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	h := t.kubectlHelper(ctx)
 	for i := range nodes {
 		if kubeletSilent(&nodes[i]) {
-			// A silent kubelet never reports the end of a pod, so do not wait for that.
+			// A kubelet that has stopped reporting does not report the end of a pod either. So do not wait for a pod
+			// that was deleted more than a second ago.
 			h.SkipWaitForDeleteTimeoutSeconds = 1
 		}
 	}
-	// A pod may have been bound just before the Node was cordoned. A later pass of this loop finds it.
+	// Another pod may have been bound to the Node just before the Node was cordoned. So list the pods again after the
+	// eviction.
 	for range 3 {
 		pods, err := podsToEvict(h, nodes)
 		if err != nil || len(pods) == 0 {
@@ -53,8 +55,9 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	return errors.New("evict: new pods keep appearing on a cordoned Node")
 }
 
-// runUntilDone calls do and returns its error, or the cause when ctx ends. It does not wait for do after ctx has ended,
-// because kubectl's pause after a refused eviction cannot be interrupted. It logs the remaining pods every minute.
+// runUntilDone calls the function do and returns its error. If ctx ends first, runUntilDone returns the cause and does
+// not wait for do. The reason is that kubectl's pause after a refused eviction cannot be interrupted. Meanwhile,
+// runUntilDone logs the remaining pods every minute.
 func (t *task) runUntilDone(ctx context.Context, nodes []corev1.Node, do func() error) error {
 	done := make(chan error, 1)
 	t.work.Go(func() { done <- do() })
@@ -95,7 +98,7 @@ func podsToEvict(h *drain.Helper, nodes []corev1.Node) (pods []corev1.Pod, err e
 	return pods, nil
 }
 
-// podsOn returns the names of the pods that are still to be evicted.
+// podsOn returns the names of the pods on the Nodes that must still be evicted.
 func (t *task) podsOn(ctx context.Context, nodes []corev1.Node) (out []string, err error) {
 	pods, err := podsToEvict(t.kubectlHelper(ctx), nodes)
 	for i := range pods {

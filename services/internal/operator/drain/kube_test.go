@@ -75,7 +75,7 @@ func (kube *testKubernetes) eventually(what string, is func() bool) {
 // pause waits for a time in which nothing should happen.
 func (kube *testKubernetes) pause(d time.Duration) { <-time.After(d) }
 
-// start starts a coordinator, as a newly elected process would.
+// start starts a new coordinator, like a process that has just become the leader.
 func (kube *testKubernetes) start() {
 	kube.Helper()
 	scheme := runtime.NewScheme()
@@ -122,7 +122,7 @@ func (kube *testKubernetes) instance(pods ...func(node string) client.Object) (i
 	for _, pod := range pods {
 		object := pod(node)
 		kube.mustSucceed(kube.client.Create(kube.Context(), object))
-		// A PodDisruptionBudget protects only running pods.
+		// Mark the pod as running: a PodDisruptionBudget protects only running pods.
 		running := object.(*corev1.Pod)
 		running.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
@@ -147,8 +147,8 @@ func podOn(name string, change ...func(*corev1.Pod)) func(string) client.Object 
 	}
 }
 
-// addBudget protects a pod with a disruption budget. The test itself writes the budget's status. allow permits one
-// eviction.
+// addBudget protects a pod with a PodDisruptionBudget. The test writes the budget's status, because no controller runs
+// here. The function allow permits one eviction.
 func (kube *testKubernetes) addBudget(name string) (allow func()) {
 	kube.Helper()
 	one := intstr.FromInt32(1)
@@ -158,7 +158,7 @@ func (kube *testKubernetes) addBudget(name string) (allow func()) {
 	kube.mustSucceed(kube.client.Create(kube.Context(), pdb))
 	set := func(allowed int32) {
 		kube.Helper()
-		// the API server also writes the status at an eviction
+		// The API server writes this status at an eviction, so the update may conflict.
 		kube.mustSucceed(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error {
 			if err := kube.client.Get(kube.Context(), client.ObjectKeyFromObject(pdb), pdb); err != nil {
 				return err
@@ -284,7 +284,7 @@ func TestDrains(t *testing.T) {
 			kube.T = t
 			kube.metrics, err = registerMetrics(prometheus.NewRegistry())
 			kube.mustSucceed(err)
-			// Every case has its own shard, so that the Nodes differ.
+			// Every case has its own shard, so the instance IDs and Nodes of two cases differ.
 			id := "s" + string(rune('a'+i))
 			kube.shards = shardstest.New(id)
 			kube.shard = kube.shards.Of(id)
@@ -415,8 +415,8 @@ func testRestart(kube *testKubernetes) {
 	}
 	kube.start()
 	kube.eventually("acknowledged", func() bool {
-		// An eviction that was in flight when the operator stopped may have used up the budget without deleting the
-		// pod. A disruption controller, which this API server lacks, would correct the budget.
+		// The operator may have been stopped during an eviction. The budget may then be used up although the pod still
+		// exists. A disruption controller would correct the budget, but this API server has none.
 		if kube.hasPod("restart-web") {
 			allow()
 		}
@@ -463,8 +463,8 @@ func testLostShard(kube *testKubernetes) {
 	kube.eventually("acknowledged", kube.hasAcknowledged(id))
 }
 
-// testUrgency checks the order of drains: while two drains hold both slots, two more wait. The one with the earlier
-// deadline gets the next slot.
+// testUrgency checks the order of drains. Two drains use both slots while two other drains wait. The waiting drain with
+// the earlier deadline must get the next slot.
 func testUrgency(kube *testKubernetes) {
 	allow := kube.addBudget("urgent-0")
 	kube.addBudget("urgent-1")
@@ -506,8 +506,8 @@ func testNodeRemoval(kube *testKubernetes) {
 			return kube.node(name).Annotations[v1beta1.InstanceAnnotation] == kube.shard.ID()+"/"+id
 		})
 	}
-	// While no operator runs, the instance is deleted. The shard's mirror, which is the operator's copy of the
-	// instances, loses it too. When the operator starts, the mirror is not synced yet.
+	// While no operator runs, an instance is deleted, in the shard and in the mirror (the operator's copy of the
+	// instances). When the operator starts, the mirror is not synced yet.
 	kube.stop()
 	kube.shard.Kill(dies)
 	kube.shard.Forget(dies)

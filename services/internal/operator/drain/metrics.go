@@ -41,7 +41,8 @@ func DescribeMetrics(out chan<- *prometheus.Desc) {
 	m.duration.Describe(out)
 }
 
-// registerMetrics registers the metrics, or returns those of an earlier manager in this process.
+// registerMetrics registers the metrics. If an earlier manager in this process has registered them, registerMetrics
+// returns those.
 func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
 	i := newMetrics()
 	var there prometheus.AlreadyRegisteredError

@@ -85,7 +85,8 @@ func FuzzParseMark(f *testing.F) {
 	})
 }
 
-// TestSlots checks that the earliest current deadline gets the next slot.
+// TestSlots checks that a free slot goes to the drain with the earliest deadline at that moment, since deadlines
+// change.
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slots{free: 1}

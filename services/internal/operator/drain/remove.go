@@ -20,16 +20,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// While an instance exists, its Node carries an annotation with the instance's ID. The annotation identifies the Node
-// after the instance is gone, also after a restart.
+// The operator annotates the Node of each existing instance with the instance's ID. Once the instance is gone, the
+// annotation tells which instance the Node belonged to. A restart of the operator does not lose it.
 
-// nodeRemover is the state of the removal of Nodes, kept in memory. Losing it costs only a few additional calls.
+// nodeRemover is what the removal of Nodes keeps in memory. If it is lost, the operator only makes a few additional
+// calls.
 type nodeRemover struct {
 	mu sync.Mutex
 	// changed are the instances about which mirrors have sent a notification. If such an instance was deleted, its Node
 	// may not have the annotation yet.
 	changed map[key]bool
-	// busy are the shards with a running query. queried is the time of the last query about an instance.
+	// busy contains the shards with a running query. queried maps each instance to the time of the last query about it.
 	busy    map[string]bool
 	queried map[key]time.Time
 }
@@ -38,7 +39,8 @@ func newRemover() nodeRemover {
 	return nodeRemover{changed: map[key]bool{}, busy: map[string]bool{}, queried: map[key]time.Time{}}
 }
 
-// recordChange records a change. It is safe for concurrent use.
+// recordChange records that an instance has changed. It ignores changes of a shard's state. It is safe for concurrent
+// use.
 func (r *nodeRemover) recordChange(change shards.Change) {
 	if change.Kind == shards.ShardState {
 		return
@@ -164,7 +166,8 @@ func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[strin
 		}
 		i, ok := shard.Instance(k.instance)
 		if !ok || i.GetState() != "deleted" {
-			// Forget the change: the instance is live, or a later notification will follow.
+			// Forget the notification, because the instance is not deleted. If it is deleted later, the mirror sends
+			// another one.
 			delete(c.remover.changed, k)
 			continue
 		}

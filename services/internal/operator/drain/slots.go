@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// slots limits the number of concurrent drains. A free slot goes to the waiting drain with the earliest deadline, so
-// that a spot instance with two minutes left does not wait for a drain that has an hour.
+// slots limits the number of concurrent drains. A free slot goes to the waiting drain with the earliest deadline. So a
+// spot instance with two minutes left does not wait for a drain that has an hour.
 type slots struct {
 	mu      sync.Mutex
 	free    int
@@ -45,7 +45,7 @@ func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 		}
 	}
 	s.mu.Unlock()
-	// ctx has ended, but the slot was granted at the same moment.
+	// The slot was granted just when ctx ended, so return the slot.
 	s.release()
 	return false
 }

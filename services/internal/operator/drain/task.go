@@ -64,8 +64,8 @@ func remaining(d shards.Drain) time.Duration {
 	return max(0, left-min(maxMargin, left/10))
 }
 
-// setDrain stores the current state of the drain. A spot notice may bring the deadline forward. The VM may also end
-// before the deadline.
+// setDrain stores the current state of the drain. It adjusts the timer, because a spot notice can make the deadline
+// earlier. If the VM no longer runs, setDrain stops the eviction.
 func (t *task) setDrain(d shards.Drain) {
 	t.mu.Lock()
 	moved := !d.Deadline.Equal(t.drain.Deadline)
@@ -126,7 +126,7 @@ func (t *task) finishedBefore(at time.Time) bool {
 	return !t.finished.IsZero() && t.finished.Before(at)
 }
 
-// contexts returns the contexts of the task and of the eviction.
+// contexts returns the context of the whole task and the context of the eviction (work).
 func (t *task) contexts(ctx context.Context) (whole, work context.Context, done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -222,7 +222,8 @@ func (t *task) evacuate(ctx context.Context) result {
 	}
 }
 
-// resultOfStopped returns the result of a drain that was stopped early. last is the last error, or nil.
+// resultOfStopped returns the result of a drain that was stopped early for the reason why. last is the last error, or
+// nil.
 func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) result {
 	switch {
 	case errors.Is(why, errVMGone):
@@ -262,7 +263,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 		case codes.OK:
 			return true
 		case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument:
-			// The instance is gone or is no longer to be deleted.
+			// Either the instance is gone, or the server does not want to delete it any more.
 			t.log.Info("the server no longer waits for the drain", "answer", status.Convert(err).Message())
 			return true
 		default:
@@ -277,7 +278,8 @@ func (t *task) acknowledge(ctx context.Context) bool {
 	}
 }
 
-// nodesOf returns the Nodes that have the given provider ID. A VM that registered again under another name has two.
+// nodesOf returns the Nodes that have the given provider ID. There are two if the VM's kubelet has registered a second
+// time under another Node name.
 func (t *task) nodesOf(ctx context.Context, providerID string) ([]corev1.Node, error) {
 	if providerID == "" {
 		return nil, nil
