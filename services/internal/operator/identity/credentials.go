@@ -17,14 +17,14 @@ import (
 var ErrNone = errors.New("the operator is not registered yet")
 
 // Credentials returns credentials for connections to the servers of a shard. Each handshake uses the current
-// certificate and CA, so a renewal needs no restart. The peer must be a server of the cluster and the shard, with a
-// certificate for the dialled name.
+// certificate and CA, so a renewal needs no restart. The peer must be a server of this cluster and shard, and its
+// certificate must contain the dialled name.
 func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
 	return k.transport(shard, true)
 }
 
-// shardTransport makes TLS connections to one shard. It presents the operator's certificate, except for the
-// registration.
+// shardTransport makes TLS connections to one shard. Except for the registration, it presents the operator's
+// certificate.
 type shardTransport struct {
 	credentials.TransportCredentials // for the methods that a client does not call
 
@@ -91,7 +91,7 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// closeOthers closes the connections that were made with another identity. Their users connect again.
+// closeOthers closes the connections that were made with another identity. The gRPC clients then connect again.
 func (k *Keeper) closeOthers(current *Identity) {
 	k.mu.Lock()
 	var others []net.Conn

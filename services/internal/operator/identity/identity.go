@@ -1,9 +1,9 @@
 // Package identity manages the operator's identity: its key and certificate in Secrets, the cluster CA that it trusts,
 // its registration and the renewal of its certificate.
 //
-// Invariant: a key is stored before a certificate is requested for it, and a stored value is replaced only after its
-// replacement was checked. A registration that is interrupted continues after a restart: the same key and nonce get the
-// certificate.
+// Invariant: the operator stores a key before it requests a certificate for the key, and checks a new value before it
+// replaces the stored one. An interrupted registration continues after a restart, because the server issues a
+// certificate again for the same key and nonce.
 package identity
 
 import (
@@ -59,8 +59,8 @@ func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, te
 			"the certificate is for cluster %s, tenant %s; the operator is configured for cluster %s, tenant %s",
 			who.Cluster, who.Tenant, k.Cluster, k.Tenant)
 	}
-	// Verify at the certificate's own start time, because the clocks of operator and server may differ. The callers
-	// check the expiry.
+	// Verify the signature as of the certificate's start time, because the clocks of operator and server may differ.
+	// The callers check the expiry.
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots.pool, CurrentTime: leaf.NotBefore,
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return nil, err

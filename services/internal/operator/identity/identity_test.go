@@ -72,7 +72,8 @@ func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOpera
 	return answer, err
 }
 
-// testShard is shard "a" of cluster "example", and a Kubernetes with the admin's objects for tenant "prod".
+// testShard is shard "a" of cluster "example", with a Kubernetes API that has the objects an administrator creates for
+// tenant "prod".
 type testShard struct {
 	*leadertest.Leader
 	front *front
@@ -216,7 +217,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Errorf("second start: %v, %d registrations", err, w.front.calls)
 	}
 
-	// A lost or damaged key Secret is restored from the certificate's Secret, and the reverse.
+	// Ensure restores the key's Secret from the certificate's Secret if the former is lost or damaged. It also does the
+	// reverse.
 	w.remove(t, "nstance-operator-key")
 	if _, err := w.ensure(t.Context()); err != nil {
 		t.Error(err)
@@ -240,8 +242,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 // errKilled is the error of every request of a killed client.
 var errKilled = errors.New("killed")
 
-// killed returns a client that is killed at its n-th request, counted from 1. That request fails before or after it
-// takes effect, and all later requests fail. asked counts the requests.
+// killed returns a client that is killed at its n-th request, counted from 1. If after is true, that request still
+// takes effect. All later requests fail. asked counts the requests.
 func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client {
 	do := func(run func() error) error {
 		*asked++
@@ -323,7 +325,7 @@ func TestLostAnswer(t *testing.T) {
 func TestRegistersWithAnyShard(t *testing.T) {
 	w := newTestShard(t)
 	k := w.keeper(w.kube)
-	// Shard "0" is tried first and has no listener. The address of shard "b" is that of a server of another shard.
+	// Nothing listens at the address of shard "0". The address of shard "b" belongs to a server of shard "a".
 	err := k.Ensure(t.Context(), map[string]string{"0": "127.0.0.1:1", "b": w.addr})
 	if err == nil || !strings.Contains(err.Error(), "shard 0: ") || !strings.Contains(err.Error(),
 		"wrong peer: a server of shard a, want shard b") {
@@ -475,8 +477,8 @@ func TestRenews(t *testing.T) {
 		}
 	}
 
-	// The server issues a certificate for the new key. An interrupted renewal is repeated for the same key, also after
-	// a restart.
+	// This server issues a certificate for the key in the request. An operator whose renewal was interrupted must
+	// request the same key again, even after a restart.
 	var asked []ed25519.PublicKey
 	rekey := func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 		error) {
@@ -561,7 +563,8 @@ func TestRunRenewsInTime(t *testing.T) {
 		if len(asked) != before+1 {
 			t.Errorf("%d renewals after the server asked for one", len(asked)-before)
 		}
-		// An unreadable CA bundle is ignored. After a change to another CA, certificates of the first CA are refused.
+		// Change the CA bundle. The operator must ignore an unreadable bundle. With the bundle of another CA, it must
+		// refuse certificates of the first CA.
 		trust := func(text string) {
 			cm := identitytest.CA(cluster)
 			cm.Data[identity.CAKey] = text
@@ -589,8 +592,8 @@ func TestRunRenewsInTime(t *testing.T) {
 	})
 }
 
-// TestRestoresDeletedSecrets checks that Run writes the Secrets of the identity again, with the CA bundle of the
-// certificate, and records an event.
+// TestRestoresDeletedSecrets checks that Run creates the deleted Secrets of the identity again, with their earlier
+// content, and records an event.
 func TestRestoresDeletedSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster := fleettest.NewCluster(t, "demo")
@@ -642,8 +645,8 @@ func TestRestoresDeletedSecrets(t *testing.T) {
 	})
 }
 
-// TestRenewsDuringRotation checks that a renewal brings a new CA, which the operator trusts from then on, also after a
-// restart.
+// TestRenewsDuringRotation checks that the operator trusts a new CA that a server sends with a renewed certificate. The
+// operator must still trust it after a restart.
 func TestRenewsDuringRotation(t *testing.T) {
 	w := newTestShard(t)
 	k, err := w.ensure(t.Context())

@@ -41,7 +41,7 @@ type Options struct {
 	Namespace string
 	// Names of the ConfigMap and the Secrets.
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
-	// Cluster and Tenant are those that the operator works for.
+	// The operator works for this cluster and this tenant.
 	Cluster, Tenant string
 	// Rand is crypto/rand.Reader except in tests.
 	Rand io.Reader
@@ -72,14 +72,15 @@ func New(o Options) *Keeper { return &Keeper{Options: o} }
 // Current returns the identity, nil before [Keeper.Ensure] has returned.
 func (k *Keeper) Current() *Identity { return k.current.Load() }
 
-// The Role is namespaced, because the operator needs no Secrets of other namespaces. It cannot be limited to certain
-// Secrets, because their names depend on environment variables and on the cluster.
+// The Role is namespaced, because the operator needs no Secrets of other namespaces. The Role does not list the names
+// of the Secrets, because these names depend on environment variables and on the cluster.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
 
 // Ensure loads the stored identity, or registers with one of the shards. shards maps each shard to its registration
-// address. The error names the fix: provide the CA or the nonce, or repair the shards that refuse the registration.
+// address. An error says what the user must do: provide the CA or the nonce, or repair the shards that refuse the
+// registration.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 	roots, err := k.readTrust(ctx)
 	if err != nil {
@@ -147,7 +148,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 		if !apierrors.IsAlreadyExists(err) {
 			return key, certificate, err
 		}
-		// Without leader election, another operator of the same rollout was faster. Use its key.
+		// Without leader election, another operator of the same rollout may store its key first. Use that key.
 		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
 			return nil, nil, err
 		}
@@ -158,7 +159,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 	}
 	if next := secret.Data[NextPrivateKey]; certificate != nil && len(next) > 0 &&
 		bytes.Equal(next, certificate.Data[corev1.TLSPrivateKeyKey]) {
-		// Complete a renewal that was interrupted after its certificate was stored.
+		// A renewal was interrupted after its certificate was stored. Complete it.
 		secret.Data[PrivateKey] = next
 		delete(secret.Data, NextPrivateKey)
 		secret.Data[PublicKey] = nil // corrected below
@@ -218,7 +219,8 @@ func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.Pr
 	return key, k.updateKeys(ctx, secret)
 }
 
-// replaceKey stores the key of the current certificate as the operator's key.
+// replaceKey stores key, the key of the current certificate, in the operator's key Secret. It removes the next key from
+// there.
 func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) (err error) {
 	delete(secret.Data, NextPrivateKey)
 	if secret.Data[PrivateKey], secret.Data[PublicKey], err = encodeKey(key); err != nil {
@@ -234,7 +236,7 @@ func (k *Keeper) updateKeys(ctx context.Context, secret *corev1.Secret) error {
 	return nil
 }
 
-// createKey stores a key in the key's Secret. If key is nil, it generates one.
+// createKey stores a key in the operator's key Secret. If key is nil, createKey generates one.
 func (k *Keeper) createKey(ctx context.Context, key ed25519.PrivateKey) (ed25519.PrivateKey, error) {
 	if key == nil {
 		var err error
@@ -304,7 +306,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Keep the other keys of the Secret.
+		// Keep the entries of the Secret that data does not contain.
 		if secret.Data == nil {
 			secret.Data = map[string][]byte{}
 		}
@@ -351,7 +353,7 @@ var _ prometheus.Collector = (*Keeper)(nil)
 // Describe implements prometheus.Collector.
 func (k *Keeper) Describe(out chan<- *prometheus.Desc) { out <- expiryDesc }
 
-// Collect implements prometheus.Collector. A standby operator has no certificate and no metric.
+// Collect implements prometheus.Collector. A standby operator exports no metric, because it has no certificate.
 func (k *Keeper) Collect(out chan<- prometheus.Metric) {
 	if identity := k.current.Load(); identity != nil {
 		out <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, float64(identity.Leaf.NotAfter.Unix()))

@@ -56,7 +56,7 @@ func (k *Keeper) register(ctx context.Context, key ed25519.PrivateKey, roots *tr
 	return nil, fmt.Errorf("no shard has registered the operator: %w", errors.Join(problems...))
 }
 
-// readNonce reads the registration nonce. reason says why it is needed.
+// readNonce reads the registration nonce. reason says why the operator must register.
 func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 	const hint = "create one with nstance-admin cluster nonce"
 	secret, err := k.readSecret(ctx, k.NonceSecret)
@@ -82,8 +82,8 @@ func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 	return string(text), nil
 }
 
-// registerWithShard registers with one shard at the given address. If the server at that address names the leader,
-// registerWithShard tries the leader once.
+// registerWithShard registers with one shard at the given address. If that server is a standby and knows the leader's
+// address, registerWithShard then tries the leader once.
 func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
 	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
 	var answer *nstancev1.RegisterOperatorResponse

@@ -13,15 +13,16 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// checkInterval is the time between two reads of the CA bundle and checks of the certificate.
+// checkInterval is the time between two checks of the identity. A check reads the CA bundle and looks whether the
+// certificate is due for renewal.
 const checkInterval = time.Minute
 
 // Renewer requests from a shard a new certificate for a key.
 type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 	error)
 
-// Run maintains the identity until ctx ends, then returns nil. It renews the certificate at two thirds of its life, or
-// when a server asks for it. It also follows changes of the CA bundle and restores deleted Secrets. Run logs and
+// Run maintains the identity until ctx ends, then returns nil. It renews the certificate after two thirds of its life,
+// or earlier when a server asks for that. It also reloads the CA bundle and restores deleted Secrets. Run logs and
 // retries failures. If the certificate expires, Run returns an error: the process must restart to register again.
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
@@ -46,7 +47,8 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() || now.Before(retry) {
 			continue
 		}
-		// Clear the request before the renewal: a server may ask for the next renewal as soon as this one has ended.
+		// Clear the server's request for an early renewal before the renewal. As soon as the renewal has ended, a
+		// server may request another one.
 		early := k.renewEarly.Swap(false)
 		if err := k.Renew(ctx, renew); err != nil {
 			if early {
@@ -114,7 +116,8 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	if err != nil {
 		return fmt.Errorf("unusable certificate from the server: %w", err)
 	}
-	// An equal expiry is accepted: near the end of a CA's life, all its certificates expire with the CA.
+	// The new certificate may expire at the same time as the current one. Near the end of a CA's life, all its
+	// certificates expire together with the CA.
 	if identity.Leaf.NotAfter.Before(now.Leaf.NotAfter) {
 		return fmt.Errorf("the new certificate expires at %s, earlier than the current one",
 			identity.Leaf.NotAfter.UTC().Format(time.RFC3339))

@@ -1,6 +1,6 @@
 // Package identitytest creates operator identities for tests.
 //
-// Invariant: the certificates are real; only their store is fake.
+// Invariant: the certificates are real. Only the Kubernetes API that stores them is fake.
 package identitytest
 
 import (
