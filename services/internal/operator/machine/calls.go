@@ -16,13 +16,13 @@ import (
 type fault struct {
 	reason, text string
 	after        time.Duration
-	// refused: the same request would fail again.
+	// refused means that the same request would fail again.
 	refused bool
 }
 
 const (
-	// retrySoon is the pause after a server was unreachable. retryFull is the pause after capacity was lacking, and
-	// retryRefused the pause after a server refused the request.
+	// These are the pauses before a call is repeated: retrySoon if a server was unreachable, retryFull if capacity was
+	// lacking, and retryRefused if the server refused the request.
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
@@ -32,7 +32,7 @@ const (
 	maxText = 900
 )
 
-// faultOf converts the error of a call. It returns nil if the error means that the instance does not exist.
+// faultOf converts the error of a call to a fault. It returns nil if the error means that the instance does not exist.
 func faultOf(s step, err error) *fault {
 	code, text := status.Code(err), status.Convert(err).Message()
 	if len(text) > maxText {
@@ -42,7 +42,7 @@ func faultOf(s step, err error) *fault {
 	case s != stepCreate && code == codes.NotFound:
 		return nil
 	case s == stepCreate && code == codes.AlreadyExists:
-		// An instance with the machine's ID existed and is gone.
+		// An instance with this ID existed and is gone.
 		return nil
 	}
 	switch code {

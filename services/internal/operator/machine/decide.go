@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. After a step that stands before stepWait in the list below, decide is called
-// again. A step after stepWait is taken when the status has been stored.
+// step is the next step for a machine. After a step that calls a server or stores a choice, decide is called again. The
+// operator stores the status before it deletes an object.
 type step string
 
 const (
@@ -32,10 +32,10 @@ const (
 	stepRelease     step = "release" // drop the finalizer
 )
 
-// view is everything that a decision depends on.
+// view is everything that decide depends on.
 type view struct {
 	machine *v1beta1.NstanceMachine
-	// owner is the Machine of this object, nil if there is none. ownerGone: the Machine existed and was deleted.
+	// owner is the Machine of the NstanceMachine, nil if there is none. ownerGone: the Machine existed and was deleted.
 	owner     *clusterv1.Machine
 	ownerGone bool
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
@@ -47,7 +47,7 @@ type view struct {
 	shards []shardView
 	// answer is the result of a call in this pass. It is newer than any mirror.
 	answer *answer
-	// fault is the reason why the last call failed.
+	// fault is the reason why the last call for this machine failed, nil if it did not fail.
 	fault *fault
 	now   metav1.Time
 }
@@ -58,8 +58,8 @@ type shardView struct {
 	reachable, synced bool
 	group             *nstancev1.GroupStatus
 	instance          *nstancev1.InstanceStatus
-	// load is the number of the group's instances in the shard, plus the machines that have yet to create an instance
-	// there. It is set only for a machine that has no shard yet.
+	// load is the number of the group's instances in the shard, plus the number of machines of the shard whose instance
+	// does not exist yet. It is set only if the machine itself has no shard yet.
 	load int
 }
 
@@ -74,12 +74,12 @@ type decision struct {
 	shard, kind string // choose
 	providerID  string // keep
 	status      v1beta1.NstanceMachineStatus
-	// warning and text are the reason and note of an event for something that no condition reports.
+	// warning and text are the reason and the note of a warning event, for a problem that no condition shows.
 	warning, text string
 }
 
-// isPoolMachine reports whether the machine belongs to a pool. The instances of pool machines are created by their
-// group.
+// isPoolMachine reports whether the machine belongs to a pool. The server creates the instances of pool machines to
+// fill their group.
 func isPoolMachine(m *v1beta1.NstanceMachine) bool {
 	_, ok := m.Labels[clusterv1.MachinePoolNameLabel]
 	return ok
@@ -137,9 +137,9 @@ func (v *view) mayCreate() (why string) {
 	return ""
 }
 
-// chooseShard chooses the shard of the instance: the shard that the machine or its Machine names, else the one with the
-// fewest instances of the group. Machines that are created together see the same counts. So a hash of the machine's UID
-// decides between shards with equal counts.
+// chooseShard chooses the shard of the instance. It takes the shard that the NstanceMachine or its Machine specifies.
+// If neither specifies one, it takes the shard with the fewest instances of the group. Machines that are created
+// together see the same counts, so a hash of the machine's UID decides between equal counts.
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
@@ -158,7 +158,8 @@ func (v *view) chooseShard(d *decision) {
 	}
 	wanted, group := m.Spec.Shard, m.Spec.GroupRef.Name
 	if wanted == "" {
-		// To spread machines, the creator of a Machine sets its failure domain (Cluster API contract).
+		// A Machine's failure domain is the ID of a shard. Whoever creates several Machines sets it to spread them
+		// (Cluster API contract).
 		wanted = v.owner.Spec.FailureDomain
 	}
 	if wanted != "" && v.shard(wanted) == nil {
@@ -223,7 +224,7 @@ func (v *view) decideExisting(d *decision) {
 			v.setCondition(d, v1beta1.ReadyCondition, false, reason, text)
 		}
 	case seen:
-		// Ask the leader: the mirror may not show the instance yet.
+		// The mirror may not show the instance yet, so ask the leader whether the instance exists.
 		d.step = stepAsk
 	default:
 		if why := v.mayCreate(); why != "" {
@@ -269,7 +270,8 @@ func (v *view) latestInstance(s *shardView) *nstancev1.InstanceStatus {
 	return s.instance
 }
 
-// recordGone records that the server reported the instance as gone. The status is stored before the Machine is deleted.
+// recordGone records in the status that the server reported the instance as gone. The operator stores this status
+// before it deletes the Machine.
 func (v *view) recordGone(d *decision) {
 	d.status.State = stateDeleted
 	text := "the server reports that instance " + v.machine.Spec.InstanceID + " is gone"
@@ -303,12 +305,13 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):
-		// Deleting the pool deletes a dynamic group and its instances, but keeps the instances of a static group.
+		// The operator need not delete the instance. The deletion of the pool deletes a dynamic group and its
+		// instances, but keeps the instances of a static group.
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
-		// Only this NstanceMachine was deleted, for example together with its CRD. The instance stays, and the pool
-		// creates a new NstanceMachine for it.
+		// Only the NstanceMachine was deleted, not its Machine, for example together with the CRD. The instance stays,
+		// and the pool creates a new NstanceMachine for it.
 		d.step = stepRelease
 		return
 	}
@@ -336,28 +339,29 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	case m.Status.State == stateDeleting && i == nil:
 		d.step = stepAsk
 	case m.Status.State == stateDeleting:
-		// The server has answered that it deletes the instance. Wait until the mirror shows that the instance is gone.
+		// The server has already accepted the deletion of the instance. Wait until the mirror shows that the instance
+		// is gone.
 	default:
 		d.step = stepDestroy
 	}
 }
 
-// losesNode reports whether an instance of a static group loses its Node. This happens if the Machine is deleted
-// together with the pool: Cluster API then drains and deletes the Node. It also happens if the drain began before the
-// deletion of the Cluster. The operator deletes such an instance, and the static group replaces it. If the shard has
-// not listed its groups yet, the group counts as static.
+// losesNode reports whether Cluster API drains and deletes the Node of an instance of a static group. It does so if the
+// Machine is deleted together with the pool, or if the drain began before the deletion of the Cluster. The operator
+// then deletes the instance, and the static group replaces it. Until the shard has listed its groups, every group
+// counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false
 	}
-	// While a Cluster is being deleted, Cluster API starts no drain. So a start time means that the drain began
-	// earlier.
+	// While a Cluster is being deleted, Cluster API starts no drain. So if NodeDrainStartTime is set, the drain began
+	// before the deletion of the Cluster.
 	deletion := v.owner.Status.Deletion
 	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }
 
-// stateOrder lists the states of an instance in the order of its life. A mirror that lags behind an answer never sets
-// the status back to an earlier state.
+// stateOrder lists the states through which an instance goes, from the first to the last. A mirror that lags behind an
+// answer never sets the status back to an earlier state.
 var stateOrder = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
 
 const (

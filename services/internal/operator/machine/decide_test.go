@@ -35,7 +35,7 @@ func newView(change func(*view)) view {
 	return v
 }
 
-// placedView returns a machine with its ID, shard and finalizer.
+// placedView returns the view of a machine that has an instance ID, a shard and the finalizer.
 func placedView(change func(*view)) view {
 	return newView(func(v *view) {
 		v.machine.Finalizers = []string{v1beta1.MachineFinalizer}
@@ -44,7 +44,7 @@ func placedView(change func(*view)) view {
 	})
 }
 
-// runningView returns a machine with a running instance and the matching status.
+// runningView returns the view of a machine with a running instance and the matching status.
 func runningView(change func(*view)) view {
 	v := placedView(func(v *view) {
 		v.machine.Spec.ProviderID = "test:///b/1"
@@ -298,7 +298,7 @@ func TestDecide(t *testing.T) {
 			if diff := diffObjects(before, c.view.machine); diff != "" {
 				t.Errorf("the decision modified its input:\n%s", diff)
 			}
-			// A second decision with the resulting status changes nothing.
+			// Deciding again with the resulting status must change nothing.
 			after := c.view
 			after.machine = c.view.machine.DeepCopy()
 			after.machine.Status = d.status

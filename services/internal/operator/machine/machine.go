@@ -1,11 +1,11 @@
-// Package machine reconciles NstanceMachines. It asks the servers for the instances of individual machines, deletes the
-// instance of a deleted machine, and reports the servers' state of all instances, including those of pools, to Cluster
-// API.
+// Package machine reconciles NstanceMachines. It asks the servers to create the instances of individual machines and to
+// delete the instances of deleted machines. It reports the states of all instances, including those of pools, to
+// Cluster API.
 //
 // Invariants:
 //
-//   - An individual machine has at most one instance. The instance's ID is stored in the machine before the server is
-//     asked to create it, and a repeated request with the same ID creates no second one.
+//   - An individual machine has at most one instance. The operator stores the instance's ID in the machine before it
+//     asks the server to create the instance. A repeated request with the same ID creates no second instance.
 //   - An instance counts as gone only when a leader says so. An unreachable shard never causes a Machine to be deleted.
 package machine
 

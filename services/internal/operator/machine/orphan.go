@@ -19,12 +19,12 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// orphanReconciler deletes Machines of pools if they have neither an NstanceMachine nor an instance. Such a Machine
-// remains if its NstanceMachine is deleted while Cluster API creates the Machine. There is one worker.
+// orphanReconciler deletes Machines of pools that have neither an NstanceMachine nor an instance. Such a Machine
+// appears if its NstanceMachine is deleted while Cluster API creates the Machine.
 type orphanReconciler struct {
 	*Reconciler
 	// since maps the name of each Machine without NstanceMachine and instance to the time when the operator first saw
-	// it without both.
+	// it without both. Only the single worker uses the map.
 	since map[string]time.Time
 }
 

@@ -9,19 +9,20 @@ const (
 	orphanRecheck = 10 * time.Second
 )
 
-// orphanInput is everything that the decision about a pool's Machine depends on.
+// orphanInput is everything that decideOrphan depends on.
 type orphanInput struct {
 	// infrastructure: the NstanceMachine exists.
 	infrastructure bool
-	// shards has an entry for each shard. An entry contains the instance with the Machine's name if the shard has that
-	// instance.
+	// shards has an entry for each shard. Its instance is the shard's instance with the same name as the Machine, nil
+	// if there is none.
 	shards []shardView
 	// since is the time when the Machine was first seen without NstanceMachine and instance. decideOrphan updates it.
 	since, now time.Time
 }
 
-// decideOrphan reports whether the Machine must be deleted. If not, again is the time until the next decision; zero
-// means to wait for a change. The instance's shard is unknown, so every shard must answer.
+// decideOrphan reports whether the Machine must be deleted (reap). If not, it must be called again after the time
+// again. If again is zero, it must be called only after a change. The instance may be in any shard, so every shard must
+// answer.
 func decideOrphan(in *orphanInput) (reap bool, again time.Duration) {
 	if in.infrastructure {
 		in.since = time.Time{}

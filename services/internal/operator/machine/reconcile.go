@@ -27,8 +27,8 @@ type Reconciler struct {
 	refused refusals
 }
 
-// maxSteps limits one pass. A machine needs at most five steps: finalizer, ID, instance, provider ID, and the step
-// after the status.
+// maxSteps is the largest number of steps in one reconciliation. A machine needs at most five: finalizer, instance ID,
+// instance, provider ID, and one step after the status was stored.
 const maxSteps = 8
 
 // Reconcile implements reconcile.Reconciler.
@@ -118,8 +118,8 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 	return v, true, nil
 }
 
-// countLoad counts a group's instances in a shard, and the machines that have chosen the shard and whose instance does
-// not exist there yet.
+// countLoad counts a group's instances in a shard. It adds the machines that wait for an instance in this shard, unless
+// the instance exists already.
 func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList) int {
 	n := len(s.Instances(group))
 	for i := range waiting.Items {
@@ -131,8 +131,9 @@ func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList
 	return n
 }
 
-// findOwner finds the Machine that the controller reference of an object names. Without such a reference, it finds a
-// Machine that references the object. gone means that the named Machine no longer exists.
+// findOwner finds the Machine of an NstanceMachine through the NstanceMachine's controller reference. Without such a
+// reference, it finds a Machine that references the NstanceMachine. gone means that the Machine in the controller
+// reference no longer exists.
 func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
 	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
@@ -173,8 +174,8 @@ func (r *Reconciler) readCurrentOwner(ctx context.Context, owner *clusterv1.Mach
 	return current, nil
 }
 
-// readReferenced reads the object that an owner reference names, nil if it does not exist. If the cache does not have
-// it, the API server is asked.
+// readReferenced reads the object in an owner reference from the cache. If the cache does not have the object,
+// readReferenced asks the API server. It returns nil if the object does not exist.
 func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key client.ObjectKey,
 	ref *metav1.OwnerReference) (client.Object, error) {
 	for _, reader := range []client.Reader{r.Client, r.Reader} {
@@ -202,19 +203,21 @@ func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (b
 	return true, nil
 }
 
-// storeChoice writes what must be stored before the next step. It fails on a conflict, so that two passes cannot choose
-// two IDs.
+// storeChoice stores the finalizer and the chosen shard, instance ID and provider ID. It fails if another client has
+// changed the machine, so that two reconciliations cannot store two instance IDs.
 func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error {
 	m := v.machine.DeepCopy()
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
-		// Cluster API adds the same reference later. If the Machine is deleted earlier, it has no finalizer and
-		// disappears immediately. Without the reference, the NstanceMachine and its instance would then stay.
+		// With this owner reference, Kubernetes deletes the NstanceMachine together with its Machine. Cluster API adds
+		// the same reference, but perhaps too late: a Machine that is deleted earlier has no finalizer and disappears
+		// immediately. The NstanceMachine and its instance would then stay.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// The Machine names the cluster. This label names the cluster even after the Machine is deleted.
+			// The Machine contains the name of the cluster, but the Machine may be deleted first. So store the name in
+			// a label.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}
@@ -240,7 +243,8 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	return nil
 }
 
-// storeStatus stores the status, records events for its changes, and takes the steps that depend on it.
+// storeStatus stores the status and records events for its changes. It then deletes the Machine or the NstanceMachine
+// if the decision says so. For stepRelease, it only removes the finalizer.
 func (r *Reconciler) storeStatus(ctx context.Context, v view, d decision) (ctrl.Result, error) {
 	m := v.machine
 	if d.step == stepRelease {
@@ -302,8 +306,8 @@ func (r *Reconciler) deleteDiscarded(ctx context.Context, v view, s step) error 
 	return nil
 }
 
-// skipDrain tells Cluster API to skip draining and volume detachment. The instance is gone, so pods that cannot be
-// evicted would block the Machine forever.
+// skipDrain tells Cluster API to skip draining and volume detachment. Otherwise a pod that cannot be evicted would
+// block the Machine forever, although the instance is gone.
 func (r *Reconciler) skipDrain(ctx context.Context, owner *clusterv1.Machine) error {
 	next := owner.DeepCopy()
 	if next.Annotations == nil {

@@ -9,14 +9,13 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers in memory the CreateInstance calls that servers refused, so that unrelated events do not repeat
-// them. It also remembers failed calls that may still create an instance. After a restart, a refused call is repeated
-// once. A call that failed before the restart no longer has an effect.
+// refusals keeps the refused CreateInstance calls in memory, so that the operator does not repeat a call that would
+// fail again. It also keeps failed calls that may still create an instance. A restart loses both. The operator then
+// repeats a refused call once. A call that failed before the restart no longer has an effect.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal
-	// lost is the time of the last CreateInstance call that failed. The call may have created its instance
-	// nevertheless.
+	// lost is the time of each machine's last CreateInstance call that failed. The call may still create the instance.
 	lost map[types.UID]time.Time
 }
 
@@ -43,7 +42,8 @@ func (r *refusals) remember(m *v1beta1.NstanceMachine, s *shardView, f *fault, n
 	r.of[m.UID] = refusal{generation: m.Generation, group: etag(s), until: now.Add(f.after), fault: f}
 }
 
-// lookup returns the stored refusal unless it has expired, or the machine or the group has changed since.
+// lookup returns the stored refusal. It returns nil if the refusal has expired, or if the machine or the group has
+// changed after the refusal.
 func (r *refusals) lookup(m *v1beta1.NstanceMachine, s *shardView, now time.Time) *fault {
 	r.mu.Lock()
 	defer r.mu.Unlock()

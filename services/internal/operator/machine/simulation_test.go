@@ -108,7 +108,8 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 	return op
 }
 
-// recordWrite counts a write and crashes at it when crashIn reaches zero.
+// recordWrite performs a write and counts it. The operator crashes before or after the write with which crashIn reaches
+// zero.
 func (op *simulatedOperator) recordWrite(do func() error) error {
 	if op.crashIn < 0 {
 		return errCrash
@@ -191,8 +192,8 @@ func (op *simulatedOperator) deleteMachine(name string) {
 	}
 }
 
-// runClusterAPI does the work of Cluster API. It deletes the infrastructure of a Machine that is being deleted. It
-// removes the Machine when the infrastructure is gone.
+// runClusterAPI does the work of Cluster API for each Machine that is being deleted. It deletes the Machine's
+// NstanceMachine. Once the NstanceMachine is gone, it removes the Machine.
 func (op *simulatedOperator) runClusterAPI() {
 	op.t.Helper()
 	was := op.crashIn
@@ -328,7 +329,7 @@ func TestLifeOfAMachine(t *testing.T) {
 		t.Errorf("events %q", events)
 	}
 
-	// Once converged, nothing is written or called.
+	// Nothing is left to do, so the operator must not write or call anything.
 	writes := op.writes
 	op.restart()
 	for range 3 {
@@ -488,7 +489,8 @@ func hasText(conditions []metav1.Condition, text string) bool {
 	return false
 }
 
-// TestLostAnswer deletes a machine while a server still processes its CreateInstance call, whose answer was lost.
+// TestLostAnswer deletes a machine after the answer to its CreateInstance call was lost, but before the server has
+// processed the call. The machine must stay until its instance is deleted.
 func TestLostAnswer(t *testing.T) {
 	op := newSimulatedOperator(t, 7)
 	a := op.shards.Of("a")
@@ -508,7 +510,7 @@ func TestLostAnswer(t *testing.T) {
 		t.Fatal("the machine was deleted although its instance may still be created")
 	}
 	a.Fail(nil)
-	// The server now processes the earlier call.
+	// The server processes the lost CreateInstance call only now.
 	if _, err := a.API().CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{Group: "workers",
 		InstanceId: id}); err != nil {
 		t.Fatal(err)
@@ -736,7 +738,7 @@ func (op *simulatedOperator) checkCreations(made map[types.UID]string, created m
 	}
 }
 
-// checkInstances checks that machines and instances match.
+// checkInstances checks that every machine is ready and has its instance, and that no other instances exist.
 func (op *simulatedOperator) checkInstances(fail func(string, ...any)) {
 	var machines v1beta1.NstanceMachineList
 	if err := op.client.List(op.t.Context(), &machines); err != nil {

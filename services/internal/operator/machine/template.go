@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// templateReconciler reconciles NstanceMachineTemplates. It sets the capacity of a machine, which the cluster
-// autoscaler needs to scale from zero.
+// templateReconciler reconciles NstanceMachineTemplates. It sets in the status the capacity of one machine. The cluster
+// autoscaler needs the capacity to scale from zero.
 type templateReconciler struct {
 	scope.Scope
 	types capacity.Source

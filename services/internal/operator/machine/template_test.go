@@ -75,7 +75,7 @@ func TestTemplateCapacity(t *testing.T) {
 			}
 		})
 	}
-	// The known capacity stays while the shards are unreachable.
+	// If no shard reports the group's instance type any more, the template keeps the known capacity.
 	o := &v1beta1.NstanceMachineTemplate{}
 	o.Spec.Template.Spec.GroupRef.Name = "workers"
 	r.updateStatus(t.Context(), o, false)

@@ -67,12 +67,12 @@ func isClusterAPIVersion(apiVersion string) bool {
 	return strings.HasPrefix(apiVersion, clusterv1.GroupVersion.Group+"/")
 }
 
-// requestsFor returns requests for the machines that match.
+// requestsFor returns requests for the machines that the options select.
 func (r *Reconciler) requestsFor(ctx context.Context, opts ...client.ListOption) []reconcile.Request {
 	return r.Requests(ctx, &v1beta1.NstanceMachineList{}, opts...)
 }
 
-// requestsForChange returns requests for the machines that a change on a shard concerns.
+// requestsForChange returns requests for the machines that a change on a shard may affect.
 func (r *Reconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	ctx := context.Background() // only the cache is read
 	switch c.Kind {
