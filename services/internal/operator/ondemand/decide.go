@@ -41,7 +41,8 @@ type shardView struct {
 	groups map[string]bool
 }
 
-// machineCreation is a machine to create for a pod. If machine is set, only the NstanceMachine is missing.
+// machineCreation is a machine to create for a pod. If the Machine exists already (field machine), only the
+// NstanceMachine is missing.
 type machineCreation struct {
 	name    string
 	pod     *corev1.Pod
@@ -49,7 +50,8 @@ type machineCreation struct {
 	machine *clusterv1.Machine
 }
 
-// machineRemoval is the machine of a pod that no longer needs it. infra is nil if there is no NstanceMachine.
+// machineRemoval is a machine to delete, because its pod no longer needs it. infra is nil if there is no
+// NstanceMachine.
 type machineRemoval struct {
 	machine *clusterv1.Machine
 	infra   *v1beta1.NstanceMachine
@@ -61,7 +63,7 @@ type nodeReservation struct {
 	machine *clusterv1.Machine
 }
 
-// podWarning is an event for a pod that waits.
+// podWarning is a warning event about a pod that waits for a machine.
 type podWarning struct {
 	pod          *corev1.Pod
 	reason, text string
@@ -72,7 +74,7 @@ type decision struct {
 	create  []machineCreation
 	remove  []machineRemoval
 	reserve []nodeReservation
-	// tolerate are pods that do not tolerate the taint of their machine's Node yet.
+	// tolerate are the pods that lack the toleration for the taint of their machine's Node.
 	tolerate []*corev1.Pod
 	warn     []podWarning
 	// waiting: a pod waits for a change on a shard or for a pool.
@@ -125,7 +127,7 @@ func decideSweep(w snapshot) (d decision) {
 		d.create, d.waiting, waiting = nil, false, nil
 	}
 	for _, pod := range waiting {
-		// A pod that is on a Node needs no machine. A pod that is being deleted will not use one.
+		// A pod that is on a Node needs no machine, nor does a pod that is being deleted.
 		if w.alive[pod.UID] == nil || !pod.DeletionTimestamp.IsZero() || pod.Spec.NodeName != "" ||
 			pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
 			continue
@@ -145,24 +147,24 @@ func (w *snapshot) nodeOf(machine string) *corev1.Node {
 	return nil
 }
 
-// needsMachine reports whether a pod that has not finished needs its machine. A pod that runs on another Node does not
-// need the machine. Without a Node, a pod needs the machine only while it requests an instance of the machine's group.
+// needsMachine reports whether an unfinished pod needs its machine. A pod that runs on another Node does not need it. A
+// pod that runs on no Node needs it only while the pod requests an instance of the machine's group.
 func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceMachine, node *corev1.Node) bool {
 	switch {
 	case pod.Spec.NodeName == "":
 		group, ok := pod.Annotations[v1beta1.OnDemandGroupAnnotation]
 		return ok && group == m.Labels[v1beta1.GroupLabel]
 	case infra == nil || infra.Spec.ProviderID == "":
-		// As long as the provider ID of the machine's instance is unknown, the Node of the pod may belong to that
-		// instance.
+		// The provider ID of the machine's instance is unknown. If the machine has an instance, the pod may run on that
+		// instance's Node.
 		return infra != nil && infra.Status.InstanceID != ""
 	}
 	return node != nil && node.Name == pod.Spec.NodeName
 }
 
 // hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node is
-// reserved for one pod, but a pod that tolerates every taint can run there, too. Such a guest would be evicted if the
-// machine were deleted.
+// reserved for one pod, but a pod that tolerates every taint can run there, too. A deletion of the machine would evict
+// that other pod.
 func (w *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
 	return node != nil && slices.ContainsFunc(w.pods, func(pod *corev1.Pod) bool {
 		return pod.Spec.NodeName == node.Name && w.alive[pod.UID] != nil &&
@@ -247,7 +249,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		return
 	}
 	if w.infra[name] != nil {
-		// The remaining objects of an earlier machine must be deleted first.
+		// Objects of an earlier machine of this pod are left. They must be deleted first.
 		return
 	}
 	known, has, unheard := false, false, false
@@ -268,7 +270,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	case !has && !unheard:
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
-		// The group's pool is imported once all shards answer.
+		// Wait for a pool of the group. The operator imports the group as a pool once all shards answer.
 		d.waiting = true
 	default:
 		d.addToleration(pod)
@@ -276,8 +278,8 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	}
 }
 
-// newObjects returns the Machine and its NstanceMachine. The caller adds the owner reference to the Machine when the
-// UID of the Machine is known. The Machine must be the only owner: if it is deleted before it has Cluster API's
+// newObjects returns a Machine and its NstanceMachine. The caller makes the Machine the owner of the NstanceMachine
+// when the UID of the Machine is known. There must be no other owner: if the Machine is deleted before it has Cluster API's
 // finalizer, the garbage collector must delete the NstanceMachine.
 //
 // The Machine does not get the labels of the Node. Cluster API would copy them to the Node before the Node has the

@@ -101,8 +101,8 @@ func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
 		state snapshot
-		// "+name" to create, "~name" to complete, "-name" to delete, "=node" to reserve, "%pod" to tolerate, "!reason"
-		// to warn, "?" if a pod waits
+		// want lists what the decision contains: "+name" to create, "~name" to complete, "-name" to delete, "=node" to
+		// reserve, "%pod" to tolerate, "!reason" to warn, "?" if a pod waits.
 		want string
 	}{
 		"nothing":                   {snapshotOf(), ""},
@@ -259,8 +259,8 @@ func TestObjects(t *testing.T) {
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
-	// The caller adds the Machine as the only owner. With a second owner, the garbage collector would keep the
-	// NstanceMachine after the deletion of the Machine.
+	// newObjects sets no owner, because the caller adds the Machine as the only one. With a second owner, the garbage
+	// collector would keep the NstanceMachine after the deletion of the Machine.
 	if len(infra.OwnerReferences) != 0 {
 		t.Errorf("%+v", infra.OwnerReferences)
 	}

@@ -93,7 +93,7 @@ func (l *lab) pod(name string, annotations map[string]string) *corev1.Pod {
 	return pod
 }
 
-// pods lists the UIDs of the pods that have both objects of a machine.
+// pods lists the UIDs of the pods that have both a Machine and its NstanceMachine.
 func (l *lab) pods() (uids []string) {
 	l.Helper()
 	var machines clusterv1.MachineList
@@ -158,13 +158,13 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	one := l.pod("one", asks)
 	l.eventually("a new pod", l.has(before, one))
 
-	// A pod re-created under the same name is another pod and gets another machine. No garbage collector runs here, so
-	// the dependents of a deleted Machine remain.
+	// A pod that is re-created under the same name has another UID and gets another machine. No garbage collector runs
+	// here, so the NstanceMachine of a deleted Machine remains.
 	l.must(l.client.Delete(ctx, one))
 	again := l.pod("one", asks)
 	l.eventually("a pod re-created under the same name", l.has(before, again))
 
-	// Pods change while no operator runs.
+	// Delete one pod and create another while no operator runs.
 	l.stop()
 	l.must(l.client.Delete(ctx, before))
 	two := l.pod("two", asks)

@@ -87,7 +87,7 @@ type reconciler struct {
 	tolerant sync.Map
 	// deleted are the UIDs of the Machines that the operator has deleted. The cache may not show that yet.
 	deleted sync.Map
-	// waiting reports whether a pod waits for a machine that a change on a shard may make possible.
+	// waiting reports whether a pod waits for a machine that can perhaps be created after a change on a shard.
 	waiting atomic.Bool
 }
 
@@ -137,8 +137,8 @@ func sweepOn[T client.Object]() handler.TypedEventHandler[T, reconcile.Request] 
 	})
 }
 
-// requestsMachine passes events of pods that request machines. It also passes the completion and the deletion of every
-// pod, because a pod that has a machine may have lost its annotation.
+// requestsMachine accepts the events of pods that request machines. It also accepts the completion and the deletion of
+// every other pod, because a pod that has a machine may have lost its annotation.
 var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(e event.TypedCreateEvent[*corev1.Pod]) bool { return indexRequestingPod(e.Object) != nil },
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
@@ -147,7 +147,7 @@ var requestsMachine = predicate.TypedFuncs[*corev1.Pod]{
 	},
 }
 
-// newNode passes new Nodes, Nodes that get a provider ID, and Nodes whose reservation has changed.
+// newNode accepts the events of new Nodes, of Nodes that get a provider ID, and of Nodes whose reservation has changed.
 var newNode = predicate.TypedFuncs[*corev1.Node]{
 	UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Node]) bool {
 		return e.ObjectOld.Spec.ProviderID != e.ObjectNew.Spec.ProviderID ||
@@ -156,7 +156,7 @@ var newNode = predicate.TypedFuncs[*corev1.Node]{
 	},
 }
 
-// createdForPod passes events of objects that were created for pods.
+// createdForPod accepts the events of objects that were created for pods.
 func createdForPod[T client.Object]() predicate.TypedPredicate[T] {
 	return predicate.NewTypedPredicateFuncs(func(o T) bool { return indexOnDemand(o) != nil })
 }

@@ -80,8 +80,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		_, ok := intolerant.Load(c.pod.UID)
 		return ok
 	})
-	// The next sweep follows soon. It first reserves the Nodes that have appeared meanwhile, and then creates the
-	// remaining machines.
+	// Create at most parallelWrites machines now. The next sweep first reserves the Nodes that have appeared by then,
+	// and then creates the remaining machines.
 	rest := len(d.create) - parallelWrites
 	if rest > 0 {
 		d.create = d.create[:parallelWrites]
@@ -246,7 +246,7 @@ func (r *reconciler) createMachine(ctx context.Context, w *snapshot, c machineCr
 		m = c.machine
 	default:
 		if err := r.Client.Create(ctx, m); apierrors.IsAlreadyExists(err) {
-			// The Machine exists, but the cache does not show it yet. Its appearance causes another sweep.
+			// The Machine exists, but it is not in the cache yet. When it appears there, another sweep starts.
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("create Machine %s: %w", c.name, err)
@@ -287,8 +287,8 @@ func (r *reconciler) addToleration(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// reserveNode gives a Node the labels and the taint of its machine in one write. Otherwise a pod that selects the group
-// could be scheduled to the Node before the Node has the taint.
+// reserveNode gives a Node the labels and the taint of its machine in one write. If the labels came first, a pod that
+// selects the group could be scheduled to the Node before the Node has the taint.
 func (r *reconciler) reserveNode(ctx context.Context, one nodeReservation) error {
 	labels, taint := reservation(one.machine)
 	name := one.node.Name
@@ -342,7 +342,7 @@ func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (beh
 	return false, nil
 }
 
-// stillNeeds does the same as needsMachine, but reads the Node of the pod from the API server. If the Node has no
+// stillNeeds reports the same as needsMachine, but reads the Node of the pod from the API server. If the Node has no
 // provider ID yet, stillNeeds returns true, because the Node may belong to the machine.
 func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machineRemoval) (bool, error) {
 	if pod.Spec.NodeName == "" || one.infra == nil || one.infra.Spec.ProviderID == "" {

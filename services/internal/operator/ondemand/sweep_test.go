@@ -98,8 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write performs do. If this is the write at which the operator must crash, write then returns errCrash, as do all
-// later writes. It is called from several goroutines.
+// write calls the function do. It returns errCrash at the write at which the operator must crash. All later writes
+// return errCrash without calling do. write is called from several goroutines.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +147,7 @@ func (c *clusterOf) pod(name string, uid types.UID, group string) *corev1.Pod {
 	if err := c.client.Create(c.Context(), pod); err != nil {
 		c.Fatal(err)
 	}
-	// Restore the pod's UID, because the interceptor has set another one.
+	// The interceptor of the fake client has set another UID. Restore the given one.
 	pod.UID = uid
 	if err := c.client.Update(c.Context(), pod); err != nil {
 		c.Fatal(err)
@@ -266,8 +266,8 @@ func TestFinishedPod(t *testing.T) {
 	}
 }
 
-// TestMachineBelongsToItsPod checks the labels and the taint of a machine's Node, and the toleration of its pod. Then
-// the pod is scheduled to the Node, or to another.
+// TestMachineBelongsToItsPod checks the labels and the taint of a machine's Node, and the toleration of its pod. It
+// then binds the pod to a Node and checks whether the machine stays.
 func TestMachineBelongsToItsPod(t *testing.T) {
 	for _, boundTo := range []string{"own", "other", "unnamed"} {
 		c := newCluster(t)
@@ -318,7 +318,8 @@ func TestMachineBelongsToItsPod(t *testing.T) {
 		pod.Spec.NodeName = boundTo
 		must(c.client.Update(t.Context(), pod))
 		c.sweep()
-		// A Node without a provider ID may belong to the machine.
+		// The machine must stay unless the pod runs on the Node "other". The Node "unnamed" has no provider ID, so it
+		// may belong to the machine.
 		if m, _ := c.state(); m["1"] != (boundTo != "other") {
 			t.Errorf("the pod runs on %s, its machine exists: %t", boundTo, m["1"])
 		}
@@ -358,7 +359,7 @@ func TestPodMissingFromTheCacheKeepsItsMachine(t *testing.T) {
 	}
 }
 
-// strict rejects the object keys that a real client rejects before it sends a request.
+// strict rejects invalid object keys, as a real client does before it sends a request.
 type strict struct{ client.Reader }
 
 func (s strict) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -478,7 +479,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestDeletesAMachineOnce sweeps with a cache that does not show a deletion yet.
+// TestDeletesAMachineOnce checks that the operator deletes a machine only once, even if its cache does not show the
+// deletion yet.
 func TestDeletesAMachineOnce(t *testing.T) {
 	c := newCluster(t)
 	pod := c.pod("p", "1", "gpu")
