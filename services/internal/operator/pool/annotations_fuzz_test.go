@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
-// FuzzCapacityAnnotation checks that annotations written by a user stay, that those of the operator are correct, and
-// that writing them a second time changes nothing.
+// FuzzCapacityAnnotation checks that the operator keeps annotations that a user wrote, and that its own annotations are
+// correct. Writing them a second time must change nothing.
 func FuzzCapacityAnnotation(f *testing.F) {
 	f.Add(`{"cpu":"2","memory":"8Gi"}`, "2", "8Gi", "m5.large")
 	f.Add(`{"cpu":"2"}`, "4", "", "m5.large")
@@ -65,8 +65,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	})
 }
 
-// FuzzOwnedFields checks that the annotation continues to list all fields that a group has set, whatever it contained
-// before.
+// FuzzOwnedFields checks that the annotation lists all fields that a group sets or has set before. At the beginning,
+// the annotation may contain any text.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")

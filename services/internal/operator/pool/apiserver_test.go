@@ -49,7 +49,7 @@ type liveOperator struct {
 	upsert chan time.Time
 	// held, if not nil, blocks all calls to shard b until it is closed.
 	held chan struct{}
-	// refuse selects the writes of the manager that fail before they are sent.
+	// refuse reports whether a write of the manager must fail before it is sent.
 	refuse func(method, path string) bool
 }
 
@@ -158,7 +158,7 @@ func (op *liveOperator) await(what string, fn func() error) {
 	}
 }
 
-// awaitReady waits until a pool has its wanted replicas and its status says so.
+// awaitReady waits until a pool has the wanted number of replicas and its Ready condition is true.
 func (op *liveOperator) awaitReady(name string, replicas int32) {
 	op.t.Helper()
 	op.await(name+" is ready", func() error {
@@ -233,7 +233,7 @@ func TestAPIServer(t *testing.T) {
 	op.checkImport()
 	op.checkStaticFields()
 	op.checkQuiet(func() {
-		// Trigger every reconciliation although nothing has changed.
+		// Trigger every reconciliation without a real change.
 		op.shards.Of("a").SetGroup(g)
 		for _, one := range op.shards.All() {
 			id := one.ID()
@@ -264,7 +264,7 @@ func TestAPIServer(t *testing.T) {
 	stop = op.start()
 	op.awaitReady("job", 1)
 
-	// After its pool is deleted, the static group has the size in the shard's configuration again.
+	// Scale the static group and delete its pool. The group must then have the size in the shard's configuration again.
 	op.scale("web", 9)
 	op.awaitReady("web", 9)
 	for _, obj := range []client.Object{&clusterv1.MachinePool{}, &v1beta1.NstanceMachinePool{}} {
@@ -407,7 +407,7 @@ func (op *liveOperator) checkLatency() {
 	}
 	slices.Sort(took)
 	op.t.Logf("from scale to call: p50 %s, p90 %s, most %s", took[len(took)/2], took[len(took)*9/10], took[len(took)-1])
-	// Even a busy machine stays below this bound, but a queue that waits for a timer exceeds it.
+	// The median stays below this limit even on a busy machine. It exceeds the limit if the queue waits for a timer.
 	if took[len(took)/2] > 2*time.Second {
 		op.t.Errorf("the median from scale to call is %s, want at most 2 s", took[len(took)/2])
 	}
@@ -482,7 +482,8 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	if err := change("right", "a", "bb"); err == nil {
 		op.t.Error("a typing error was accepted")
 	}
-	// A shard that the pool names already may have been removed from the configuration.
+	// The pool "early" lists the shard "x" already. The policy must accept this shard, because it may have been removed
+	// from the configuration.
 	must(change("early", "x", "b"))
 	other := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "other",
 		Labels: map[string]string{clusterv1.ClusterNameLabel: "other"}},

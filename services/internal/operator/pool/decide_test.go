@@ -133,7 +133,8 @@ func FuzzPush(f *testing.F) {
 	})
 }
 
-// baseGroup returns the input for a shard group that was pushed. change modifies it.
+// baseGroup returns the input for a shard group that the shard has in the wanted state. The function change modifies
+// the input.
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{
@@ -330,7 +331,7 @@ func TestDecideGroup(t *testing.T) {
 			got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
-		// A second decision with the same input changes nothing and records no event.
+		// Deciding again with the same input must change nothing and record no event.
 		if test.leaves {
 			continue
 		}
@@ -360,7 +361,7 @@ func TestMirror(t *testing.T) {
 		s.Config.Raw) != want {
 		t.Errorf("%s", s.Config.Raw)
 	}
-	// This is the same document, in the form in which the API server stores it.
+	// The API server stores the same JSON document in this form.
 	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drainTimeout":"1m0s","maxSurge":2,"template":"t"}`)
 	in.group.Status = s
 	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {
@@ -380,7 +381,7 @@ func basePool(replicas int32, list ...string) poolInput {
 		machinePool: &clusterv1.MachinePool{Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To(replicas)}}}
 }
 
-// with adds a shard group that was pushed and has its instances.
+// with adds to the input a shard group that its shard has accepted and that has all its instances.
 func (in poolInput) with(shard string, size int32, owner types.UID, change func(*v1beta1.NstanceShardGroup)) poolInput {
 	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Name: "g--" + shard},
 		Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Template: "t"}}
@@ -401,7 +402,7 @@ func (in poolInput) with(shard string, size int32, owner types.UID, change func(
 	return in
 }
 
-// changes lists the planned changes of shard groups.
+// changes lists the shard groups that the plan creates, updates or removes, with their sizes.
 func (plan *poolPlan) changes() (names []string) {
 	for verb, list := range map[string][]*v1beta1.NstanceShardGroup{"create": plan.create, "update": plan.update,
 		"remove": plan.remove} {
@@ -413,8 +414,8 @@ func (plan *poolPlan) changes() (names []string) {
 	return names
 }
 
-// TestWaitForFinalizer checks when the operator creates groups for a new MachinePool: when the MachinePool has Cluster
-// API's finalizer, or is older than newMachinePool.
+// TestWaitForFinalizer checks how long the operator waits before it creates groups for a MachinePool. It waits until
+// the MachinePool has Cluster API's finalizer, but no longer than newMachinePool.
 func TestWaitForFinalizer(t *testing.T) {
 	created := time.Unix(1000, 0)
 	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(created)}}
@@ -751,7 +752,7 @@ func TestDecideImport(t *testing.T) {
 	}
 }
 
-// TestLabelValue checks names whose label values were computed with Cluster API's own function.
+// TestLabelValue compares label values with those that Cluster API's own function has computed for the same names.
 func TestLabelValue(t *testing.T) {
 	for name, want := range map[string]string{"web": "web", strings.Repeat("x", 63): strings.Repeat("x", 63),
 		strings.Repeat("x", 64): "hash_0ZsaxQ_z", "web-": "hash_r8Qb9A_z"} {

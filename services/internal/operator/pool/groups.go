@@ -41,8 +41,8 @@ func newGroupReconciler(p pools) *groupReconciler {
 
 func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelGroups
-	// The reconciler watches its own writes as well. Each write was computed from the cache, which may have been
-	// out of date. When the cache shows the write, the reconciler checks whether more is needed.
+	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
+	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
 	return b.For(&v1beta1.NstanceShardGroup{}).
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(specChanged)).
@@ -106,8 +106,9 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// gatherInput gathers the input of decisions about a shard group. The result mirror is the group's status in the mirror
-// of the shard. While the mirror lags behind the shard's last answer, in.known is that answer.
+// gatherInput gathers the input of decisions about a shard group. The result "mirror" is the group's status in the
+// shard's mirror. in.known is the same, except while the mirror does not show the shard's last answer yet. Then
+// in.known is that answer.
 func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
@@ -144,8 +145,9 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	return in, mirror, nil
 }
 
-// readOwner returns the pool that owns a shard group, nil if it no longer exists. For a shard group that is being
-// deleted it reads from the API server, not the cache, because the answer decides whether the instances are deleted.
+// readOwner returns the pool that owns a shard group, nil if the pool no longer exists. If the shard group is being
+// deleted, readOwner asks the API server instead of the cache, because the answer decides whether the instances are
+// deleted.
 func (r *groupReconciler) readOwner(ctx context.Context, group *v1beta1.NstanceShardGroup) (*v1beta1.NstanceMachinePool,
 	error) {
 	owner := metav1.GetControllerOf(group)
@@ -193,8 +195,9 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	return did
 }
 
-// push first deletes the instances that were chosen for a scale-down, until the group has its size. It then pushes the
-// remaining differences. If the shard refuses to delete a chosen instance, the shard itself chooses another one.
+// push first deletes the instances that were chosen for a scale-down, until the group is small enough. It then sends
+// the shard the remaining changes. If the shard refuses to delete a chosen instance, the shard itself chooses another
+// one.
 func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
 	c shardCall) (known *nstancev1.GroupStatus, err error) {
 	upsert := c.upsert
@@ -226,7 +229,7 @@ func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v
 	return answer.GetGroup(), err
 }
 
-// outcomeAfter returns what to remember after a call.
+// outcomeAfter returns the outcome that the reconciler remembers after a call.
 func outcomeAfter(in groupInput, mirror *nstancev1.GroupStatus, did callResult) outcome {
 	switch {
 	case did.call.upsert != nil && did.err == nil:
@@ -251,7 +254,7 @@ func (r *groupReconciler) rememberOutcome(name string, o outcome) {
 	r.outcomes[name] = o
 }
 
-// writePlan writes the plan's changes of a shard group to the API server and records the plan's events.
+// writePlan writes the plan's shard group to the API server and records the plan's events.
 func (r *groupReconciler) writePlan(ctx context.Context, was *v1beta1.NstanceShardGroup, plan groupPlan) error {
 	now := r.Now()
 	object := was.DeepCopy()

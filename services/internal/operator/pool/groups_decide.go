@@ -27,11 +27,11 @@ import (
 const (
 	// refusedRetry is the time until a refused request is repeated. The shard's configuration may change meanwhile.
 	refusedRetry = time.Minute
-	// answerHolds is the time for which a shard's answer takes precedence over its mirror, as long as the mirror does
-	// not change.
+	// answerHolds is how long a shard's answer takes precedence over the shard's mirror. If the mirror changes earlier,
+	// the precedence ends.
 	answerHolds = 2 * time.Second
-	// removalRetry is the time until DeleteGroup is called again, if the mirror does not show that the group is being
-	// deleted.
+	// removalRetry is the time until the operator repeats a DeleteGroup call, if the mirror does not show that the
+	// group is being deleted.
 	removalRetry = 10 * time.Second
 	// maxProviderIDs is the longest list of provider IDs that the API accepts.
 	maxProviderIDs = 10_000
@@ -49,7 +49,7 @@ type groupInput struct {
 	configured bool
 	state      shards.State
 	// known is the leader's latest status of the group, nil if the shard has no such group. known and instances are
-	// valid only if the state is synced.
+	// valid only if state.Synced is true.
 	known     *nstancev1.GroupStatus
 	instances []*nstancev1.InstanceStatus
 	// capacity is that of the group's instance type, nil if unknown.
@@ -61,10 +61,10 @@ type groupInput struct {
 // outcome is what the reconciler remembers of the last call for a group.
 type outcome struct {
 	at time.Time
-	// upsert is the request that the shard refused, and refused is its reason.
+	// upsert is the last request that the shard refused. refused is the shard's reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// after is the shard's last answer about the group, and before is what the mirror showed at that time.
+	// after is the shard's last answer about the group. before is what the mirror showed before that call.
 	before, after *nstancev1.GroupStatus
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
@@ -90,7 +90,7 @@ type shardCall struct {
 	again   time.Duration
 }
 
-// decideCall returns the call that brings the shard in line with the shard group.
+// decideCall returns the call that gives the shard's group the state in the shard group object.
 func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
@@ -135,7 +135,7 @@ func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids
 type callResult struct {
 	call shardCall
 	err  error
-	// group is the answer to an upsert. restored is set by a deletion: it means that the group is static, so the shard
+	// group is the shard's answer to an upsert. restored is its answer to a deletion: the group is static, so the shard
 	// removed only the group's override.
 	group    *nstancev1.GroupStatus
 	restored bool
@@ -198,7 +198,8 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// Keep the last known condition while the shard connects: the condition may still hold.
+		// The operator is connecting to the shard and does not know its state. Keep the last known condition until
+		// then.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"connecting to shard %s", in.group.Spec.Shard)
@@ -247,14 +248,15 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 	}
 }
 
-// deletionFinished reports whether the finalizer can be removed: the shard no longer has the group, or will keep it.
+// deletionFinished reports whether the finalizer of a deleted shard group can be removed. It can if the shard no longer
+// has the group, or if the shard is to keep the group.
 func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		// The finalizer can be removed: the pool's reconciler creates the shard group again, and no instance is
-		// deleted. While the Cluster is being deleted, nothing is created, so the shard group waits until its pool is
-		// deleted too.
+		// The pool still needs the group in the shard, so the finalizer can be removed. The pool's reconciler creates
+		// the shard group again, and no instance is deleted. But while the Cluster is being deleted, nothing is
+		// created, so the shard group waits until its pool is deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,
@@ -316,8 +318,8 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 	if config := mergedConfig(known, capacity); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
-	// Provider IDs of instances that are being deleted are included: Cluster API deletes the Node of an ID that is no
-	// longer listed, and the Node must be drained first.
+	// Include the provider IDs of instances that are being deleted. If an ID is missing from the list, Cluster API
+	// deletes its Node, but the Node must be drained first.
 	var ids []string
 	for _, i := range instances {
 		if i.GetProviderId() != "" && !i.GetOnDemand() {

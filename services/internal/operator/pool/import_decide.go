@@ -25,10 +25,10 @@ type importInput struct {
 	machinePools []clusterv1.MachinePool
 }
 
-// importedGroup is a group and the objects that it gets.
+// importedGroup is a group to import, with its new pool and MachinePool.
 type importedGroup struct {
 	group string
-	// pool must be created if create is true, else it exists.
+	// pool is the group's pool. If create is true, the pool does not exist yet and must be created.
 	pool        *v1beta1.NstanceMachinePool
 	create      bool
 	machinePool *clusterv1.MachinePool
@@ -37,8 +37,8 @@ type importedGroup struct {
 // refusal is a group that cannot be imported, and the reason.
 type refusal struct{ group, reason string }
 
-// decideImport finds the groups that have no pool, and the pools of interrupted imports. It skips a group while the
-// MachinePool or the group on one of the shards is being deleted.
+// decideImport finds the groups that have no pool, and the pools whose import was interrupted. It skips a group that is
+// being deleted on a shard, or whose MachinePool is being deleted.
 func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	parts := map[string]map[string]*nstancev1.GroupStatus{}
 	deleting := map[string]bool{}
@@ -88,8 +88,8 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// Do not create the pool while a MachinePool that references this name is being deleted. Cluster API would
-		// delete the new pool and its group.
+		// A MachinePool that references a pool of this name is being deleted. Do not create the pool yet, because
+		// Cluster API would delete it and its group.
 		if ending[one.pool.Name] {
 			continue
 		}
@@ -104,8 +104,8 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 	return found, refused
 }
 
-// importInterrupted reports whether an import created the pool but not its MachinePool. If the pool has the finalizer,
-// it once had a MachinePool, which a user has deleted.
+// importInterrupted reports whether an import created the pool but not its MachinePool. A pool gets its finalizer only
+// when it has a MachinePool. So if the pool has the finalizer, a user has deleted the MachinePool.
 func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
 	return pool.Labels[v1beta1.ImportedLabel] == "true" && pool.DeletionTimestamp.IsZero() && !referred[pool.Name] &&
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
@@ -145,8 +145,8 @@ func importedPool(in importInput, group string, parts map[string]*nstancev1.Grou
 		}
 	}
 	pool.Spec.Template, pool.Spec.SubnetPool = say.Template, say.SubnetPool
-	// An override of static groups is imported only if all shards have the same one. Otherwise the pool leaves it out
-	// and each shard keeps its own.
+	// For a static group, a setting of the override is imported only if it is the same on all shards. If it differs,
+	// the pool does not set it, and each shard keeps its own value.
 	agreed := func(field string) bool {
 		return !slices.ContainsFunc(static, func(other v1beta1.NstanceMachinePoolSpec) bool {
 			return slices.Contains(differingFields(say, other), field)
@@ -174,8 +174,8 @@ func differingFields(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	return fields
 }
 
-// importedMachinePool returns a MachinePool with the current sum of the shards' replicas. Userdata comes from the
-// servers, so the bootstrap secret is empty.
+// importedMachinePool returns a MachinePool whose replicas are the current sum over the shards. The name of the
+// bootstrap secret is empty, because the servers provide the userdata.
 func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool,
 	parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
 	var sum uint64

@@ -26,8 +26,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// importer creates pools for the groups that have none. It looks for such groups in the mirrors, then asks every shard
-// before it creates anything: with one shard missing, the number of replicas would be wrong.
+// importer creates pools for the groups that have none. It looks for such groups in the mirrors. Before it creates
+// anything, it asks every shard: without the answer of one shard, the number of replicas would be wrong.
 type importer struct {
 	pools
 
@@ -38,7 +38,7 @@ type importer struct {
 
 func newImporter(p pools) *importer { return &importer{pools: p, reported: map[string]string{}} }
 
-// importRequest returns the only request: all groups are imported together.
+// importRequest returns a request to import all groups. It is always the same request.
 func (r *importer) importRequest() []reconcile.Request {
 	return []reconcile.Request{r.Request("import")}
 }

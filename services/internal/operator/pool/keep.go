@@ -14,8 +14,9 @@ import (
 // adoptionRetry is the time until the operator tries again to adopt a machine that an earlier pool left behind.
 const adoptionRetry = 2 * time.Second
 
-// keepMachines keeps the Machines of static groups while their pool is being deleted. Otherwise Kubernetes would remove
-// them with the MachinePool, and Cluster API would drain and remove their Nodes, although the instances stay.
+// keepMachines keeps the Machines of static groups while their pool is being deleted. If it did not, Kubernetes would
+// remove the Machines with the MachinePool. Cluster API would then drain and remove their Nodes, although the instances
+// stay.
 func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput) error {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending || in.machinePool == nil {
 		return nil
@@ -60,7 +61,7 @@ func (p *pools) isStatic(m *v1beta1.NstanceMachine) bool {
 }
 
 // adoptMachine makes a pool the owner of an NstanceMachine that an earlier pool for the same group has left behind. It
-// returns true if it is too early to decide.
+// returns true if the adoption must be tried again later.
 func (r *machineReconciler) adoptMachine(ctx context.Context, infra *v1beta1.NstanceMachine,
 	pool *v1beta1.NstanceMachinePool, mp *clusterv1.MachinePool) (wait bool, err error) {
 	machine, err := r.machineOf(ctx, infra.Name)
@@ -82,8 +83,8 @@ func (r *machineReconciler) adoptMachine(ctx context.Context, infra *v1beta1.Nst
 	return a.wait, nil
 }
 
-// machineOf returns the Machine that Cluster API creates for a pool's instance, nil if there is none. It is named after
-// the instance.
+// machineOf returns the Machine that Cluster API creates for a pool's instance, nil if there is none. The name of the
+// Machine is the instance's ID.
 func (r *machineReconciler) machineOf(ctx context.Context, instance string) (*clusterv1.Machine, error) {
 	machine := &clusterv1.Machine{}
 	found, err := r.Read(ctx, instance, machine)

@@ -42,18 +42,18 @@ func keptMachine(m *clusterv1.Machine, mp *clusterv1.MachinePool, cluster *clust
 	return want
 }
 
-// adoption is a pool's claim on an NstanceMachine of an earlier pool for the same group, and on its Machine.
+// adoption contains the changes that make a pool the owner of an NstanceMachine of an earlier pool for the same group.
 type adoption struct {
-	// infra and machine are the wanted objects, nil if they must not change.
+	// infra and machine are the new versions of the NstanceMachine and its Machine, nil if nothing must change.
 	infra   *v1beta1.NstanceMachine
 	machine *clusterv1.Machine
-	// wait: it is too early to decide.
+	// wait: the Machine is being deleted or still has another controller, so the adoption must be tried again later.
 	wait bool
 }
 
-// decideAdoption returns the changes that make a pool the owner of an existing NstanceMachine. machine is its Machine,
-// nil if there is none. An NstanceMachine is adopted only if its Machine stays: otherwise Cluster API deletes the
-// Machine, the NstanceMachine and the instance.
+// decideAdoption returns the changes that make a pool the owner of an existing NstanceMachine. machine is the Machine
+// of the NstanceMachine, nil if there is none. The pool adopts the NstanceMachine only if this Machine stays. If
+// Cluster API deletes the Machine, it also deletes the NstanceMachine and the instance.
 func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, pool *v1beta1.NstanceMachinePool,
 	mp *clusterv1.MachinePool) (a adoption) {
 	label := labelValue(mp.Name)
@@ -82,8 +82,8 @@ func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, p
 	return a
 }
 
-// poolReference returns the owner reference of a pool's NstanceMachines. It names no controller: Cluster API makes the
-// Machine the controller.
+// poolReference returns the owner reference of a pool's NstanceMachines. The pool is not their controller, because
+// Cluster API makes the Machine the controller.
 func poolReference(pool *v1beta1.NstanceMachinePool) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: machinePoolKind, Name: pool.Name,
 		UID: pool.UID}

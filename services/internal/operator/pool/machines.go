@@ -43,8 +43,8 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForMachine returns a request for the shard group of a machine. So if a machine is deleted but its instance
-// still exists, the machine is created again.
+// requestsForMachine returns a request for the shard group of a machine. If a machine is deleted but its instance still
+// exists, that reconciliation creates the machine again.
 func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]
@@ -149,8 +149,8 @@ func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]boo
 }
 
 // poolMachine returns the machine of an instance. Cluster API's core finds the machine by its labels and makes a
-// Machine the controller, so the pool is an owner but not the controller. The finalizer is there from the start, so
-// that no deletion is missed.
+// Machine its controller. So the pool is an owner of the machine, but not its controller. The machine is created with
+// the finalizer, so that every deletion is handled.
 func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string,
 	i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{

@@ -1,12 +1,12 @@
 // Package pool reconciles groups of instances between Kubernetes and the shards. It imports the servers' groups as
-// MachinePools, splits the replicas of each MachinePool over its shards, pushes each share to its shard, and reports
+// MachinePools, divides the replicas of each MachinePool among its shards, pushes each share to its shard, and reports
 // the shards' answers in statuses and events.
 //
 // Invariants:
 //
 //   - Once a group has a pool, Kubernetes is the source of its size. Drift on a server is corrected, and a group that
 //     already matches is not pushed.
-//   - A share does not depend on whether a shard is reachable, and no shard waits for another.
+//   - The share of a shard does not depend on which shards are reachable, and no shard waits for another.
 //   - A group is deleted only when its pool is deleted or its shard is removed from the pool. A lost object or a lost
 //     connection deletes nothing.
 package pool
@@ -40,8 +40,9 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 
 const (
-	// parallelPools and parallelGroups are the numbers of objects reconciled at a time. A shard group may wait for its
-	// shard's answer, so there are many more workers than one shard can occupy (see [callGate]).
+	// parallelPools and parallelGroups are the numbers of objects reconciled at a time. A reconciliation of a shard
+	// group may wait for its shard. So parallelGroups is much larger than the number of workers that one shard can
+	// occupy (see [callGate]).
 	parallelPools  = 8
 	parallelGroups = 64
 	// A failed reconciliation is repeated after firstRetry. The delay doubles with each failure, up to lastRetry.
@@ -88,8 +89,8 @@ const (
 	machineKind     = "NstanceMachine"
 )
 
-// findMachinePool returns the MachinePool that [chooseUser] chooses for a pool. It returns nil if there is none in the
-// managed Cluster.
+// findMachinePool returns the MachinePool that [chooseUser] chooses for a pool. It returns nil if no MachinePool of the
+// managed Cluster references the pool.
 func (p *pools) findMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*clusterv1.MachinePool,
 	error) {
 	users, err := p.listUsers(ctx, p.Client, pool.Name)

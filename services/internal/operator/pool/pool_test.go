@@ -169,7 +169,7 @@ func TestImportIsInterrupted(t *testing.T) {
 		if mp := op.machinePool("web"); *mp.Spec.Replicas != 3 {
 			t.Error(*mp.Spec.Replicas)
 		}
-		// A deleted MachinePool is not created again while its pool exists.
+		// A deleted MachinePool must not be created again while its pool exists.
 		if err := op.client.Delete(t.Context(), op.machinePool("web")); err != nil {
 			t.Fatal(err)
 		}
@@ -373,7 +373,7 @@ func TestDeletePool(t *testing.T) {
 	if !slices.Contains(calls, "DeleteGroup a") || !slices.Contains(calls, "DeleteGroup c") {
 		t.Error(calls)
 	}
-	// The pool still exists because of two shards: one still drains and one is unreachable.
+	// The pool still exists because of two shard groups: shard a still drains an instance, and shard b is unreachable.
 	if !op.exists("web--a", &v1beta1.NstanceShardGroup{}) || !op.exists("web--b", &v1beta1.NstanceShardGroup{}) ||
 		op.exists("web--c", &v1beta1.NstanceShardGroup{}) || op.sizes("web")["c"] != 1 {
 		t.Errorf("%v", op.sizes("web"))
@@ -402,7 +402,8 @@ func TestDeletePool(t *testing.T) {
 	}
 }
 
-// TestDeleteShardGroup checks that a shard group deleted by a user is created again without effect on its instances.
+// TestDeleteShardGroup checks that the operator re-creates a shard group that a user has deleted. The group's instances
+// must stay.
 func TestDeleteShardGroup(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
@@ -553,7 +554,7 @@ func TestOtherCluster(t *testing.T) {
 	if writes, calls := op.settle(); len(writes) != 0 || len(calls) != 0 {
 		t.Errorf("%v %v", writes, calls)
 	}
-	// A group may have the same name in both Clusters, but the names of the objects collide.
+	// Each Cluster may have a group "web", but the Kubernetes objects of these two groups would have the same names.
 	op.shards.Of("a").SetGroup(staticGroup("web", 1))
 	op.settle()
 	if events := op.events.take(); !containsAll(events, testCluster+" Warning Refused",

@@ -89,8 +89,8 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 		return reconcile.Result{}, err
 	}
 	in.wait = waitForFinalizer(in.machinePool, r.Now())
-	// Without a MachinePool, the label names the pool's Cluster. A pool without the label gets a condition that says
-	// what it waits for.
+	// If the pool has no MachinePool, its label contains the name of its Cluster. A pool without the label is not
+	// skipped: it gets a condition that says that it waits for a MachinePool.
 	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.InCluster(pool) {
 		return reconcile.Result{}, nil
 	}
@@ -126,9 +126,10 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	return reconcile.Result{RequeueAfter: in.wait}, nil
 }
 
-// readVictims finds the instances that a smaller pool loses first: those whose Machines have Cluster API's
-// delete-machine annotation, or are being deleted. The cluster autoscaler drains a node, marks its Machine, and lowers
-// the replicas. The cache may show the replicas before the mark, so the Machines are read from the API server.
+// readVictims finds the instances that are deleted first when a pool shrinks: those whose Machines are being deleted or
+// have Cluster API's delete-machine annotation. The cluster autoscaler drains a node, annotates its Machine, and lowers
+// the replicas. The cache may show the replicas before the annotation, so readVictims reads the Machines from the API
+// server.
 func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 	chosen, sum := map[string]bool{}, int64(0)
 	in.removed = map[string]bool{}
@@ -156,7 +157,8 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 		return !annotated && m.DeletionTimestamp.IsZero()
 	})
 	slices.SortFunc(marked, func(a, b clusterv1.Machine) int {
-		// The autoscaler's mark is a time. Machines without a mark come first, because they are being deleted already.
+		// The value of the annotation is a time. A Machine without it precedes the others, because it is being deleted
+		// already.
 		return cmp.Or(strings.Compare(a.Annotations[clusterv1.DeleteMachineAnnotation],
 			b.Annotations[clusterv1.DeleteMachineAnnotation]), strings.Compare(a.Name, b.Name))
 	})
@@ -173,7 +175,7 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 	return nil
 }
 
-// listGroups returns all shard groups of a pool's group.
+// listGroups returns all shard groups whose group is the pool's group.
 func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
 	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}
@@ -188,14 +190,15 @@ func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, poo
 	return out, nil
 }
 
-// apply writes the plan. The finalizer is added before the first shard group and removed after the last one.
+// apply writes the plan. It adds the pool's finalizer before it creates the first shard group. It removes the finalizer
+// after the last shard group is gone.
 func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan) error {
 	was := in.pool
 	first := !controllerutil.ContainsFinalizer(was, v1beta1.MachinePoolFinalizer)
 	object := was.DeepCopy()
 	object.ObjectMeta, object.Spec.ProviderIDList = plan.pool.ObjectMeta, plan.pool.Spec.ProviderIDList
 	if plan.finished {
-		// A shard group that was just created may not be in the cache yet.
+		// A shard group that was just created may not be in the cache yet, so ask the API server.
 		left, err := r.listGroups(ctx, r.Reader, was)
 		if err != nil {
 			return err
@@ -258,8 +261,8 @@ func (r *poolReconciler) writeGroups(ctx context.Context, in poolInput, plan poo
 	}
 	for _, g := range plan.create {
 		writes.Go(func() error {
-			// The shard group exists already, but the cache does not show it yet. Its appearance there causes another
-			// reconciliation.
+			// The shard group exists already, but it is not in the cache yet. When it appears there, another
+			// reconciliation starts.
 			if err := r.Client.Create(ctx, g); err != nil && !apierrors.IsAlreadyExists(err) {
 				return fmt.Errorf("create shard group %s: %w", g.Name, err)
 			}

@@ -23,7 +23,7 @@ import (
 // maxInstances is the largest number of instances that a shard accepts for one group.
 const maxInstances = 100_000
 
-// clusterEnding is the message of objects that are not reconciled because the Cluster ends.
+// clusterEnding is the message of objects that are not reconciled because their Cluster is missing or being deleted.
 const clusterEnding = "the Cluster is being deleted or does not exist"
 
 // poolInput is everything that decisions about a pool depend on.
@@ -33,14 +33,14 @@ type poolInput struct {
 	machinePool *clusterv1.MachinePool
 	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
-	// victims are instances of the pool whose Machines are marked for deletion or are being deleted, in the order in
-	// which they are deleted. They are read only if the pool shrinks.
+	// victims are instances of the pool whose Machines have the delete-machine annotation or are being deleted. The
+	// first one is deleted first. They are read only if the pool shrinks.
 	victims []victim
 	// removed are the instances in [v1beta1.RemoveAnnotation] that do not exist any more.
 	removed map[string]bool
 	// configured are the IDs of the shards in the operator's configuration.
 	configured map[string]bool
-	// wait is the result of waitForFinalizer.
+	// wait is how long to wait for Cluster API's finalizer on the MachinePool.
 	wait time.Duration
 	// cluster is the name of the managed Cluster. ending: the Cluster is being deleted or does not exist.
 	cluster        string
@@ -54,7 +54,7 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// shards share the replicas. unknown are shards of the pool's spec that are neither configured nor in use.
+	// shards get the replicas. unknown are the shards of the pool's spec that are neither configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
@@ -70,8 +70,8 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// Adopt a shard group of the managed Cluster that has lost its owner. Also adopt one that handOver has given to
-		// the MachinePool.
+		// The pool adopts shard groups of the managed Cluster that have no owner, and those that handOver has given to
+		// the pool's MachinePool.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
 			in.machinePool != nil && owner.UID == in.machinePool.UID) {
@@ -112,7 +112,7 @@ func decidePool(in poolInput) poolPlan {
 	return plan
 }
 
-// splitReplicas plans the shard groups of a pool that is not being deleted.
+// splitReplicas divides the replicas of a pool that is not being deleted, and plans its shard groups.
 func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGroup,
 	taken map[string]*v1beta1.NstanceShardGroup) {
 	pool := plan.pool
@@ -139,7 +139,7 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 			case have == nil:
 				plan.create = append(plan.create, newShardGroup(in, share))
 			case !have.DeletionTimestamp.IsZero():
-				// The shard group is created again once its deletion has finished.
+				// Do nothing: the shard group is created again once its deletion has finished.
 			case !slices.Contains(mine, have):
 				problems = append(problems, fmt.Sprintf("shard group %s belongs to another pool", name))
 			default:
@@ -170,9 +170,9 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 }
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
-// configured and has no shard group. It gets no share, because it may be a typing error. While there is one, shards
-// that have left the spec keep their groups. The shards with the most instances then come first, and get the remainder
-// of the division.
+// configured and has no shard group. It gets no share, because it may be a typing error. As long as the spec has an
+// unknown shard, shards that left the spec keep their groups. The shards with the most instances are then first in the
+// result, and get the remainder of the division.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -198,7 +198,7 @@ func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown 
 }
 
 // currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards
-// has changed, or if a shard group is missing. The replicas are then divided equally.
+// has changed, or if a shard group is missing. In these cases, the replicas are divided equally.
 func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup) []shardShare {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -291,8 +291,8 @@ func setLabel(object metav1.Object, name, value string) {
 	object.SetLabels(labels)
 }
 
-// sumStatuses adds up the last known statuses of the shards, including unreachable ones. A shard that was removed from
-// the pool counts while it has instances.
+// sumStatuses adds up the last known statuses of the shard groups, even if their shards are unreachable. A shard that
+// was removed from the pool counts as long as it has instances.
 func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	var replicas, ready int32
 	ids := []string(nil)
@@ -311,8 +311,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// Keep the known IDs until every shard group has reported. Objects lose their statuses when they move to
-		// another cluster.
+		// Keep the known IDs until every shard group has reported. After a move of the objects to another cluster, for
+		// example, the shard groups have no statuses.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)
@@ -324,8 +324,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 }
 
-// setReadiness sets the Ready and ShardsReachable conditions. It also marks the pool as provisioned for Cluster API
-// once a shard has accepted it, and never takes that mark back.
+// setReadiness sets the Ready and ShardsReachable conditions. Once a shard has accepted the pool, setReadiness also
+// marks the pool as provisioned for Cluster API. It never removes this mark.
 func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardGroup, problems []string) {
 	pool := plan.pool
 	unknown, unreachable := plan.unknown, []string(nil)
@@ -401,7 +401,7 @@ func (plan *poolPlan) setReadiness(in poolInput, groups []*v1beta1.NstanceShardG
 	}
 }
 
-// severity orders the reasons for not being ready, the worst first. A pool gets the worst reason of its shards.
+// severity lists the reasons for not being ready, the worst one first. A pool gets the worst reason of its shards.
 var severity = []string{v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.UnreachableReason,
 	v1beta1.BlockedReason, v1beta1.NotReadyReason,
 	v1beta1.DeletingReason, v1beta1.WaitingForShardReason, v1beta1.ScalingReason}
@@ -416,7 +416,7 @@ func (plan *poolPlan) changesSpec(g *v1beta1.NstanceShardGroup) bool {
 	})
 }
 
-// Annotations from which the cluster autoscaler learns the size of a node that does not exist yet (scale from zero):
+// The cluster autoscaler reads these annotations to learn the size of a node that does not exist yet (scale from zero):
 // https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/clusterapi/README.md
 const (
 	cpuAnnotation    = "capacity.cluster-autoscaler.kubernetes.io/cpu"
@@ -431,7 +431,7 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &d) != nil || d.InstanceType == "" {
 			continue
 		}
-		// If the pool's instance type has just changed, the shard's status still shows the earlier type.
+		// The shard's status still shows the earlier instance type if the pool's instance type has just changed.
 		if want := plan.pool.Spec.InstanceType; want != "" && want != d.InstanceType || d.Capacity == nil {
 			d.Capacity = capacity.Of(cmp.Or(want, d.InstanceType))
 		}

@@ -19,14 +19,15 @@ const (
 	varsField         = "vars"
 )
 
-// upsertRequest returns the request that brings a shard's group in line with a spec, nil if they match. group is nil if
-// the shard has none. owned are the fields of a static group that Kubernetes sets or has set before.
+// upsertRequest returns the request that makes a shard's group match a spec, nil if it matches already. group is nil if
+// the shard does not have the group. owned are the fields of a static group that Kubernetes sets or has set before.
 func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
 	request := &nstancev1.UpsertGroupRequest{Group: want.Group}
 	switch {
 	case group == nil, group.GetDeleting() && !group.GetIsStatic():
-		// If a dynamic group is being deleted, the request defines it again, in full.
+		// The shard has no such group, or is deleting a dynamic one. So the request must contain the complete
+		// definition.
 		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(wantedSize(want)),
 			want.Template,
 			want.InstanceType, want.SubnetPool
@@ -52,8 +53,8 @@ func wantedSize(spec v1beta1.NstanceShardGroupSpec) uint32 {
 	return uint32(max(ptr.Deref(spec.Size, 0), 0))
 }
 
-// addDynamicDifferences adds the differences of a dynamic group. Kubernetes is the source of all the group's own
-// settings. Settings that come from the group's template are not differences.
+// addDynamicDifferences adds to the request the settings in which a dynamic group differs from the spec. Kubernetes is
+// the source of all the group's own settings. Settings that come from the group's template are not differences.
 func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec,
 	group *nstancev1.GroupStatus) {
 	if group.GetTemplate() != want.Template {
@@ -61,8 +62,8 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 	}
 	own, known := ownSpec(group)
 	if !known {
-		// The server did not send the group's own settings. Only the merged settings can be compared, and none can be
-		// cleared.
+		// The server did not send the group's own settings. Compare the merged settings instead. No setting can be
+		// cleared in this case.
 		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
 			Vars: group.GetVars()}
 	}
@@ -121,7 +122,7 @@ func isSubset(vars, others map[string]string) bool {
 // false if the server did not send the settings or if they cannot be decoded.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
-		// Only a static group can have no settings: then it has no override. A dynamic group always has settings.
+		// A dynamic group always has settings of its own. A static group has none if it has no override.
 		return config.GroupSpec{}, group.GetIsStatic()
 	}
 	var spec config.GroupSpec

@@ -175,8 +175,8 @@ func (user *randomUser) differences() (wrong []string) {
 				continue
 			}
 			sum += int32(g.GetSize())
-			// The shards may have been reordered, which moves no instance. So any shard may have one more instance than
-			// the others.
+			// A new order of the shards moves no instance. So the larger shares may be on any shards, not only on the
+			// first ones.
 			if low := replicas / int32(len(pool.Spec.Shards)); int32(g.GetSize()) < low || int32(g.GetSize()) > low+1 ||
 				int32(g.GetSize()) != *user.group(name).Spec.Size {
 				complain("%s: shard %s keeps %d, want %d or one more", pool.Name, share.Shard, g.GetSize(), low)

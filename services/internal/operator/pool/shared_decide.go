@@ -14,9 +14,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// chooseUser returns the MachinePool that determines the replicas of a pool: the pool's controller, else the oldest one
-// that references the pool. If several reference the pool, Cluster API makes the first one that it sees the controller.
-// chooseUser returns nil if there is no MachinePool.
+// chooseUser returns the MachinePool that determines the replicas of a pool. This is the pool's controller, or else the
+// oldest MachinePool that references the pool. If several reference it, the first one that Cluster API sees becomes the
+// controller. chooseUser returns nil if there is no MachinePool.
 func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	if len(users) == 0 {
 		return nil
@@ -40,9 +40,9 @@ func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool
 	})
 }
 
-// decideHeir returns the MachinePool that still needs a pool which is being deleted. It returns nil if the pool must
-// really be deleted. Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool references
-// the pool too.
+// decideHeir returns the MachinePool for which a pool that is being deleted must be kept. It returns nil if the pool
+// must really be deleted. Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool
+// references the pool too.
 func decideHeir(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	living := livingUsers(users)
 	if len(living) == len(users) {
@@ -58,8 +58,8 @@ func livingUsers(users []*clusterv1.MachinePool) []*clusterv1.MachinePool {
 	})
 }
 
-// sharedCondition returns the condition of a MachinePool that says whether other MachinePools reference its pool. It
-// returns nil if there are no others and the present condition does not claim that there are.
+// sharedCondition returns the condition that says whether other MachinePools reference the pool of this MachinePool. It
+// returns nil if there are no others and the MachinePool does not have the condition with the status true.
 func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*clusterv1.MachinePool) *metav1.Condition {
 	var others []string
 	for _, other := range living {

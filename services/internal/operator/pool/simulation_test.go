@@ -36,8 +36,8 @@ const (
 	testCluster   = "c--t"
 )
 
-// simulatedOperator is the package's reconcilers with a Kubernetes API and shards in memory. They run only inside
-// reconcileAll and settle.
+// simulatedOperator contains the package's reconcilers, a Kubernetes API and shards, all in memory. The reconcilers run
+// only during calls of reconcileAll and settle.
 type simulatedOperator struct {
 	t      testing.TB
 	client client.Client // its writes are not recorded
@@ -56,7 +56,7 @@ type simulatedOperator struct {
 	calls   []string
 	objects int
 	marks   int
-	// onWrite may make a write fail before it happens.
+	// onWrite is called before each write. If it returns an error, the write fails.
 	onWrite func(what string) error
 }
 
@@ -173,7 +173,7 @@ func (op *simulatedOperator) takeRecorded() (writes, calls []string) {
 	return writes, calls
 }
 
-// initializeObject sets the generation and UID of a new object, which the fake client does not.
+// initializeObject sets the generation and UID of a new object, because the fake client does not set them.
 func (op *simulatedOperator) initializeObject(obj client.Object) {
 	op.mu.Lock()
 	defer op.mu.Unlock()
@@ -203,7 +203,8 @@ func specJSON(t testing.TB, obj client.Object) string {
 	return string(parts["spec"])
 }
 
-// updateGeneration increases the generation of an object if its spec has changed, which the fake client does not.
+// updateGeneration increases the generation of an object if its spec has changed, because the fake client does not do
+// so.
 func updateGeneration(t testing.TB, c client.Client, obj client.Object, before string) error {
 	stored := obj.DeepCopyObject().(client.Object)
 	if err := c.Get(context.Background(), client.ObjectKeyFromObject(obj), stored); err != nil {
@@ -304,7 +305,8 @@ func (op *simulatedOperator) newMachinePool(name string, replicas int32) {
 	op.create(mp)
 }
 
-// deletePool deletes a MachinePool in the order of Cluster API: the infrastructure first.
+// deletePool deletes a MachinePool in the same order as Cluster API: first the NstanceMachinePool, then the
+// MachinePool.
 func (op *simulatedOperator) deletePool(name string) {
 	op.t.Helper()
 	for _, obj := range []client.Object{op.pool(name), op.machinePool(name)} {

@@ -6,7 +6,7 @@ import (
 	"sort"
 )
 
-// shardShare is the number of instances that one shard keeps for a pool.
+// shardShare is the number of a pool's instances that one shard must have.
 type shardShare struct {
 	Shard string
 	Size  int32
@@ -35,15 +35,16 @@ func splitReplicas(replicas int32, shards []string) []shardShare {
 	return shares
 }
 
-// victim is an instance that is to be deleted when the pool shrinks: its node is drained already.
+// victim is an instance that is deleted first when the pool shrinks, because its node is drained already.
 type victim struct{ shard, instance string }
 
-// scaleShares changes the shares of a pool to a new sum. It returns the victims whose deletion lowers a share.
+// scaleShares changes the shares of a pool so that their sum is replicas. It returns the new shares, and the victims
+// whose deletion has lowered a share.
 //
 // Each victim lowers the share of its own shard. If this is not enough, the largest shares shrink, beginning at the end
-// of the list. If the sum is too small, the smallest shares grow, beginning at the start of the list. So an equal split
-// stays equal. Shares that victims have made unequal stay unequal until the pool grows or shrinks, because a correction
-// would delete instances.
+// of the list. If the sum is too small, the smallest shares grow, beginning at the start of the list. An equal split
+// therefore stays equal. Shares that victims have made unequal stay unequal until the pool grows or shrinks, because a
+// correction would delete instances.
 func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []shardShare, chosen []victim) {
 	shares = slices.Clone(have)
 	target, sum := max(int64(replicas), 0), int64(0)
@@ -70,8 +71,8 @@ func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []
 	return shares, chosen
 }
 
-// lowerShares lowers the largest shares to a common level. It lowers the last few of them by one more, so that the sum
-// is the target.
+// lowerShares lowers every share above a common level to that level. It lowers some of them by one more, from the end
+// of the list, so that the sum is the target.
 func lowerShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {
@@ -92,8 +93,8 @@ func lowerShares(shares []shardShare, target int64) {
 	}
 }
 
-// raiseShares raises the smallest shares to a common level. It raises the first few of them by one more, so that the
-// sum is the target.
+// raiseShares raises every share below a common level to that level. It raises some shares by one more, from the start
+// of the list, so that the sum is the target.
 func raiseShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {

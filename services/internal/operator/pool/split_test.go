@@ -113,8 +113,8 @@ func TestScaleShares(t *testing.T) {
 	}
 }
 
-// TestScaleSharesProperties checks that a pool without victims keeps an equal split. With victims, the sum must be
-// right. A share may grow only if the pool grows, and shrink only if the pool shrinks.
+// TestScaleSharesProperties checks that an equal split stays equal if there are no victims. With victims, the sum of
+// the shares must be the replicas. A share may grow only if the pool grows, and shrink only if the pool shrinks.
 func TestScaleSharesProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {

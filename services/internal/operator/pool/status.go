@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// conditions are the conditions that a decision sets, without generation and time.
+// conditions are the conditions that a decision sets. mergeInto adds their generation and time.
 type conditions []metav1.Condition
 
 func (c *conditions) set(kind string, ok bool, reason, format string, args ...any) {
@@ -27,8 +27,8 @@ func (c *conditions) set(kind string, ok bool, reason, format string, args ...an
 	*c = append(*c, metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message})
 }
 
-// mergeInto merges c into the conditions that an object has. A condition that keeps its status keeps its transition
-// time.
+// mergeInto merges c into the conditions that an object has. If a condition keeps its status, it also keeps its
+// transition time.
 func (c conditions) mergeInto(have []metav1.Condition, generation int64, now time.Time) []metav1.Condition {
 	out := append([]metav1.Condition(nil), have...)
 	for _, condition := range c {

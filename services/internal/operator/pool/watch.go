@@ -13,8 +13,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// specChanged drops updates that change only the status. A controller that writes a status must not use it: it has to
-// see its own status writes, because each was computed from a cache that may have been out of date.
+// specChanged ignores updates that change only the status. A controller must not use specChanged for objects whose
+// status it writes. It computes a status from a cache that may be out of date, so it must run again when the cache
+// shows the new status.
 var specChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||
