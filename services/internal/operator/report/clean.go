@@ -6,7 +6,8 @@ import (
 	"unicode"
 )
 
-// maxNote is the longest message in an event. The API allows 1024 bytes for the message and the text around it.
+// maxNote is the longest message in an event. The API limits the message together with the text around it to 1024
+// bytes.
 const maxNote = 900
 
 // secrets matches PEM keys, JSON web tokens, and values with names such as "password".

@@ -1,8 +1,8 @@
 // Package report records Kubernetes events for errors on the servers, such as provider failures, refused configurations
 // and blocked groups.
 //
-// Invariant: each error causes one event when it starts and one when it ends, about the object concerned or its nearest
-// existing parent. Text that looks like a key or a token is removed.
+// Invariant: the operator records one event when an error begins and one when it ends. The events are about the object
+// concerned or its nearest existing parent. Text that looks like a key or a token is removed.
 package report
 
 import (
@@ -75,8 +75,8 @@ func (r *reporter) enqueue(c shards.Change) {
 	}
 }
 
-// recordEvents records the events of one error. It ignores the standing errors that a server repeats on each
-// connection.
+// recordEvents records the events of one error. A server repeats its standing errors on each connection. recordEvents
+// ignores these repetitions.
 func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	e := c.Error
 	s := subject{c.Shard, e.GetKind(), e.GetGroup(), e.GetInstanceId()}
@@ -108,7 +108,8 @@ func eventReason(kind string) string {
 	return v1beta1.ProviderErrorReason
 }
 
-// eventAction returns the event action, which keeps errors of different kinds on one object apart.
+// eventAction returns the action of an event. It differs for each kind of error, so that Kubernetes does not combine
+// events of different kinds about one object.
 func eventAction(kind string) string {
 	if kind == "" || len(kind) > 64 {
 		return "Report"
@@ -116,8 +117,9 @@ func eventAction(kind string) string {
 	return kind
 }
 
-// objects returns the objects that an error is about: the instance's NstanceMachine, else the group's NstanceShardGroup
-// and NstanceMachinePool, else the NstanceCluster.
+// objects returns the objects that an error is about. For an instance, this is its NstanceMachine. If there is none,
+// these are the group's NstanceShardGroup and NstanceMachinePool. If the group has none either, this is the
+// NstanceCluster.
 func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.ErrorEvent) (out []client.Object) {
 	if id := e.GetInstanceId(); id != "" {
 		var machines v1beta1.NstanceMachineList
