@@ -34,7 +34,8 @@ type Scope struct {
 	Reader   client.Reader // reads from the API server
 	Recorder events.EventRecorder
 	Shards   shards.Shards
-	// Namespace holds all objects. Cluster and Tenant name the only Cluster that is managed.
+	// Namespace is the namespace of all objects. Cluster and Tenant determine the name of the only Cluster that is
+	// managed.
 	Namespace, Cluster, Tenant string
 	Now                        func() time.Time
 	Rand                       io.Reader
@@ -72,7 +73,7 @@ func (s *Scope) InCluster(object client.Object) bool {
 	return object.GetNamespace() == s.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == s.ClusterName()
 }
 
-// Permission is what the managed Cluster and the annotations of objects allow.
+// Permission says what the operator may do according to the managed Cluster and the annotations of objects.
 type Permission struct {
 	// Paused: nothing is reconciled, because the Cluster or an object is paused (Cluster API contract).
 	Paused bool
@@ -82,8 +83,8 @@ type Permission struct {
 	Skip map[string]bool
 }
 
-// Permission returns what the managed Cluster and the annotations of objects allow. It reads the Cluster through the
-// reader from.
+// Permission returns what the operator may do according to the managed Cluster and the annotations of objects. It reads
+// the Cluster with the reader from.
 func (s *Scope) Permission(ctx context.Context, from client.Reader, objects ...client.Object) (Permission, error) {
 	cluster := &clusterv1.Cluster{}
 	err := from.Get(ctx, s.Key(s.ClusterName()), cluster)
@@ -135,9 +136,9 @@ func (s *Scope) Requests(ctx context.Context, list client.ObjectList, opts ...cl
 	return requests
 }
 
-// Patch writes the difference between was, the object as it was read, and want. It writes nothing if they are equal. If
-// the finalizers differ, Patch replaces the whole list of finalizers. It then fails if another client has changed the
-// object.
+// Patch writes the difference between two versions of an object: was, which was read before, and want. It writes
+// nothing if they are equal. If the finalizers differ, Patch replaces the whole list of finalizers. It then fails if
+// another client has changed the object.
 func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil
@@ -154,7 +155,7 @@ func (s *Scope) PatchLocked(ctx context.Context, was, want client.Object) error 
 	return s.Client.Patch(ctx, want, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}))
 }
 
-// PatchStatus is Patch for the status alone.
+// PatchStatus does the same as Patch, but writes only the status.
 func (s *Scope) PatchStatus(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil
@@ -185,7 +186,7 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, now time.Tim
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.UTC().Truncate(time.Second))})
 }
 
-// PermissionChanged drops updates of a Cluster that do not change its [Permission].
+// PermissionChanged ignores updates of a Cluster that do not change the [Permission].
 var PermissionChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld.(*clusterv1.Cluster), e.ObjectNew.(*clusterv1.Cluster)
 	return ptr.Deref(was.Spec.Paused, false) != ptr.Deref(is.Spec.Paused, false) ||
