@@ -19,7 +19,7 @@ const NamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Environment is the content of the environment variables.
 type Environment struct {
-	// Namespace holds everything that the operator reads and writes except Nodes and Pods.
+	// Namespace is the namespace of all objects that the operator reads and writes, except Nodes and Pods.
 	Namespace string
 	// CAConfigMap is the name of the ConfigMap with the CA. CertSecret, KeySecret and NonceSecret are names of Secrets
 	// with the operator's identity.
@@ -28,7 +28,7 @@ type Environment struct {
 	Endpoint Endpoint
 	// ServiceAccount is the account for the tokens in Cluster API's kubeconfig.
 	ServiceAccount string
-	// JSON selects JSON instead of protocol buffers for requests to the API server.
+	// JSON means that requests to the API server use JSON instead of protocol buffers.
 	JSON bool
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/settings"
 )
 
-// FuzzParseEnvironment checks that accepted values are valid names and addresses for an API server, and that parsing
-// them again gives the same result. An error names the variable.
+// FuzzParseEnvironment checks that accepted values are valid names and addresses, and that parsing them again gives the
+// same result. An error must contain the name of the variable.
 func FuzzParseEnvironment(f *testing.F) {
 	f.Add("ns", "", "", "https://api:6443", "true", "")
 	f.Add("", "cert", "cert", "api", "maybe", "pods-own\n")

@@ -30,7 +30,7 @@ const (
 
 // Config is the content of the configuration file.
 type Config struct {
-	// Cluster and Tenant are those that the operator works for.
+	// The operator works for this cluster and this tenant.
 	Cluster, Tenant string
 	// Shards are the cluster's shards by ID.
 	Shards map[string]Endpoints

@@ -148,7 +148,7 @@ func TestWatch(t *testing.T) {
 			used = append(used, strings.Join(c.IDs(), ","))
 		})
 	}()
-	// Watch accepts the second tick only after it has processed the first.
+	// Watch receives the second tick only after it has processed the first one.
 	observe := func(text string) {
 		t.Helper()
 		if text == "" {

@@ -13,9 +13,9 @@ import (
 // once a minute.
 const Interval = 5 * time.Second
 
-// Watch reads the file regularly until ctx ends. It passes each valid content that differs from the previous one to the
-// function use. A file that is missing, invalid, or for another cluster or tenant is logged once and ignored. Watch
-// reads at each tick, or every [Interval] if ticks is nil.
+// Watch reads the file at each tick until ctx ends, or every [Interval] if ticks is nil. It calls use with each valid
+// configuration that differs from the previous one. It ignores a file that is missing or invalid, or that belongs to
+// another cluster or tenant. It logs this once.
 func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config)) {
 	if ticks == nil {
 		ticker := time.NewTicker(Interval)
