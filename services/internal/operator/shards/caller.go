@@ -15,8 +15,8 @@ import (
 // callTimeout limits one call.
 const callTimeout = 10 * time.Second
 
-// leaderClient calls a shard's leader and updates the mirror from the answers, so that the mirror shows the caller's
-// change when the call returns.
+// leaderClient calls a shard's leader and updates the mirror from the answers. So when a call returns, the mirror
+// already shows the change that the call made.
 type leaderClient struct{ *shard }
 
 var _ grpc.ClientConnInterface = leaderClient{}
@@ -60,7 +60,7 @@ func (c leaderClient) connection() (*grpc.ClientConn, error) {
 	return c.conn, nil
 }
 
-// updateMirror updates the mirror from an answer.
+// updateMirror updates the mirror from the answer to a call. since is the mark from before the call.
 func (c leaderClient) updateMirror(since uint64, args, reply any) []Change {
 	switch r := reply.(type) {
 	case *nstancev1.UpsertGroupResponse:

@@ -19,15 +19,16 @@ const (
 	keepDeleted = 15 * time.Minute
 	maxDeleted  = 10000
 
-	// settleReserved is the time for which a new leader may not yet know an instance reserved by its predecessor.
+	// settleReserved is how long a reserved instance that a new leader does not know stays in the mirror. The new
+	// leader may not have learned of the reservation yet.
 	settleReserved = 2 * time.Minute
 
 	deleted  = "deleted"
 	reserved = "reserved"
 )
 
-// mirror is the state that a shard's leader reports. Each entry carries the number of its last change. A call that
-// began before a change therefore cannot overwrite that change. Messages are replaced, never modified.
+// mirror is the state that a shard's leader reports. Each entry has the number of its last change, so a call that began
+// before a change cannot overwrite that change. Messages are replaced, never modified.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -37,8 +38,8 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// deletedAt is the time at which an instance was first seen deleted. guessed contains the instances that count as
-	// deleted only because the leader does not know them.
+	// deletedAt maps each deleted instance to the time at which it was first seen deleted. guessed contains the
+	// instances that count as deleted only because the leader does not know them.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
 	// missingSince is the time at which an instance was first unknown to a leader. The instance may still appear.
@@ -138,8 +139,8 @@ func (m *mirror) counts() map[string]int {
 	return out
 }
 
-// setGroup stores a group. since is the mark at the start of the call that returned the group. Changes after that mark
-// take precedence.
+// setGroup stores a group that a call has returned. since is the mark from before the call. Changes of the group after
+// that mark take precedence.
 func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	if g.GetGroup() == "" {
 		return nil
@@ -205,8 +206,8 @@ func (m *mirror) markDeleting(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance stores an instance; since is as in setGroup. An instance that was reported as deleted stays deleted,
-// because IDs are not reused.
+// setInstance stores an instance that a call has returned. since is the mark from before the call. An instance that was
+// reported as deleted stays deleted, because IDs are not reused.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -256,9 +257,9 @@ func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// applyList stores a complete list of the live instances. since is the mark from before the list was read. missing are
-// the IDs that a leader reported earlier but that the list lacks. The caller must ask for each of them and pass the
-// answer to setInstance or markUnknown.
+// applyList stores a complete list of the live instances. since is the mark from before the list was requested. missing
+// are the known instances that the list lacks. The caller must ask the leader for each of them and pass the answer to
+// setInstance or markUnknown.
 func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 
 var start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
-// applyCompleteList applies a list, and marks the known instances that are missing from the list as unknown to the
-// leader.
+// applyCompleteList applies a list of the live instances. It marks each known instance that the list lacks as unknown
+// to the leader.
 func (mirror *testMirror) applyCompleteList(all []*nstancev1.InstanceStatus, since uint64) []Change {
 	changes, missing := mirror.applyList(all, since)
 	for _, id := range missing {
@@ -51,7 +51,7 @@ func TestMirrorGroups(t *testing.T) {
 	g := &nstancev1.GroupStatus{Group: "g", Size: 1}
 	want(t, "new", mirror.setGroup(g, latest), changed("g"))
 	want(t, "again", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, latest))
-	// An answer is applied if nothing changed since its call began.
+	// The answer to a call is applied only if the group has not changed since the call began.
 	since := mirror.mark()
 	want(t, "an own change", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 2}, since), changed("g"))
 	want(t, "an overtaken answer", mirror.setGroup(&nstancev1.GroupStatus{Group: "g", Size: 1}, since))
@@ -75,7 +75,7 @@ func TestMirrorInstances(t *testing.T) {
 	quiet.Metrics, quiet.LastReportAt = &nstancev1.Metrics{Cpu: 0.5}, timestamppb.New(start)
 	want(t, "measured", mirror.setInstance(quiet, latest))
 
-	// A list that was in flight during an event does not undo the event.
+	// A list that was requested before an event must not undo the event.
 	since := mirror.mark()
 	want(t, "event", mirror.setInstance(instance("i1", "g", "created"), latest), changed("i1"))
 	want(t, "new while listed", mirror.setInstance(instance("i3", "g", "reserved"), latest), changed("i3"))

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// A connection without traffic for pingAfter is pinged, and closed if the ping is not answered within pingTimeout.
-	// gRPC allows no shorter pingAfter.
+	// The operator pings a connection that has had no traffic for pingAfter. It closes the connection if the answer
+	// takes longer than pingTimeout. gRPC allows no shorter pingAfter.
 	pingAfter, pingTimeout = 10 * time.Second, 3 * time.Second
 	// connectTimeout limits a new connection including TLS and the first answer.
 	connectTimeout = 10 * time.Second
@@ -39,7 +39,8 @@ const (
 // session connects to an address. If the server there is a leader, session mirrors the leader's state until the
 // connection ends. met reports whether the server was a leader. The error is never nil.
 func (s *shard) session(ctx context.Context, addr string) (met bool, err error) {
-	// "passthrough" dials the address as it is, and TLS verifies the certificate for its host.
+	// With "passthrough", gRPC dials exactly this address. TLS checks that the certificate is for the host in the
+	// address.
 	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(s.set.options.Credentials(s.id)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout,
@@ -82,8 +83,8 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 // runWatches runs the three watches and lists the instances regularly, until a watch or the first list fails.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// whole is called twice: after all groups have been read for the first time, and after all instances have been
-	// read.
+	// watchGroups calls whole after it has read all groups, and listRegularly after it has read all instances. The
+	// mirror is complete after both calls.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}
@@ -133,8 +134,8 @@ func (s *shard) watchGroups(ctx context.Context, client nstancev1.OperatorServic
 }
 
 // watchInstances watches the instances. The watch begins with a snapshot, which has only the instances that are being
-// deleted. After the snapshot, watchInstances closes the channel listed. Instances are listed only then, so that no
-// later change is missed.
+// deleted. After the snapshot, watchInstances closes the channel "listed". Only then may the instances be listed, so
+// that no later change is missed.
 func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient,
 	listed chan<- struct{}) error {
 	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
@@ -165,7 +166,7 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly waits until the channel may is closed. It then lists all instances, calls the function whole, and
+// listRegularly waits until the channel "may" is closed. It then lists all instances, calls the function whole, and
 // repeats the list at intervals. It returns an error if the first list fails.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
@@ -224,7 +225,7 @@ func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServ
 	return nil
 }
 
-// receive calls each for every message of a stream, and returns the error that ended the stream.
+// receive calls the function each for every message of a stream. It returns the error that ended the stream.
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
 	for err == nil {
 		var r R

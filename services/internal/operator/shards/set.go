@@ -14,8 +14,8 @@ import (
 
 // Options configures [New]. All fields are required except Dial.
 type Options struct {
-	// Credentials returns the credentials for connections to a shard. They present the current client certificate at
-	// each handshake.
+	// Credentials returns the credentials for connections to a shard. Each handshake with them uses the current client
+	// certificate.
 	Credentials func(shard string) credentials.TransportCredentials
 	Now         func() time.Time
 	Log         *slog.Logger
@@ -44,8 +44,8 @@ func New(o Options) *Set {
 	return &Set{options: o, metrics: newMetrics(), grace: grace, shards: map[string]*shard{}}
 }
 
-// Configure sets the shards and their operator addresses from a new configuration file. New shards are connected and
-// removed ones disconnected. A shard with a new address reconnects and keeps its mirror.
+// Configure sets the shards and their operator addresses from a new configuration file. It connects new shards and
+// disconnects removed ones. A shard with a new address reconnects and keeps its mirror.
 func (s *Set) Configure(addrs map[string]string) {
 	var changed []string
 	s.mu.Lock()

@@ -219,7 +219,8 @@ func TestMirrorsAShard(t *testing.T) {
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "provider", Group: "web"}
 	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.ErrorReported, Group: "web"})
 
-	// A watch that was too slow is started again on the same connection. The mirror then drops what has vanished.
+	// The leader ends a watch that is too slow. The operator then starts the watch again on the same connection, and
+	// removes from the mirror what no longer exists.
 	a.Do(func() { a.Instances = nil; a.Ended = status.Error(codes.ResourceExhausted, "slow") })
 	old := a.GroupEvents
 	a.Do(func() {
@@ -267,7 +268,7 @@ func TestFollowsTheLeader(t *testing.T) {
 		return i.GetState() == "deleted"
 	})
 
-	// No server leads, and the standby knows no leader.
+	// No server is the leader, and the standby knows no leader.
 	standby.Do(func() { at = "" })
 	second.stop()
 	cluster.wait("unreachable", func() bool {
@@ -340,7 +341,7 @@ func TestOwnChangesAreVisibleImmediately(t *testing.T) {
 	if g, _ := one.Group("web"); !g.GetDeleting() {
 		t.Errorf("group %v", g)
 	}
-	// An instance that the leader does not know is not recorded as deleted: it may still be created.
+	// The leader does not know the instance. The mirror must not record it as deleted, because it may still be created.
 	if _, err := one.API().GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}); status.Code(
 		err) != codes.NotFound {
 		t.Errorf("unknown instance: %v", err)
@@ -370,7 +371,7 @@ func TestOwnChangesAreVisibleImmediately(t *testing.T) {
 	}
 }
 
-// tcpRelay forwards connections to an address. Once silent, it reads and drops everything.
+// tcpRelay forwards connections to an address. Once silent is set, it still reads data but forwards nothing.
 type tcpRelay struct {
 	mu     sync.Mutex
 	silent bool

@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// grace is how long a shard may be disconnected before it counts as unreachable. A silent server is noticed only
-	// after pingAfter and pingTimeout, so its shard becomes unreachable after 17 s.
+	// grace is how long a shard may be disconnected before it counts as unreachable. The operator notices only after
+	// pingAfter and pingTimeout that a server is silent. So the shard becomes unreachable 17 s after its last sign of
+	// life.
 	grace = 4 * time.Second
 	// settled is the length of a session after which the reconnect delay is reset.
 	settled = 5 * time.Second
@@ -38,7 +39,7 @@ type shard struct {
 	mu    sync.Mutex
 	addr  string
 	state State
-	// conn is the connection to a leader, or nil. If it is nil, lost is the reason.
+	// conn is the connection to a leader. If conn is nil, lostErr is the reason.
 	conn    *grpc.ClientConn
 	lostErr error
 	// endSession ends the current session, so that a new one starts.
@@ -106,7 +107,8 @@ func (s *shard) run(ctx context.Context) {
 			reported = err.Error()
 			s.log.Warn("no session with the shard's leader; trying again", "address", addr, "error", err)
 		}
-		// A standby names the leader. The named address is tried immediately, then the configured address again.
+		// The error of a standby contains the leader's address. Try that address immediately, and then the configured
+		// address again.
 		hint = notleader.FromError(err).GetOperatorAddr()
 		if hint != "" && hint != addr && !followed {
 			continue
@@ -160,7 +162,7 @@ func (s *shard) setOnline(conn *grpc.ClientConn) {
 	}
 }
 
-// setStopped records that no session follows, because the shard was removed or the operator stops.
+// setStopped records that there will be no other session, because the shard was removed or the operator stops.
 func (s *shard) setStopped() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +173,8 @@ func (s *shard) setStopped() {
 	}
 }
 
-// setOffline records the end of a session. The shard becomes unreachable if no session follows within the given time.
+// setOffline records the end of a session. The shard becomes unreachable unless a new session begins within the given
+// time.
 func (s *shard) setOffline(err error, within time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,7 +201,7 @@ func (s *shard) setUnreachable() {
 	go s.set.notifyAll(Change{Shard: s.id, Kind: ShardState}) // in a goroutine, because the caller holds mu
 }
 
-// reason returns the message of an error without gRPC's prefix.
+// reason returns the message of an error, without the prefix that gRPC adds to it.
 func reason(err error) string {
 	if st, ok := status.FromError(err); ok {
 		return st.Message()

@@ -14,7 +14,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// Shards is the view that reconcilers have of all shards. It is safe for concurrent use, and no method blocks.
+// Shards gives reconcilers access to all shards. It is safe for concurrent use, and no method blocks.
 type Shards interface {
 	// All returns the shards of the current configuration file, sorted by ID.
 	All() []Shard
@@ -39,7 +39,7 @@ type Shard interface {
 	// Instances returns the instances of a group, or of all groups if group is empty, sorted by ID. It includes
 	// instances that are being deleted and leaves out deleted ones.
 	Instances(group string) []*nstancev1.InstanceStatus
-	// Drains returns the instances that wait for their nodes to be drained, sorted by ID.
+	// Drains returns the instances whose nodes must be drained before the leader deletes them, sorted by ID.
 	Drains() []Drain
 	// API returns a client of the shard's leader. A call takes at most 10 seconds. While the shard is unreachable,
 	// calls fail immediately with Unavailable.
@@ -50,16 +50,16 @@ type Shard interface {
 type State struct {
 	// Reachable reports whether the leader answers.
 	Reachable bool
-	// Synced reports whether all groups and instances have been read from a leader. It is false only before the first
-	// time, and stays true while the operator reconnects.
+	// Synced reports whether all groups and instances have been read from a leader at least once. It stays true while
+	// the operator reconnects.
 	Synced bool
 	// Err says why the shard is unreachable. It is empty if the shard is reachable.
 	Err string
-	// Zone and Region are those of the shard's provider. They are empty while unknown.
+	// Zone and Region come from the shard's provider. They are empty while unknown.
 	Zone, Region string
 }
 
-// Drain is an instance that is deleted once its node is drained, or at the deadline.
+// Drain is an instance that the leader deletes once its node is drained, or at the deadline.
 type Drain struct {
 	Instance *nstancev1.InstanceStatus
 	Reason   string

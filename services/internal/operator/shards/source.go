@@ -8,8 +8,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Source enqueues a controller's requests for the changes of shards. It first reports the current state, as one change
-// for every shard, group and drain. The function requests must not block, but may read a cache.
+// Source adds requests to a controller's queue when a shard changes. The function requests returns the requests for a
+// change. Source first passes it the current state, as one change for every shard, group and drain. The function must
+// not block, but may read a cache.
 func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		add := func(c Change) {
@@ -30,7 +31,7 @@ func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	})
 }
 
-// currentState returns the current state as changes.
+// currentState returns one change for every shard, group and drain that exists now.
 func currentState(s Shards) (changes []Change) {
 	for _, one := range s.All() {
 		id := one.ID()

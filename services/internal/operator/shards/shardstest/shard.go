@@ -40,7 +40,7 @@ type Shard struct {
 	types       map[string]*nstancev1.GetInstanceTypeResponse
 }
 
-// Start is the creation time of the first instance. Each further instance is a second later.
+// Start is the creation time of the first instance. Each later instance is created one second after the one before it.
 var Start = time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
 
 // SetState changes the state and sends a notification.
@@ -51,8 +51,8 @@ func (s *Shard) SetState(change func(*shards.State)) {
 	s.set.notifyAll(shards.Change{Shard: s.id, Kind: shards.ShardState})
 }
 
-// Fail sets a hook: a call of a method, such as "UpsertGroup", fails with the error that fn returns for it. nil removes
-// it.
+// Fail sets a hook. A call fails if the hook returns an error for the call's method, such as "UpsertGroup". Fail(nil)
+// removes the hook.
 func (s *Shard) Fail(fn func(method string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *Shard) HoldDrains() {
 	s.holdDrains = true
 }
 
-// SetType makes the shard's provider know an instance type.
+// SetType adds an instance type to those that the shard's provider knows.
 func (s *Shard) SetType(name string, cpus uint32, memoryMiB uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +109,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.set.notifyAll(changes...)
 }
 
-// merge computes a static group from its definition and override, or a dynamic group from its own settings. It ignores
-// templates. The caller must hold mu.
+// merge returns a group with its merged settings. For a static group, these are the definition and the override. For a
+// dynamic group, these are the group's own settings. merge ignores templates. The caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])
@@ -154,7 +154,7 @@ func (s *Shard) Change(id string, change func(*nstancev1.InstanceStatus)) {
 	s.set.notifyAll(changes...)
 }
 
-// Drain deletes an instance that has to be drained first.
+// Drain marks an instance as being deleted. The deletion waits for the drain of its node.
 func (s *Shard) Drain(id, reason string, deadline time.Time) {
 	s.mu.Lock()
 	i := proto.CloneOf(s.instances[id])
@@ -192,7 +192,7 @@ func (s *Shard) instanceChanged(i *nstancev1.InstanceStatus) shards.Change {
 	return shards.Change{Shard: s.id, Kind: shards.InstanceChanged, Group: i.GetGroup(), Instance: i.GetInstanceId()}
 }
 
-// reconcileOf reconciles the group of an instance, if there is one.
+// reconcileOf reconciles the group to which an instance belongs. It does nothing if there is no such group.
 func (s *Shard) reconcileOf(i *nstancev1.InstanceStatus) []shards.Change {
 	if g := s.groups[i.GetGroup()]; g != nil {
 		return s.reconcile(g)
@@ -204,8 +204,8 @@ func markDeleted(i *nstancev1.InstanceStatus) {
 	i.State, i.ProviderState, i.DeletedAt = "deleted", "terminated", timestamppb.New(Start)
 }
 
-// reconcile creates and deletes instances until the group has its size, and updates its status. The caller must hold
-// mu.
+// reconcile creates and deletes instances until the group has the wanted number, and updates the group's status. The
+// caller must hold mu.
 func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 	live := s.liveInstances(g.GetGroup())
 	for len(live) < int(g.GetSize()) && !g.GetDeleting() {
