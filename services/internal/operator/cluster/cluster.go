@@ -181,8 +181,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 		return err
 	}
 	if cluster.UID != r.cleared && r.External == nil {
-		// When the infrastructure is provisioned, Cluster API connects to the workload cluster. After a failure it
-		// waits 30 s. So create the kubeconfig first. If that fails, the status shows the error, and
+		// As soon as the infrastructure is provisioned, Cluster API connects to the workload cluster. If it cannot
+		// connect, it waits 30 s. So create the kubeconfig first. If this fails, the status shows the error, and
 		// kubeconfigKeeper.run retries in the background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}

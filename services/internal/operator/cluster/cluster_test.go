@@ -217,7 +217,8 @@ func TestDeletedClusterStaysDeleted(t *testing.T) {
 	}
 }
 
-// TestInfraClusterDeletedAlone checks that an NstanceCluster that is deleted while its Cluster lives is created again.
+// TestInfraClusterDeletedAlone checks that the operator creates a deleted NstanceCluster again if its Cluster was not
+// deleted.
 func TestInfraClusterDeletedAlone(t *testing.T) {
 	w := newTestReconciler(t)
 	w.reconcile(t)

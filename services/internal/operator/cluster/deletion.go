@@ -39,8 +39,8 @@ type phaseInput struct {
 }
 
 // decidePhase returns the phase of the Cluster. Cluster API deletes the NstanceCluster only when the Cluster is
-// deleted. So an NstanceCluster that is being deleted, without a Cluster and without a record, means that the Cluster
-// was deleted and its deletion was not recorded.
+// deleted. So if the NstanceCluster is being deleted and there is no Cluster, a user has deleted the Cluster. If there
+// is no record either, this deletion was not recorded yet.
 func decidePhase(in phaseInput) phase {
 	switch {
 	case in.cluster != nil && in.cluster.DeletionTimestamp.IsZero():

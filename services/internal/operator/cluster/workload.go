@@ -24,7 +24,8 @@ import (
 
 // WorkloadOptions configures [OpenWorkload].
 type WorkloadOptions struct {
-	// The name of the Secret that contains the kubeconfig consists of Namespace, Cluster and Tenant.
+	// Namespace is the namespace of the Secret with the kubeconfig. Cluster and Tenant determine the name of the
+	// Secret.
 	Namespace, Cluster, Tenant string
 	// External means that the workload cluster is not the operator's own cluster.
 	External bool
