@@ -101,7 +101,7 @@ func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(co
 		case <-ticker.C:
 		}
 		check(ctx)
-		// Wait a little, so that the next check handles all changes of this time together.
+		// Wait a little, so that the next check handles all changes that arrive meanwhile.
 		if tasks.Sleep(ctx, minInterval) != nil {
 			return
 		}

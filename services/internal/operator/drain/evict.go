@@ -98,7 +98,7 @@ func podsToEvict(h *drain.Helper, nodes []corev1.Node) (pods []corev1.Pod, err e
 	return pods, nil
 }
 
-// podsOn returns the names of the pods on the Nodes that must still be evicted.
+// podsOn returns the names of the pods that must still be evicted from the Nodes.
 func (t *task) podsOn(ctx context.Context, nodes []corev1.Node) (out []string, err error) {
 	pods, err := podsToEvict(t.kubectlHelper(ctx), nodes)
 	for i := range pods {

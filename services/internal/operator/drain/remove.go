@@ -21,10 +21,10 @@ import (
 )
 
 // The operator annotates the Node of each existing instance with the instance's ID. Once the instance is gone, the
-// annotation tells which instance the Node belonged to. A restart of the operator does not lose it.
+// annotation shows which instance the Node belonged to, even after a restart of the operator.
 
-// nodeRemover is what the removal of Nodes keeps in memory. If it is lost, the operator only makes a few additional
-// calls.
+// nodeRemover contains the state of the removal of Nodes. The state is only in memory: if it is lost, the operator
+// makes a few additional calls.
 type nodeRemover struct {
 	mu sync.Mutex
 	// changed are the instances about which mirrors have sent a notification. If such an instance was deleted, its Node

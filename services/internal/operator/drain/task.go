@@ -190,7 +190,7 @@ func (t *task) evacuate(ctx context.Context) result {
 	}()
 	for reported := ""; ; {
 		if err == nil {
-			// A Node that waits for its slot must not get new pods.
+			// While the drain waits for a slot, the Node must not get new pods.
 			err = t.cordon(ctx, nodes)
 		}
 		if err == nil && !holding {
