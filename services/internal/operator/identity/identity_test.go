@@ -217,8 +217,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Errorf("second start: %v, %d registrations", err, w.front.calls)
 	}
 
-	// Ensure restores the key's Secret from the certificate's Secret if the former is lost or damaged. It also does the
-	// reverse.
+	// Both Secrets contain the key. If the key in one Secret is lost or damaged, Ensure restores it from the other
+	// Secret.
 	w.remove(t, "nstance-operator-key")
 	if _, err := w.ensure(t.Context()); err != nil {
 		t.Error(err)
@@ -279,8 +279,8 @@ func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client
 	})
 }
 
-// TestKilledAnywhere kills the first start at every request. After the next start, exactly one operator must be
-// registered.
+// TestKilledAnywhere kills a starting operator at each of its requests. After the next start, exactly one operator must
+// be registered.
 func TestKilledAnywhere(t *testing.T) {
 	total := 0
 	w := newTestShard(t)

@@ -132,8 +132,8 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	return roots.with(k.sent), nil
 }
 
-// loadKey returns the stored key and the Secret of the certificate, which may be nil. If no key is stored, loadKey
-// stores a key and returns it.
+// loadKey returns the stored key and the certificate's Secret, which is nil if there is none. If no key is stored,
+// loadKey stores a key and returns it.
 func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secret, error) {
 	certificate, err := k.readSecret(ctx, k.CertSecret)
 	if err != nil {
@@ -219,8 +219,8 @@ func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.Pr
 	return key, k.updateKeys(ctx, secret)
 }
 
-// replaceKey stores key, the key of the current certificate, in the operator's key Secret. It removes the next key from
-// there.
+// replaceKey stores key, the key of the current certificate, in the operator's key Secret. It removes the entry
+// NextPrivateKey.
 func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) (err error) {
 	delete(secret.Data, NextPrivateKey)
 	if secret.Data[PrivateKey], secret.Data[PublicKey], err = encodeKey(key); err != nil {
@@ -306,7 +306,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Keep the entries of the Secret that data does not contain.
+		// Keep the entries of the Secret that are not in the map data.
 		if secret.Data == nil {
 			secret.Data = map[string][]byte{}
 		}
