@@ -42,7 +42,7 @@ func faultOf(s step, err error) *fault {
 	case s != stepCreate && code == codes.NotFound:
 		return nil
 	case s == stepCreate && code == codes.AlreadyExists:
-		// An instance with this ID existed and is gone.
+		// An instance with this ID existed and is gone, so it does not exist now.
 		return nil
 	}
 	switch code {

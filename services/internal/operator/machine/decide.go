@@ -193,7 +193,7 @@ func (v *view) chooseShard(d *decision) {
 	}
 }
 
-// hashOf returns a hash that orders shards differently for each machine.
+// hashOf returns a hash of a machine and a shard. The order of the shards by this hash differs between machines.
 func hashOf(machine types.UID, shard string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(string(machine) + "/" + shard)) // a hash never returns an error

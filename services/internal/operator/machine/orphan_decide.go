@@ -13,15 +13,15 @@ const (
 type orphanInput struct {
 	// infrastructure: the NstanceMachine exists.
 	infrastructure bool
-	// shards has an entry for each shard. Its instance is the shard's instance with the same name as the Machine, nil
-	// if there is none.
+	// shards has an entry for each shard. The instance in an entry is the shard's instance with the same name as the
+	// Machine, nil if there is none.
 	shards []shardView
 	// since is the time when the Machine was first seen without NstanceMachine and instance. decideOrphan updates it.
 	since, now time.Time
 }
 
-// decideOrphan reports whether the Machine must be deleted (reap). If not, it must be called again after the time
-// again. If again is zero, it must be called only after a change. The instance may be in any shard, so every shard must
+// decideOrphan reports whether the Machine must be deleted (reap). If not, the result "again" is the time until the
+// next call. If it is zero, the next call comes after a change. The instance may be in any shard, so every shard must
 // answer.
 func decideOrphan(in *orphanInput) (reap bool, again time.Duration) {
 	if in.infrastructure {

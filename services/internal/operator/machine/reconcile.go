@@ -190,8 +190,8 @@ func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key 
 	return nil, nil
 }
 
-// poolGone reports whether the pool of a pool machine is being deleted or does not exist. Kubernetes removes the
-// reference to a pool that does not exist.
+// poolGone reports whether the pool of a pool machine is being deleted or does not exist. If the pool does not exist,
+// Kubernetes removes the machine's reference to the pool.
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {

@@ -358,7 +358,7 @@ func TestLifeOfAMachine(t *testing.T) {
 	}
 }
 
-// TestSpread checks that machines which name no shard are spread evenly over the shards that have their group.
+// TestSpread checks that machines that specify no shard are spread evenly over the shards that have their group.
 func TestSpread(t *testing.T) {
 	op := newSimulatedOperator(t, 9)
 	op.addMachine("west", "a")

@@ -46,7 +46,7 @@ var indexes = []index{
 		}
 		return nil
 	}},
-	// Only machines without an instance depend on their group.
+	// Only machines without an instance depend on their group, so index only these.
 	{&v1beta1.NstanceMachine{}, byWaitingGroup, func(o client.Object) []string {
 		if m := o.(*v1beta1.NstanceMachine); m.Status.InstanceID == "" && !isPoolMachine(m) {
 			return []string{m.Spec.GroupRef.Name}
