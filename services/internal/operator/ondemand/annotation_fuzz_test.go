@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// FuzzPodAnnotation checks that podOfMachine returns only pods with a valid namespace and name. These must be the ones
-// in the machine's annotation.
+// FuzzPodAnnotation checks that podOfMachine returns only pods with a valid namespace and name, exactly as in the
+// machine's annotation.
 func FuzzPodAnnotation(f *testing.F) {
 	for _, text := range []string{"apps/pod-1", "", "/", "apps/", "/pod", "apps/a/b", "apps/..", "Apps/pod", "a b/pod",
 		"apps/\x00"} {

@@ -56,7 +56,8 @@ func snapshotOf(pods ...*corev1.Pod) snapshot {
 	return w
 }
 
-// with adds the Machine of a pod, as decideSweep would create it. It also adds the NstanceMachine if infra is true.
+// with adds to the snapshot the Machine of a pod, as decideSweep would create it. It also adds the NstanceMachine if
+// infra is true.
 func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
 	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
@@ -67,7 +68,7 @@ func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	return w
 }
 
-// onNode adds the machine of a pod with its instance, and a Node for it. The Node is reserved for the pod.
+// onNode adds to the snapshot the machine of a pod with its instance, and a Node that is reserved for the pod.
 func (w snapshot) onNode(uid types.UID, node string) snapshot {
 	w = w.with(uid, true)
 	name := machineName("gpu", uid)
@@ -87,7 +88,7 @@ func tolerant(pod *corev1.Pod) { pod.Spec.Tolerations = []corev1.Toleration{tole
 // changedMind removes the annotation.
 func changedMind(pod *corev1.Pod) { pod.Annotations = nil }
 
-// besides adds a pod that has a machine and no annotation.
+// besides adds to the snapshot a pod that has a machine and no annotation.
 func (w snapshot) besides(pod *corev1.Pod) snapshot {
 	w.alive[pod.UID] = pod
 	return w

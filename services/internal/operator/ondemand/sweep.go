@@ -100,7 +100,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, nil
 }
 
-// inParallel calls do for each item, up to parallelWrites at a time. It returns all errors.
+// inParallel calls the function do for each item, up to parallelWrites at a time. It returns all errors.
 func inParallel[T any](items []T, do func(T) error) error {
 	var group errgroup.Group
 	group.SetLimit(parallelWrites)

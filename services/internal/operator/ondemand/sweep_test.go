@@ -50,7 +50,7 @@ func (r *recorder) take() []string {
 
 var errCrash = errors.New("crash")
 
-// clusterOf holds pods, machines and fake servers for a reconciler, which can be restarted.
+// clusterOf contains a reconciler that can be restarted, and the pods, machines and fake servers for it.
 type clusterOf struct {
 	*testing.T
 	client  client.Client
@@ -98,8 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write calls the function do. It returns errCrash at the write at which the operator must crash. All later writes
-// return errCrash without calling do. write is called from several goroutines.
+// write calls the function do. If this is the write at which the operator must crash, write then returns errCrash. All
+// later writes return errCrash without calling do. write is called from several goroutines.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
