@@ -340,8 +340,8 @@ func (op *liveOperator) checkStaticFields() {
 	}
 }
 
-// checkQuiet checks that fn causes no write and no call. To know that the controllers have processed fn, it then
-// creates another pool and ignores the writes and calls for it.
+// checkQuiet checks that what fn does causes no write and no call. It then creates another pool, to know when the
+// controllers have processed everything. It ignores the writes and calls for that pool.
 func (op *liveOperator) checkQuiet(fn func()) {
 	op.t.Helper()
 	op.takeRecorded()

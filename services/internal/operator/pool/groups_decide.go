@@ -64,7 +64,7 @@ type outcome struct {
 	// upsert is the last request that the shard refused. refused is the shard's reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
-	// after is the shard's last answer about the group. before is what the mirror showed before that call.
+	// after is the shard's answer to the last call about the group. before is what the mirror showed before that call.
 	before, after *nstancev1.GroupStatus
 	// removed is the time of the last DeleteGroup call.
 	removed time.Time
@@ -84,7 +84,7 @@ type shardCall struct {
 	// chosen are the instances to delete before the upsert. Each of these deletions also lowers the size by one.
 	chosen []string
 	remove bool
-	// refused is the shard's reason for refusing the same request earlier. After the duration in again, the request is
+	// refused is the shard's reason for refusing the same request earlier. again is the time until the request is
 	// repeated.
 	refused string
 	again   time.Duration
@@ -198,8 +198,8 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// The operator is connecting to the shard and does not know its state. Keep the last known condition until
-		// then.
+		// The operator is connecting to the shard. Until the state of the shard is known, keep the last known
+		// condition.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"connecting to shard %s", in.group.Spec.Shard)
@@ -248,8 +248,8 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 	}
 }
 
-// deletionFinished reports whether the finalizer of a deleted shard group can be removed. It can if the shard no longer
-// has the group, or if the shard is to keep the group.
+// deletionFinished reports whether the finalizer of a deleted shard group can be removed. It can be removed if the
+// shard no longer has the group, or if the group must stay in the shard.
 func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {

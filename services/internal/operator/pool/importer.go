@@ -154,8 +154,8 @@ func (r *importer) createImported(ctx context.Context, one importedGroup) error 
 	return nil
 }
 
-// reportRefusals reports groups that cannot be imported. The events are about the NstanceCluster, as the groups have no
-// object.
+// reportRefusals reports groups that cannot be imported. The events are about the NstanceCluster, because these groups
+// have no Kubernetes object.
 func (r *importer) reportRefusals(cluster string, list []refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -45,7 +45,7 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForChange returns requests for all pools when a shard's state changes: a shard that a pool names may have
+// requestsForChange returns requests for all pools when a shard's state changes. A shard that a pool lists may have
 // become known or unknown.
 func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	if c.Kind != shards.ShardState {

@@ -86,8 +86,9 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 	}
 }
 
-// addStaticDifferences adds the differences of a static group, whose definition is in the shard's configuration.
-// Kubernetes sets overrides and clears those that it has set before. Overrides from other clients are kept.
+// addStaticDifferences adds to the request the settings in which a static group differs from the spec. The shard's
+// configuration defines the group. Kubernetes sets overrides, and clears those that it has set before. It keeps
+// overrides from other clients.
 func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) {
 	own, known := ownSpec(group)
