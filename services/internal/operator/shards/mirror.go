@@ -62,7 +62,8 @@ func newMirror(id string, now func() time.Time) *mirror {
 // ID implements [Shard].
 func (m *mirror) ID() string { return m.id }
 
-// mark returns the number of the latest change. An update that is passed this number does not overwrite later changes.
+// mark returns the number of the latest change. An update that gets this number as since does not overwrite later
+// changes.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -73,11 +73,11 @@ type ChangeKind int
 const (
 	// ShardState: the shard was added or removed, or its reachability or sync state changed.
 	ShardState ChangeKind = iota + 1
-	// GroupChanged: Group was changed or removed.
+	// GroupChanged: the group in the field Group was changed or removed.
 	GroupChanged
-	// InstanceChanged: Instance of Group was changed or deleted.
+	// InstanceChanged: the instance in the field Instance was changed or deleted.
 	InstanceChanged
-	// DrainPending: Instance of Group waits for its node to be drained.
+	// DrainPending: the instance in the field Instance waits for the drain of its node.
 	DrainPending
 	// ErrorReported: the leader reported Error.
 	ErrorReported
