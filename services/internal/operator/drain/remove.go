@@ -27,8 +27,8 @@ import (
 // makes a few additional calls.
 type nodeRemover struct {
 	mu sync.Mutex
-	// changed are the instances about which mirrors have sent a notification. If such an instance was deleted, its Node
-	// may not have the annotation yet.
+	// changed are the instances about which mirrors have sent a notification. An instance may be deleted before its
+	// Node was annotated with its ID.
 	changed map[key]bool
 	// busy contains the shards with a running query. queried maps each instance to the time of the last query about it.
 	busy    map[string]bool
@@ -65,8 +65,8 @@ func (c *coordinator) nodeChanges() toolscache.ResourceEventHandler {
 	}
 }
 
-// nodePlan lists the Nodes to annotate, and for each shard the instances to ask about because their Nodes may have to
-// be removed.
+// nodePlan lists the Nodes to annotate. For each shard, it also lists the instances about which the leader must be
+// asked, because their Nodes may have to be removed.
 type nodePlan struct {
 	mark map[string]key // by the Node's name
 	ask  map[string]map[key][]*corev1.Node

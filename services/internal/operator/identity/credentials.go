@@ -106,5 +106,5 @@ func (k *Keeper) closeOthers(current *Identity) {
 	}
 }
 
-// Clone returns t, which is immutable.
+// Clone returns t itself, because t is never modified.
 func (t *shardTransport) Clone() credentials.TransportCredentials { return t }

@@ -65,7 +65,7 @@ type shardView struct {
 
 func (s *shardView) hasGroup() bool { return s.group != nil && !s.group.GetDeleting() }
 
-// answer is a leader's answer about the instance. instance is nil if the instance does not exist.
+// answer is a leader's answer about the machine's instance. The field instance is nil if the instance does not exist.
 type answer struct{ instance *nstancev1.InstanceStatus }
 
 // decision is the next step, its arguments, and the resulting status.

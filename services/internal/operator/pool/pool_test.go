@@ -393,7 +393,7 @@ func TestDeletePool(t *testing.T) {
 	}
 	op.shards.Of("b").SetState(func(s *shards.State) { s.Reachable, s.Err = true, "" })
 	op.settle()
-	// The static group still exists on shard c, so it is imported again.
+	// The static group still exists on shard c, so the operator imports it again.
 	if pool := op.pool("web"); !slices.Equal(pool.Spec.Shards, []string{"c"}) || !pool.DeletionTimestamp.IsZero() {
 		t.Errorf("%+v", pool)
 	}

@@ -97,7 +97,7 @@ func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	}
 }
 
-// eventReason returns the event reason for an error kind that a server reports.
+// eventReason returns the reason of the event for an error of the given kind.
 func eventReason(kind string) string {
 	switch kind {
 	case "config":

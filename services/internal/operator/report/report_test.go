@@ -119,7 +119,7 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// TestTooMany checks that the queue of pending errors is limited.
+// TestTooMany checks that the queue of pending errors has a limit.
 func TestTooMany(t *testing.T) {
 	set := shardstest.New("a")
 	r := newReporter(scope.Scope{Shards: set, Log: slog.New(slog.DiscardHandler)})
