@@ -250,8 +250,8 @@ func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) resul
 	return deadline
 }
 
-// acknowledge tells the server that the instance can be deleted, and repeats the call until it succeeds. It returns
-// false if the drain is no longer pending.
+// acknowledge tells the server that the instance can be deleted, and repeats the call until the server answers. It
+// returns false if ctx ends first, or if the shard is no longer configured.
 func (t *task) acknowledge(ctx context.Context) bool {
 	for reported := codes.OK; ; {
 		shard, ok := t.Shards.Shard(t.shard)
