@@ -182,8 +182,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	}
 	if cluster.UID != r.cleared && r.External == nil {
 		// As soon as the infrastructure is provisioned, Cluster API connects to the workload cluster. If it cannot
-		// connect, it waits 30 s. So create the kubeconfig first. If this fails, the status shows the error, and
-		// kubeconfigKeeper.run retries in the background.
+		// connect, it tries again only after 30 s. So create the kubeconfig first. If this fails, the status shows the
+		// error, and kubeconfigKeeper.run retries in the background.
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false

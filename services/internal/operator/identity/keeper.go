@@ -306,7 +306,7 @@ func (k *Keeper) storeCertificate(ctx context.Context, key ed25519.PrivateKey, i
 		err = k.Client.Create(ctx, &corev1.Secret{ObjectMeta: k.objectMeta(k.CertSecret), Type: corev1.SecretTypeTLS,
 			Data: data})
 	default:
-		// Keep the entries of the Secret that are not in the map data.
+		// Keep the entries of the Secret that are not in the map "data".
 		if secret.Data == nil {
 			secret.Data = map[string][]byte{}
 		}

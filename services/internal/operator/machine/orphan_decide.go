@@ -21,8 +21,8 @@ type orphanInput struct {
 }
 
 // decideOrphan reports whether the Machine must be deleted (reap). If not, the result "again" is the time until the
-// next call. If it is zero, the next call comes after a change. The instance may be in any shard, so every shard must
-// answer.
+// next call. If this time is zero, the next call comes only after a change. The instance may be in any shard, so every
+// shard must answer.
 func decideOrphan(in *orphanInput) (reap bool, again time.Duration) {
 	if in.infrastructure {
 		in.since = time.Time{}

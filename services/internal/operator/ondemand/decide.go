@@ -279,8 +279,8 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 }
 
 // newObjects returns a Machine and its NstanceMachine. The caller makes the Machine the owner of the NstanceMachine
-// when the UID of the Machine is known. There must be no other owner: if the Machine is deleted before it has Cluster API's
-// finalizer, the garbage collector must delete the NstanceMachine.
+// when the UID of the Machine is known. There must be no other owner: if the Machine is deleted before it has Cluster
+// API's finalizer, the garbage collector must delete the NstanceMachine.
 //
 // The Machine does not get the labels of the Node. Cluster API would copy them to the Node before the Node has the
 // taint.

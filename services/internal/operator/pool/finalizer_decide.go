@@ -9,8 +9,8 @@ import (
 
 // newMachinePool is how long the operator waits for Cluster API's finalizer on a new MachinePool before it creates
 // instances. If a MachinePool is deleted before it has the finalizer, Cluster API does not delete the
-// NstanceMachinePool. The instances would then stay. The wait ends because the finalizer never comes where Cluster API
-// does not run (dev-k8s).
+// NstanceMachinePool. The instances would then stay. The wait is limited, because the finalizer never comes where
+// Cluster API does not run (dev-k8s).
 const newMachinePool = 5 * time.Second
 
 // waitForFinalizer returns the time until the operator creates instances for a MachinePool, 0 if it may do so now.
