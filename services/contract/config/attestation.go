@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Signers returns the parsed certificates, at least one. The text must hold nothing else.
+// Signers parses Certificates and returns at least one certificate. It fails if Certificates contains anything else.
 func (a Attestation) Signers() (signers []*x509.Certificate, err error) {
 	text := []byte(strings.TrimSpace(a.Certificates))
 	for len(text) > 0 {

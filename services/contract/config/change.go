@@ -10,14 +10,14 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	// Static groups as tenant/name, sorted. roll lists groups with a changed infra hash, and push those where only the
-	// runtime hash changed. empty lists removed groups, and shrink groups with a smaller size.
+	// Sorted names (tenant/name) of static groups. In roll, the infra hash changed. In push, only the runtime hash
+	// changed. In empty, the group was removed. In shrink, the size became smaller.
 	roll, push, empty, shrink []string
 
 	rollTemplates []string // templates with dynamic groups that roll
 	pushTemplates []string
-	// leave are unchanged groups with a pool that loses subnets: their instances in those subnets are replaced.
-	// leaveTemplates are unchanged templates with such a pool.
+	// leave lists static groups with the same infra hash whose pool loses a subnet. Their instances in that subnet are
+	// replaced. leaveTemplates lists such templates.
 	leave, leaveTemplates []string
 	terminates            bool
 	// subnetsUnknown means that some subnets are not known yet. Then a group in leave may keep all its subnets.
@@ -87,15 +87,15 @@ func Restarting(before, after *Shard) (settings []string) {
 	return settings
 }
 
-// losesSubnet reports whether a group no longer has one of its subnets after a change. An unknown subnet counts as a
-// different one. A group without subnets loses none.
+// losesSubnet reports whether a change takes one of its subnets from a group. An unknown subnet equals none of the
+// earlier subnets. A group without subnets loses none.
 func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
 		return !slices.Contains(after.Subnets, subnet)
 	})
 }
 
-// Rolling returns the static groups with instances that are replaced, sorted.
+// Rolling returns the static groups in which instances are replaced. The result is sorted.
 func (c Change) Rolling() []string {
 	return slices.Sorted(slices.Values(slices.Concat(c.roll, c.leave)))
 }
@@ -105,7 +105,8 @@ func (c Change) Destructive() bool {
 	return len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates
 }
 
-// ofTemplates maps the name of each template to the group that results if a dynamic group overrides nothing.
+// ofTemplates returns one group for each template, by the template's name. The group has only the template's own
+// values.
 func ofTemplates(s *Shard) map[string]Group {
 	sample := *s
 	groups := map[string]GroupSpec{}
@@ -121,8 +122,8 @@ func ofTemplates(s *Shard) map[string]Group {
 	return out
 }
 
-// Warning returns the text of a plan warning about the effects on running instances. Both results are "" if there are
-// none.
+// Warning returns the text of a plan's warning: how the change affects running instances. Both results are "" if it
+// affects none.
 func (c Change) Warning() (summary, detail string) {
 	var lines []string
 	say := func(format, rest string, names, templates []string) {

@@ -15,8 +15,8 @@ import (
 type checker struct {
 	s     *Shard // with defaults filled in
 	found []finding
-	// rendered marks the problems of templates that were reported already, by path and message. Many groups may share a
-	// template.
+	// rendered marks the problems of templates that were already reported, by path and message. Many groups may share a
+	// template, so the same problem would be reported for each of them.
 	rendered map[string]bool
 }
 
@@ -144,7 +144,7 @@ func validateKey(what, s string) error {
 	return nil
 }
 
-// validateIdentifier checks a name that templates write after a dot.
+// validateIdentifier checks the name of an image. Templates refer to the image as {{ .Image.name }}.
 func validateIdentifier(s string) error {
 	for i := range len(s) {
 		c := s[i]
@@ -172,7 +172,8 @@ func (c *checker) distinct(list []string, path string) {
 	}
 }
 
-// json checks that a value consists of JSON types only. Typed documents could hold other types.
+// json checks that a value consists of JSON types only. A [Shard] that was not parsed from a file could hold other
+// types.
 func (c *checker) json(v any, path string, depth int) {
 	switch v := v.(type) {
 	case nil, bool, string, int, int64:

@@ -46,7 +46,7 @@ func (c *checker) groups() {
 	}
 	for _, name := range sortedKeys(c.s.Templates) {
 		if !used[name] {
-			// A dynamic group that is created later may define its own variables.
+			// Do not report missing variables: a dynamic group that is created later may define its own.
 			spec := GroupSpec{Template: name}
 			c.render(c.s.merge(GroupKey{ident.DefaultTenant, "sample"}, spec, nil), spec, "", true)
 		}
@@ -68,7 +68,7 @@ func (c *checker) tenant(tenant, path string) {
 	}
 }
 
-// group checks the values of a group that do not depend on its shard. path is the path of the group.
+// group checks those values of a group that can be checked without its shard. path is the path of the group.
 func (c *checker) group(spec GroupSpec, path string) {
 	c.vars(spec.Vars, path+".vars")
 	c.instanceTypes(spec.InstanceTypes, path)
@@ -189,7 +189,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		r.userdata(userdataPath, g.Userdata.Content)
 	}
 
-	// Report a value of the arguments at the place where it was written.
+	// Report a problem of an argument at the place where the document sets the argument.
 	sources := c.argSources(spec, path)
 	r.tree("", g.Args, r.text, func(path string) string {
 		elements, err := SplitPath(path)
@@ -355,13 +355,14 @@ func (r *rendering) text(path, text string) (string, bool) {
 	return r.execute(path, t, err)
 }
 
-// fileText renders a text in the content of a file. The text can refer to data that the agent claims.
+// fileText renders a text in the content of a file. The text can refer to .Claimed, which the agent reports about its
+// machine.
 func (r *rendering) fileText(path, text string) (string, bool) {
 	t, err := render.CompileFile("", text)
 	return r.execute(path, t, err)
 }
 
-// execute renders a compiled template. err is the error of compiling it.
+// execute renders a compiled template. If the template did not compile, err is the reason, and execute only reports it.
 func (r *rendering) execute(path string, t *render.Template, err error) (string, bool) {
 	if err != nil {
 		r.template(path, err)

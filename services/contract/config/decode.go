@@ -25,9 +25,9 @@ const (
 	MaxSize = 4 << 20
 	// maxDepth is the maximum nesting depth of objects and lists.
 	maxDepth = 64
-	// maxProblems is the number of problems of one document that are listed. The others are only counted.
+	// maxProblems is how many problems of one document are listed. Further problems are only counted.
 	maxProblems = 1000
-	// maxInteger is the largest integer up to which every JSON reader represents all integers exactly.
+	// maxInteger is the limit up to which every JSON reader represents integers exactly.
 	maxInteger = 1 << 53
 )
 
@@ -56,8 +56,8 @@ type decoder struct {
 	keys   map[string]int // offsets of names, by path
 	values map[string]int // offsets of values, by path
 	lines  []int          // offsets of lines, computed when the first position is needed
-	// tainted holds the paths with values that are unknown because of an error. Findings about them would repeat that
-	// error.
+	// tainted holds the paths of values that are unknown because of an error. Further findings about these values would
+	// only repeat the error.
 	tainted []string
 }
 
@@ -265,7 +265,7 @@ func (d *decoder) integer(v hujson.Value, path string) {
 	d.add(v.StartOffset, path, "%.40s is not a whole number, or too large", v.Value)
 }
 
-// members calls f for every member of an object, once for each name.
+// members calls f once for each name in an object. It reports a repeated name instead of calling f again.
 func (d *decoder) members(v hujson.Value, path string, f func(name, path string, m member)) bool {
 	object, ok := v.Value.(*hujson.Object)
 	if !ok {
@@ -362,7 +362,8 @@ func (d *decoder) tree(v hujson.Value, path string) any {
 
 func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
-	// Check the value, not the spelling: 1e16 would be encoded as an integer, which could not be parsed again.
+	// Check the value, not the spelling. 1e16 would be encoded as an integer, and Parse would refuse that integer as
+	// too large.
 	if err != nil || math.Abs(n) > maxInteger {
 		d.tainted = append(d.tainted, path)
 		d.found = append(d.found, finding{path: path, offset: v.StartOffset,
@@ -389,7 +390,8 @@ func (d *decoder) position(offset int) (line, col int) {
 	return line, utf8.RuneCount(d.src[d.lines[line-1]:offset]) + 1
 }
 
-// problems adds positions to the decoder's findings, and to more findings about the decoded values.
+// problems returns the decoder's findings and the findings in the parameter more, all with their positions. The
+// findings in more are about the decoded values.
 func (d *decoder) problems(more []finding) Problems {
 	found := append(d.found, d.relevant(more)...)
 	for i, f := range found {

@@ -2,7 +2,8 @@ package config
 
 import "reflect"
 
-// DefaultKeyVariable is the default environment variable of an encryption key with provider env.
+// DefaultKeyVariable is the environment variable that holds an encryption key with the provider "env", unless the
+// configuration names another variable.
 const DefaultKeyVariable = "NSTANCE_ENCRYPTION_KEY"
 
 // WithDefaults returns a copy in which all unset fields have their defaults. The copy shares no memory with s. Fields

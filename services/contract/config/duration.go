@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Duration is a non-negative length of time. Its text form is Go's, plus d for days of 24 hours: "90s", "1h30m", "21d",
-// "1d12h".
+// Duration is a non-negative length of time. Its text form is that of [time.Duration], with the additional unit d for
+// days of 24 hours: "90s", "1h30m", "21d", "1d12h".
 type Duration time.Duration
 
 // ParseDuration parses the text form of a duration.

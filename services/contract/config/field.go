@@ -19,7 +19,7 @@ type field struct {
 	enum     []string // allowed values of a string, or nil for any value
 
 	required, positive, nonnegative, empty bool
-	// cloudRequired reports whether the field is required if the document uses the field's cloud.
+	// cloudRequired means that the field is required in objects of the field's cloud.
 	cloudRequired bool
 }
 
@@ -75,8 +75,8 @@ func describeFields(typ reflect.Type) []field {
 	return out
 }
 
-// fallbackValue returns the field's default. ok is false if there is none. The tags are constant, so a malformed
-// default is a bug, which the first test finds.
+// fallbackValue returns the field's default. ok is false if the field has no default. fallbackValue panics if the
+// default in the struct tag is malformed.
 func (f field) fallbackValue() (value reflect.Value, ok bool) {
 	if f.fallback == "" {
 		return reflect.Value{}, false

@@ -74,8 +74,8 @@ func TestGenerated(t *testing.T) {
 	golden(t, pageFile, []byte(string(before)+begin+referenceTables(comments)+end+string(after)))
 }
 
-// readComments returns the comments of the fields in types.go and types_group.go, by "Type.Field", and of those in the clouds' packages,
-// by "package.Type.Field".
+// readComments returns the comments of fields: those in types.go and types_group.go by "Type.Field", and those in the
+// clouds' packages by "package.Type.Field".
 func readComments(t *testing.T) map[string]string {
 	out := map[string]string{}
 	readCommentsOf(t, "types.go", "", out)

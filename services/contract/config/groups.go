@@ -23,8 +23,8 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// overridable lists the fields of a static group that an entry in groups/ may set. Of rollout, an entry may set only
-// paused and revision. serverFields are the fields of an entry that only the server sets.
+// overridable lists the fields of a static group that an entry in groups/ may set. In the field "rollout", an entry may
+// set only "paused" and "revision". serverFields lists the fields of an entry that only the server sets.
 var overridable = []string{"size", "instance_type", "vars", "rollout"}
 
 var serverFields = []string{"removed", "protected"}
@@ -55,9 +55,9 @@ func restricted(spec GroupSpec) []string {
 //
 // Warnings list the parts of groups/ that are ignored. An error means that a group can no longer be made from this
 // shard config. For example, its template, pool or tenant was removed, or the config no longer permits what an operator
-// chose. Callers should refuse such a config like an invalid one. The result still contains such a group, with its size
-// and all values that are known. So its instances still belong to a group and are not deleted, but no new instances of
-// the group can be created (see [Group.Refused]).
+// chose. Callers should refuse a config with an error. The result still contains the group, with its size and all
+// values that are known. So its instances still belong to a group and are not deleted, but no new instances of the
+// group can be created (see [Group.Refused]).
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}
@@ -131,7 +131,7 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
-		// The merge alone is enough to drain and remove the group, even if its template has changed or is gone.
+		// Do not check the group. It is drained and removed, even if its template has changed or is gone.
 		g := c.s.merge(key, spec, nil)
 		g.Deleted, g.Size = spec.Deleted, 0
 		return g, spec.Template != "" || spec.Deleted
@@ -149,8 +149,8 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 }
 
 // CheckUpsert reports why the API must refuse to create or change a group. spec is the complete new entry in groups/.
-// The error is a [*DeniedError] if the shard config does not permit the group, and else a [Problems]. Paths are those
-// of the group's own fields. The shard must be valid.
+// The error is a [*DeniedError] if the shard config does not permit the group, and else a [Problems]. The paths of the
+// problems start at the group. The shard must be valid.
 func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {

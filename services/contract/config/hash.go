@@ -6,9 +6,10 @@ import (
 	"encoding/json"
 )
 
-// runtimeInput and infraInput hold exactly the fields that a group's hashes cover. The hashes are computed before
-// rendering. Fields that are unset or have their default value are left out, so a new field changes no hash until it is
-// set. Both hashes are stored in the tags and records of running VMs, so a change of these structs rotates every fleet.
+// runtimeInput and infraInput hold exactly the fields from which a group's hashes are computed. The hashes are computed
+// before rendering. Fields that are unset or have their default value are left out, so a new field changes no hash
+// until it is set. Both hashes are stored in the tags and records of running VMs. So a change of these structs makes
+// every running VM outdated.
 type (
 	runtimeInput struct {
 		Vars         map[string]string      `json:"vars,omitempty"`

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// whole returns the golden config, which uses every field, and its groups.
+// whole returns the golden config and the golden groups. The config sets every field.
 func whole(t testing.TB) (*Shard, Groups) {
 	s := mustParse(t, string(read(t, testdata+"/v1/config.jsonc")))
 	groups, problems := ParseGroups("groups.jsonc", read(t, testdata+"/v1/groups.jsonc"))
@@ -274,7 +274,8 @@ func TestHashesCoverTheirFields(t *testing.T) {
 	}
 }
 
-// TestHashesDoNotDependOnSpelling checks that comments, order and the origin of a value do not affect the hashes.
+// TestHashesDoNotDependOnSpelling checks that comments, the order of fields, and the place where a value is set do not
+// affect the hashes.
 func TestHashesDoNotDependOnSpelling(t *testing.T) {
 	one := mustMerge(t, mustParse(t, with("", `, "args": {"a": 1, "b": {"c": [1.0]}}, "vars": {"x": "1", "y": "2"}`, "",
 		"")), Groups{})

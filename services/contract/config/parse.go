@@ -87,16 +87,16 @@ func encode(v any) []byte {
 // accepts.
 const groupsVersion = 1
 
-// groupsHead holds the fields of `groups/{shard}.jsonc` that are not tenants. Their names start with a dollar sign,
-// which is not allowed in a tenant's name.
+// groupsHead holds the fields of `groups/{shard}.jsonc` that are not tenants. The names of these fields start with a
+// dollar sign, which a tenant's name may not contain.
 type groupsHead struct {
 	Version  *int   `json:"$version,omitempty" rule:"positive"`
 	Term     uint64 `json:"$term,omitempty"`
 	Revision uint64 `json:"$revision,omitempty"`
 }
 
-// ParseGroups parses `groups/{shard}.jsonc`. It reports problems of the document alone. [Shard.Merged] reports problems
-// that depend on the shard config. The groups are empty if there are errors.
+// ParseGroups parses `groups/{shard}.jsonc`. It reports only problems that do not depend on the shard config.
+// [Shard.Merged] reports the others. The groups are empty if there are errors.
 func ParseGroups(filename string, src []byte) (Groups, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()

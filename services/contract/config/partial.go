@@ -1,8 +1,8 @@
 package config
 
 // ValidateKnown is [Validate] for a config with values that are not known yet, as in a Terraform plan. It omits
-// problems that exist only because of unknown values. The paths of unknown values have the form of [Problem.Path]. A
-// value below an unknown value is unknown too.
+// problems that exist only because of unknown values. unknown lists the paths of these values, written like
+// [Problem.Path]. Everything below such a path is unknown too.
 func ValidateKnown(s *Shard, unknown ...string) Problems {
 	d := &decoder{tainted: unknown}
 	c := &checker{found: d.relevant(check(s))}
@@ -10,7 +10,7 @@ func ValidateKnown(s *Shard, unknown ...string) Problems {
 }
 
 // ParseTree parses a single JSON value with comments and trailing commas, such as the arguments of a template. It is as
-// strict as [Parse]. Paths start at the value. The result is nil if there are errors.
+// strict as [Parse]. The paths of the problems start at the value. The result is nil if there are errors.
 func ParseTree(filename string, src []byte) (any, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()

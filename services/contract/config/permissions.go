@@ -32,16 +32,16 @@ type DeniedError struct{ Problems Problems }
 
 func (e *DeniedError) Error() string { return e.Problems.Error() }
 
-// CheckQuota returns a problem for each quota that a tenant's changed usage exceeds. An exceeded quota is no problem if
-// the change does not raise the number that the quota limits.
+// CheckQuota returns a problem for each quota that a tenant exceeds after a change. It permits a change that does not
+// raise the limited number, even if the tenant exceeds the quota.
 func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	c := &checker{s: s}
 	c.quota(tenant, "", before, after)
 	return c.problems()
 }
 
-// GroupSize returns the largest size of a group with the given entry in groups/, which may be the override of a static
-// group.
+// GroupSize returns the largest size that a group can have with the given entry in groups/, including the sizes of its
+// schedules. The entry may be the override of a static group.
 func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
 	static := s.Groups[key.Tenant][key.Group]
 	largest := 0
@@ -54,9 +54,9 @@ func GroupSize(s *Shard, key GroupKey, spec GroupSpec) int {
 	return largest
 }
 
-// permissions reports the choices in a group that the config does not permit to operators of the group's tenant. spec
-// is the complete entry in groups/: a dynamic group, or the override of a static group. path is the path of the group.
-// permissions returns the reasons as one text, or "". It does not report a template that does not exist.
+// permissions reports the values of a group that operators of its tenant may not choose. spec is the complete entry in
+// groups/: a dynamic group, or the override of a static group. path is the path of the group. permissions returns the
+// reasons as one text, or "". A missing template is reported elsewhere.
 func (c *checker) permissions(key GroupKey, spec GroupSpec, path string) string {
 	known := len(c.found)
 	static, isStatic := c.s.Groups[key.Tenant][key.Group]
@@ -177,8 +177,8 @@ func (c *checker) permittedBalancers(spec GroupSpec, t Template, name, path stri
 	}
 }
 
-// permittedArgs reports the arguments that none of the JSON pointers permits. Only members of objects have pointers,
-// because a merge replaces lists as a whole.
+// permittedArgs reports the arguments that no pointer in pointers permits. A pointer leads only through objects,
+// because a merge replaces each list as a whole.
 func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, path string) {
 	for _, member := range sortedKeys(args) {
 		var below [][]string
@@ -200,8 +200,8 @@ func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, 
 }
 
 // permittedVars reports the variables that operators may not set. If the template does not list the permitted
-// variables, some are still refused: those that choose a cloud resource, an object of the bucket, or the subject of a
-// certificate.
+// variables, operators may set any variable, except one that chooses a cloud resource, an object of the bucket, or the
+// subject of a certificate.
 func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path string) {
 	if len(spec.Vars) == 0 {
 		return
@@ -224,7 +224,7 @@ func (c *checker) permittedVars(static, spec GroupSpec, t Template, name, path s
 }
 
 // reservedVars returns the variables that a group's arguments, certificates and object keys refer to. all is true if
-// one of these texts can read every variable.
+// one of these texts may refer to any variable, as in {{ index .Vars "name" }}.
 func (s *Shard) reservedVars(static GroupSpec, t Template) (names map[string]bool, all bool) {
 	names = map[string]bool{}
 	text := func(text string) {
@@ -286,7 +286,7 @@ func (c *checker) quota(tenant, path string, before, after Usage) {
 	}
 }
 
-// dynamic checks what a template permits to operators in its field dynamic. at is the path of that field.
+// dynamic checks the template's field "dynamic", which lists what operators may choose. at is the path of that field.
 func (c *checker) dynamic(t Template, at string) {
 	p := t.Dynamic
 	c.distinct(p.Args, at+".args")
@@ -338,7 +338,7 @@ func reachable(args map[string]any, pointer []string) error {
 
 var errPointer = errors.New(`is not a JSON pointer to an argument, such as "/MetadataOptions/HttpTokens"`)
 
-// parsePointer splits a JSON pointer (RFC 6901) into the names of its members, at least one.
+// parsePointer splits a JSON pointer (RFC 6901) into the names of members. It returns at least one name.
 func parsePointer(text string) ([]string, error) {
 	rest, ok := strings.CutPrefix(text, "/")
 	if !ok {

@@ -140,7 +140,7 @@ func TestPermissions(t *testing.T) {
 		if err := CheckUpsert(s, tt.key, spec); errors.As(err, &denied) != (tt.want != "") {
 			t.Errorf("%s: CheckUpsert: %v", tt.name, err)
 		}
-		// Groups that are already stored are checked by the same rules. A refused group keeps its size.
+		// Merged checks stored groups by the same rules as CheckUpsert. A refused group keeps its size.
 		one := Groups{Tenants: map[string]map[string]GroupSpec{tt.key.Tenant: {tt.key.Group: spec}}}
 		merged, _ := s.Merged(one)
 		if g := merged[tt.key]; (g.Refused == "") != (tt.want == "") || spec.Size != nil && g.Size != *spec.Size {
@@ -202,8 +202,8 @@ func TestCheckQuota(t *testing.T) {
 	}
 }
 
-// FuzzParsePointer checks that a pointer that is accepted names exactly one member: its names, escaped and joined, are
-// the pointer.
+// FuzzParsePointer checks that an accepted pointer names exactly one member. The parsed names, escaped and joined
+// again, must give the same pointer.
 func FuzzParsePointer(f *testing.F) {
 	for _, seed := range []string{"", "/", "/a/b", "/a~1b/~0", "/~01", "/~", "/~2", "a", "//", "/a/0"} {
 		f.Add(seed)

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Problem is one error in a document or, as a warning, one part of it that is ignored or limited.
+// Problem is one error in a document, or a warning about one part of the document that is ignored or limited.
 type Problem struct {
 	File string // as given to [Parse], or "" for a typed document
 	// Path is the JSON path of the field: `templates.worker.args.Foo`, `instance_types[1]`, `files["a.crt"].kind`. ""
 	// is the whole document. See [SplitPath].
 	Path string
-	// Line and Col are the position in the file, counted from 1. Col counts characters. Both are 0 for a typed
-	// document.
+	// Line and Col are the position in the file, counted from 1. Col counts characters. Both are 0 if the document is a
+	// [Shard] instead of a file.
 	Line, Col int
 	Message   string
 	Hint      string // how to fix the problem, or ""

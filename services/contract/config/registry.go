@@ -51,7 +51,8 @@ func KeySourceNames() []string {
 	return out
 }
 
-// enumValues returns the values of an enum in a tag. The text is a list of values, or a dot and the name of a list.
+// enumValues returns the allowed values in an enum rule of a struct tag. text is the part after "enum=": either the
+// values, or a dot and the name of a list below.
 func enumValues(text string) []string {
 	switch text {
 	case ".clouds":
@@ -114,7 +115,8 @@ func secretsStores() []cloud.SecretsStore {
 	return out
 }
 
-// secretsStoreOf returns the description of a cloud's secrets store, or an empty one for other names.
+// secretsStoreOf returns the description of a cloud's secrets store. If no such store has the name, the description is
+// empty.
 func secretsStoreOf(name string) cloud.SecretsStore {
 	for _, store := range secretsStores() {
 		if store.Name == name {
@@ -135,8 +137,8 @@ func SecretsStoresWithProject() []string {
 	return out
 }
 
-// RegionVariable returns the environment variable from which the SDK of a kind of object store takes its region, or ""
-// if there is none.
+// RegionVariable returns the environment variable from which the SDK of an object store takes its region, or "" if
+// there is none. storeName is the kind of object store.
 func RegionVariable(storeName string) string {
 	for _, store := range objectStores() {
 		if store.Name == storeName {

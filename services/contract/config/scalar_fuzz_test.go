@@ -33,8 +33,8 @@ func FuzzParseDuration(f *testing.F) {
 	})
 }
 
-// FuzzParseLimit checks that a limit is encoded as it was written. It must never allow more than the group's size,
-// except for a plain number and for the minimum of a percentage.
+// FuzzParseLimit checks that a limit is encoded as it was written. A percentage never allows more than the group's size
+// or the minimum of a percentage, whichever is larger.
 func FuzzParseLimit(f *testing.F) {
 	for _, text := range []string{"0", "3", "40%", "100%", "101%", "-1", "+1", "03", "%", "", "9223372036854775807",
 		"9223372036854775808", "1 %"} {

@@ -9,8 +9,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// fieldDocs are the comments of the fields of the config types, by "Type.Field", and of the clouds' own fields, by
-// "package.Type.Field". The tests of this package take them from the source when they run with -update.
+// fieldDocs holds the comments of fields: those of the config types by "Type.Field", and those of the clouds' packages
+// by "package.Type.Field". The tests of this package take them from the source when they run with -update.
 //
 //go:embed fielddocs.json
 var fieldDocs []byte

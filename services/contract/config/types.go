@@ -46,7 +46,7 @@ type Shard struct {
 	Terminating bool `json:"terminating,omitempty"`
 }
 
-// Cluster names the cluster and the location of its shared state.
+// Cluster configures what the shards of a cluster share: the cluster's name, its bucket and its secrets.
 type Cluster struct {
 	// Name of the cluster, at most 30 characters. Shards of one cluster share a CA and secrets.
 	ID string `json:"id" rule:"required"`
@@ -93,7 +93,7 @@ type KeySource struct {
 	// Name of the environment variable (default NSTANCE_ENCRYPTION_KEY), path of the file, or name of the secret or
 	// parameter.
 	Source string `json:"source,omitempty"`
-	// Project that holds the secret. Needed for stores that have projects, if source does not name the project.
+	// Project that holds the secret. Needed for stores that have projects, unless source contains the project.
 	ProjectID string `json:"project_id,omitempty"`
 }
 
@@ -105,25 +105,25 @@ type Server struct {
 	Provider Provider `json:"provider" rule:"required"`
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
-	// Addresses that the server names to clients. An empty or wildcard host means the address of the machine's primary
-	// network interface. The default of each address is the one in bind.
+	// Addresses that the server tells clients to use. An empty or wildcard host means the address of the machine's
+	// primary network interface. The default of each address is the address in bind.
 	Advertise Addresses `json:"advertise,omitzero"`
 	// A fixed address that moves to whichever server leads.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by name. Templates and groups refer to a list by its name. The server tries the
 	// subnets of a list in order until one has capacity.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The subnet pools that dynamic groups may use. This also limits groups that use the pool of their template.
-	// Default: every pool. An empty list allows none.
+	// The subnet pools that dynamic groups may use, even if a group takes the pool from its template. Default: every
+	// pool. An empty list allows none.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
 	// Least time between two create calls to the provider. 0: only the provider's own limit applies.
 	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
-	// Whether an agent may register only from an address of its VM, where the provider knows the VM's addresses. Set it
-	// to false if agents reach the servers through NAT or a proxy.
+	// Whether an agent may register only from an address of its VM. The check is skipped if the provider does not know
+	// the VM's addresses. Set it to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
-	// Proof of its VM's identity, which an agent must send with its nonce when it registers. Default: none.
+	// Proof of a VM's identity. The agent must send it with its nonce when it registers. Default: none.
 	Attestation *Attestation `json:"attestation,omitempty"`
 	// Time between two health reports of an agent.
 	HealthCheckInterval *Duration `json:"health_check_interval,omitempty" default:"60s" rule:"positive"`
@@ -138,7 +138,7 @@ type Server struct {
 	// When an agent announces that its VM powers off, the leader waits until the provider reports the VM's end, but at
 	// most for this time. Then the leader replaces the VM. 0: immediately, without asking the provider.
 	ShutdownGrace *Duration `json:"shutdown_grace,omitempty" default:"0s"`
-	// Removal of VMs without a record and of old tombstones.
+	// Removal of old tombstones, and of VMs without a record.
 	GarbageCollection GarbageCollection `json:"garbage_collection,omitzero"`
 	// Maximum ages of instances.
 	Expiry Expiry `json:"expiry,omitzero"`
@@ -148,7 +148,7 @@ type Server struct {
 	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
 }
 
-// Attestation is a proof of the VM that an agent runs on.
+// Attestation configures how an agent proves on which VM it runs.
 type Attestation struct {
 	// Kind of proof. aws-iid is EC2's instance identity document with its RSA-2048 signature. gcp-identity-token is the
 	// identity token of a Compute Engine VM; the VM needs a service account.
@@ -185,19 +185,19 @@ type Addresses struct {
 	Agent string `json:"agent_addr,omitempty" default:"0.0.0.0:8994"`
 }
 
-// LeaderNetwork configures the fixed address that follows the leader.
+// LeaderNetwork configures the fixed address that moves to each new leader.
 type LeaderNetwork struct {
 	// The IPv4 address that moves to the leader.
 	IPv4 string `json:"ipv4,omitempty"`
 	// The IPv6 address that moves to the leader.
 	IPv6 string `json:"ipv6,omitempty"`
-	// DNS name of the fixed address. The server names it to clients instead of the address, so that they find the
+	// DNS name of the fixed address. The server tells clients this name instead of the address, so that they find the
 	// leader after the address has changed.
 	DNSName string `json:"dns_name,omitempty"`
-	// How the address follows the leader, where there is more than one way. alias (Google Cloud): the leader moves an
-	// alias address to its VM. load_balancer (Google Cloud): the address is that of an internal passthrough load
-	// balancer, whose health check finds the leader. arp (your own hardware): the leader has the address on its network
-	// interface and announces it by ARP or NDP.
+	// How the address moves to the leader. Required for every provider except AWS, which has only one way. alias
+	// (Google Cloud): the leader moves an alias address to its VM. load_balancer (Google Cloud): the address is that of
+	// an internal passthrough load balancer, whose health check finds the leader. arp (your own hardware): the leader
+	// has the address on its network interface and announces it by ARP or NDP.
 	Kind string `json:"kind,omitempty" rule:"enum=.leader_networks"`
 	// The clouds' own fields.
 	all.LeaderNetwork
@@ -234,7 +234,7 @@ type LeaderElection struct {
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise not to take over.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
-	// How long the heir's promise holds, at least twice peer_interval. 0: the leader has no heir.
+	// How long a promise of the heir is valid, at least twice peer_interval. 0: the leader has no heir.
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
@@ -272,7 +272,7 @@ type Image struct {
 	Owners []string `json:"owners,omitempty"`
 	// Filters that an image must match. An image matches a filter if it has at least one of the filter's values.
 	Filters []ImageFilter `json:"filters,omitempty"`
-	// Sort key of the matching images; the first image is used.
+	// Key by which the matching images are sorted, in the direction given by order. The first image is used.
 	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
 	// Sort order.
 	Order string `json:"order,omitempty" default:"desc" rule:"enum=asc|desc"`
@@ -328,7 +328,7 @@ type Defaults struct {
 
 // Userdata is the boot script of a VM: a Go template.
 type Userdata struct {
-	// Where the script is: inline (in content) or storage (content names an object under files/).
+	// Where the script is. inline: content is the script. storage: content is the key of an object under files/.
 	Source string `json:"source,omitempty" default:"inline" rule:"enum=inline|storage"`
 	// Encoding in which the provider receives the script.
 	Encoding string `json:"encoding,omitempty" default:"plain" rule:"enum=plain|base64|gzip+base64"`
@@ -342,9 +342,10 @@ type Template struct {
 	Kind string `json:"kind" rule:"required"`
 	// Processor architecture.
 	Arch string `json:"arch" rule:"required,enum=arm64|amd64"`
-	// Arguments of the provider's create call. They override those of defaults. Strings inside are templates.
+	// Arguments of the provider's create call. They override the arguments in defaults. Strings inside are Go
+	// templates.
 	Args map[string]any `json:"args,omitempty"`
-	// Values for templates: `{{ .Vars.name }}`. They override those of defaults.
+	// Values for templates: `{{ .Vars.name }}`. They override the values in defaults.
 	Vars map[string]string `json:"vars,omitempty"`
 	// Files that the instances receive, by file name.
 	Files map[string]File `json:"files,omitempty"`
@@ -352,7 +353,7 @@ type Template struct {
 	// with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
 	// Whether the leader replaces instances that a load balancer of their group reports as unhealthy, as if a health
-	// check had failed. Every group of the template needs load_balancers.
+	// check had failed. If true, every group of the template must set load_balancers.
 	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`
 	// Boot script. Default: defaults.userdata.
 	Userdata *Userdata `json:"userdata,omitempty"`
@@ -367,8 +368,8 @@ type Template struct {
 	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
 	// template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
-	// What operators may choose for groups of the template in addition to the size, the template's own instance types
-	// and subnet pool, and variables.
+	// What operators may choose for groups of the template, besides its own instance types and subnet pool. It also
+	// limits the size and the variables that they may set.
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 
@@ -378,8 +379,8 @@ type Permissions struct {
 	// JSON pointers (RFC 6901) to the arguments that operators may set, such as "/MetadataOptions/HttpTokens". Each
 	// pointer also permits everything below it. Default: none.
 	Args []string `json:"args,omitempty"`
-	// Instance types that operators may choose beside those of the template and of the static group: names, or patterns
-	// such as "t4g.*". * stands for any characters, ? for one.
+	// Instance types that operators may choose, in addition to those of the template and the static group. Each is a
+	// name, or a pattern such as "t4g.*": * stands for any characters, ? for one.
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Largest size that operators may give a group. Default: no limit.
 	MaxSize *int `json:"max_size,omitempty" rule:"nonnegative"`
@@ -407,13 +408,13 @@ type File struct {
 	Source string `json:"source,omitempty"`
 	// For kind env: templates of the values, by the variable's name.
 	Vars map[string]string `json:"vars,omitempty"`
-	// For kind json: the document. Strings inside are templates.
+	// For kind json: the document. Strings inside are Go templates.
 	JSON any `json:"json,omitempty"`
 	// For kind string: a template of the content.
 	Content string `json:"content,omitempty"`
 }
 
-// FileKey names the public key for which a certificate is issued. The agent makes the key.
+// FileKey identifies the public key for which a certificate is issued. The agent makes the key.
 type FileKey struct {
 	// Program that makes the key pair.
 	Source string `json:"source" rule:"required,enum=agent"`

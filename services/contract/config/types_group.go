@@ -20,7 +20,7 @@ type GroupSpec struct {
 	SubnetPool string `json:"subnet_pool,omitempty"`
 	// Values for templates: `{{ .Vars.name }}`. They override those of the template.
 	Vars map[string]string `json:"vars,omitempty"`
-	// Arguments of the provider's create call. They override those of the template. Strings inside are templates.
+	// Arguments of the provider's create call. They override those of the template. Strings inside are Go templates.
 	Args map[string]any `json:"args,omitempty"`
 	// Names of the load balancers that healthy instances are registered with.
 	LoadBalancers []string `json:"load_balancers,omitempty"`
@@ -33,14 +33,14 @@ type GroupSpec struct {
 	MaxUnhealthy string `json:"max_unhealthy,omitempty" default:"40%"`
 	// How instances with an outdated configuration are replaced.
 	Rollout *Rollout `json:"rollout,omitempty"`
-	// When, and how often, instances may be replaced that are healthy but outdated or old. Lost and unhealthy instances
-	// are always replaced.
+	// When, and how often, the leader may replace healthy instances that are outdated or old. Lost and unhealthy
+	// instances are always replaced.
 	Disruption *Disruption `json:"disruption,omitempty"`
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
-	// Sizes that apply from certain times on. The group has the size of the entry that began last. Before any entry has
-	// begun, it has the size in the field size. An operator cannot change the size of a group with schedules.
+	// Sizes that apply from certain times on. The group has the size of the entry whose time came last. Before the
+	// first such time, the field size applies. An operator cannot change the size of a group with schedules.
 	Schedules []Schedule `json:"schedules,omitempty"`
 	// Marks a dynamic group that is being deleted. The group stays in groups/{shard}.jsonc until its last instance is
 	// gone. Only the server sets this, in that file.
@@ -64,7 +64,7 @@ type Rollout struct {
 	// How long the canaries must have been registered before other instances are replaced.
 	BakeTime Duration `json:"bake_time,omitempty"`
 	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
-	// never. A new configuration, or `nstance-admin group resume`, starts it again.
+	// never. A new configuration, or `nstance-admin group resume`, restarts the rollout.
 	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
 	// How many instances a wave deletes before their replacements are healthy. 0: a wave has max_surge instances, which
 	// are deleted when their replacements are healthy.
@@ -88,15 +88,15 @@ type Disruption struct {
 }
 
 // Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
-// these fields replaces no instance, except by return_to_spot.
+// these fields replaces no instance at once. Only return_to_spot replaces instances later.
 type Purchase struct {
-	// Percentage of the instances above on_demand_base that are spot instances, rounded down to whole instances, from 1
-	// to 100.
+	// Percentage of spot instances among the instances above on_demand_base, from 1 to 100. The number of spot
+	// instances is rounded down.
 	SpotPercent int `json:"spot_percent" rule:"required"`
 	// How many instances are bought on demand before any spot instance.
 	OnDemandBase int `json:"on_demand_base,omitempty" rule:"nonnegative"`
-	// What is bought while the provider has no spot capacity: on_demand, or none, with which the group waits for
-	// capacity. Default: none.
+	// What is bought while the provider has no spot capacity. on_demand: on-demand instances. none: nothing, so that
+	// the group waits for capacity. Default: none.
 	Fallback string `json:"fallback,omitempty" rule:"enum=none|on_demand"`
 	// Time after which a spot instance replaces one that was bought on demand for lack of spot capacity. It counts from
 	// the instance's start, or from the provider's last lack of spot capacity if that is later. The fields rollout and
@@ -107,7 +107,7 @@ type Purchase struct {
 // FallbackOnDemand is the value of [Purchase.Fallback] that buys VMs on demand while there is no spot capacity.
 const FallbackOnDemand = "on_demand"
 
-// Schedule is a size that begins at certain times.
+// Schedule is a size that a group has from certain times on.
 type Schedule struct {
 	// Times from which the size applies: minute, hour, day of month, month and weekday, as in cron. A time that does
 	// not exist on a day, because the clock is set forward, is skipped on that day.
@@ -127,13 +127,15 @@ type HealthCheck struct {
 	HTTP *HealthRequest `json:"http,omitempty"`
 	// Time between the starts of two runs, at least 1s.
 	Interval *Duration `json:"interval,omitempty" default:"10s" rule:"positive"`
-	// How long a run may take, at most the interval. Then the agent kills the command and its children.
+	// How long a run may take, at most the interval. When this time is over, the agent kills the command and its
+	// children.
 	Timeout *Duration `json:"timeout,omitempty" default:"5s" rule:"positive"`
 	// Failed runs in a row after which the check fails.
 	FailureThreshold *int `json:"failure_threshold,omitempty" default:"3" rule:"positive"`
 	// Successful runs in a row after which the check passes.
 	SuccessThreshold *int `json:"success_threshold,omitempty" default:"1" rule:"positive"`
-	// Time in which failed runs do not count, from when the agent receives the check. The first successful run ends it.
+	// Time in which failed runs do not count. It begins when the agent receives the check. The first successful run
+	// ends it.
 	StartPeriod Duration `json:"start_period,omitempty"`
 }
 
@@ -156,7 +158,7 @@ func (k GroupKey) String() string { return k.Tenant + "/" + k.Group }
 // look up. Groups returned by [Shard.Merged] share no memory with their sources.
 type Group struct {
 	GroupKey
-	// Static groups are named by the shard config.
+	// Static means that the group is in the shard config.
 	Static bool
 	// Deleted groups are scaled to zero and then forgotten.
 	Deleted bool
@@ -216,7 +218,7 @@ func (g *Group) StartPeriod() (longest time.Duration) {
 	return longest
 }
 
-// PassTime returns how long the group's health checks may take to pass once nothing is wrong.
+// PassTime returns how long the health checks of a group may take until all of them pass, if each run succeeds.
 func (g *Group) PassTime() (longest time.Duration) {
 	for _, check := range g.HealthChecks {
 		passes := check.Interval.D()

@@ -100,7 +100,7 @@ func (c *checker) keySource(k KeySource, path string) {
 	c.project(k.ProjectID, k.Provider, path)
 }
 
-// project reports a project_id in the object at path if its provider has no projects.
+// project reports a project_id in the object at path if the store called provider has no projects.
 func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return
@@ -171,7 +171,7 @@ func (c *checker) server() {
 }
 
 // leaderNetworkKind checks that the provider has the given kind of leader address. For a development cloud the kind may
-// be missing. Then no server takes the address.
+// be missing. In that case, no server takes the address.
 func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	const at = "server.leader_network.kind"
 	kinds := block.LeaderNetworkKinds

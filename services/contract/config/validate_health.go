@@ -13,7 +13,7 @@ import (
 const (
 	// MaxHealthChecks is the most health checks that a template can have.
 	MaxHealthChecks = 32
-	// maxCommand is the longest command of a health check, with its arguments.
+	// maxCommand is the maximum size of a health check's command with its arguments, in bytes.
 	maxCommand = 4096
 	maxWords   = 64
 	// maxThreshold is the largest threshold of a health check. It limits how long a failing check counts as passing.
@@ -55,7 +55,7 @@ func (c *checker) healthChecks(checks map[string]HealthCheck, path string) {
 	}
 }
 
-// balancersTellHealth checks a template with load_balancer_health: the load balancers of the shard's cloud must tell
+// balancersTellHealth checks a template with load_balancer_health: the load balancers of the shard's cloud must report
 // the health of instances.
 func (c *checker) balancersTellHealth(t Template, path string) {
 	if kind := c.s.Server.Provider.Kind; t.LoadBalancerHealth && kind != "" && !tellsHealth(kind) {
@@ -64,14 +64,14 @@ func (c *checker) balancersTellHealth(t Template, path string) {
 	}
 }
 
-// tellsHealth reports whether a cloud's load balancers tell which of their members are healthy.
+// tellsHealth reports whether a cloud's load balancers report which of their members are healthy.
 func tellsHealth(kind string) bool {
 	_, ok := blockOf(kind).LoadBalancer.(cloud.HealthSource)
 	return ok
 }
 
-// balancerHealth checks that a group with load_balancer_health has load balancers that can be asked for the health of
-// their members.
+// balancerHealth checks that a group with load_balancer_health has load balancers, and that each of them can report the
+// health of its members.
 func (c *checker) balancerHealth(spec GroupSpec, path string) {
 	if !c.s.Templates[spec.Template].LoadBalancerHealth || !tellsHealth(c.s.Server.Provider.Kind) {
 		return
@@ -89,8 +89,8 @@ func (c *checker) balancerHealth(spec GroupSpec, path string) {
 	}
 }
 
-// missingForHealth returns the name of a missing field without which the cloud cannot report the health of the load
-// balancer's members, or "".
+// missingForHealth returns the name of a field that is missing, although the cloud needs it to report the health of the
+// load balancer's members. It returns "" if none is missing.
 func (lb LoadBalancer) missingForHealth() string {
 	fields := reflect.ValueOf(lb.LoadBalancer)
 	for i := range fields.NumField() {

@@ -83,8 +83,8 @@ func (c *checker) instanceTypes(types []string, path string) {
 	c.distinct(types, path+".instance_types")
 }
 
-// fileFields lists the fields that a file of each kind has in addition to kind. All are required, except those that may
-// be empty: a text, and the variables of an env file.
+// fileFields lists the fields of each kind of file, except the field "kind". All are required, except content and vars,
+// which may be empty.
 var fileFields = map[string][]string{
 	"certificate": {"template", "key"},
 	"secret":      {"source"},

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// claimed is the error message for a template that refers to data which an agent claims.
+// claimed is the error message for a template that refers to .Claimed outside the content of a file.
 const claimed = ".Claimed, which an agent says of itself, is only for the content of files (env, json, string); " +
 	"use .Instance, which the provider knows (rendered for group default/g)"
 

@@ -59,7 +59,7 @@ func ParseWindow(text string) (Window, error) {
 	return w, err
 }
 
-// Open reports whether t is inside the window. opens is when the window opens next if it is closed.
+// Open reports whether t is inside the window. If the window is closed at t, opens is when it opens next.
 func (w Window) Open(t time.Time) (open bool, opens time.Time) {
 	local := t.In(w.Zone)
 	for day := -1; day <= 7; day++ {
@@ -123,10 +123,12 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
 }
 
-// longestPast bounds the search for the latest past time of a schedule. A leap day comes at least every eight years.
+// longestPast is how far back the latest past time of a schedule may be. Two leap days are at most eight years apart,
+// so nine years are enough.
 const longestPast = 9 * 366 * 24 * time.Hour
 
-// around returns the last time of the schedule that is not after now, and the first one after now; zero: none.
+// around returns the last time of the schedule that is not after now, and the first time after now. A time is zero if
+// there is none.
 func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
 	times, err := parseCron(s.Cron)
 	if err != nil {

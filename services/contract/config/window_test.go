@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestWindows shows when a window is open, across midnight, the end of the week and a change of the clock.
+// TestWindows shows when a window is open, also around midnight, the end of the week and a change of the clock.
 func TestWindows(t *testing.T) {
 	for _, tt := range []struct {
 		window, at string
