@@ -52,7 +52,7 @@ func KeySourceNames() []string {
 }
 
 // enumValues returns the allowed values in an enum rule of a struct tag. text is the part after "enum=": either the
-// values, or a dot and the name of a list below.
+// values, or a dot and the name of a list, such as .clouds.
 func enumValues(text string) []string {
 	switch text {
 	case ".clouds":

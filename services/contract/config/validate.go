@@ -100,7 +100,7 @@ func (c *checker) keySource(k KeySource, path string) {
 	c.project(k.ProjectID, k.Provider, path)
 }
 
-// project reports a project_id in the object at path if the store called provider has no projects.
+// project reports a project_id in the object at path if the object's provider has no projects.
 func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return

@@ -21,7 +21,8 @@ func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
 // Key is an encryption key. Formatting it shows only its ID. The zero Key can neither seal nor open.
 type Key struct {
-	// secret is a function, because fmt follows pointers in private fields for some verbs, but never calls functions.
+	// secret is a function, because some verbs of fmt print what private pointer fields point to. fmt never calls a
+	// function in a field.
 	secret func() *[KeySize]byte
 	id     ID
 }
@@ -33,7 +34,7 @@ func NewKey(secret []byte) (Key, error) {
 	}
 	own := [KeySize]byte(secret)
 	k := Key{secret: func() *[KeySize]byte { return &own }}
-	// The prefix makes the ID different from every other hash of the key that may be published.
+	// The prefix makes the ID different from other published hashes of the key.
 	sum := sha256.Sum256(append([]byte("nstance encryption key id\x00"), secret...))
 	copy(k.id[:], sum[:])
 	return k, nil

@@ -78,7 +78,7 @@ func Endpoint(service, otherwise string) string {
 	return cmp.Or(os.Getenv("GOOGLE_"+strings.ToUpper(service)+"_CUSTOM_ENDPOINT"), otherwise)
 }
 
-// trimVersion removes the version from the URL of a service whose SDK client adds it.
+// trimVersion removes the version from the URL of a service if the service's SDK client adds the version itself.
 func trimVersion(endpoint string) string {
 	endpoint = strings.TrimSuffix(endpoint, "/") + "/"
 	if strings.HasSuffix(endpoint, "/compute/v1/") || strings.HasSuffix(endpoint, "/storage/v1/") {
@@ -87,7 +87,7 @@ func trimVersion(endpoint string) string {
 	return strings.TrimSuffix(endpoint, "v1/")
 }
 
-// Sent is set when a request was sent, for callers that must know whether it can have had an effect.
+// Sent records whether a request was sent. Callers use it to know whether the request can have had an effect.
 type Sent struct{ atomic.Bool }
 
 type sentKey struct{}

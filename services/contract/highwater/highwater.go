@@ -1,6 +1,6 @@
-// Package highwater remembers the highest version that was seen of each object of a bucket. It thus detects that an
-// object was rolled back to an earlier version. A process keeps its [Marks] in memory. The shard's election lock
-// carries them to the next process.
+// Package highwater remembers the highest version of each object in a bucket that was ever read. So it detects when an
+// object is rolled back to an earlier version. A process keeps its [Marks] in memory. The shard's election lock stores
+// them for the next process.
 package highwater
 
 import (
@@ -23,7 +23,8 @@ var ErrRolledBack = errors.New("an earlier version was written back")
 // MaxVersion is above every version: a thousand years in milliseconds.
 const MaxVersion = 1 << 45
 
-// An encoded mark is the start of the SHA-256 sum of scope and key, and the version, big-endian.
+// An encoded mark consists of a checksum and the object's version, big-endian. The checksum is the start of the SHA-256
+// sum of scope and key.
 const (
 	sumSize     = 8
 	versionSize = 6
@@ -43,7 +44,8 @@ func (m *Marks) sumOf(key string) sum {
 // Marks holds the highest version seen of each object, by its key. The zero Marks is ready for use. It is safe for
 // concurrent use.
 type Marks struct {
-	// Scope is the ID of the cluster. Marks of another scope that are merged have no effect. It must be set before use.
+	// Scope is the ID of the cluster. It must be set before use. Marks that were made with another scope can be merged,
+	// but have no effect.
 	Scope string
 
 	mu      sync.Mutex
@@ -51,9 +53,9 @@ type Marks struct {
 	encoded string // the result of the last Encode, empty after a change
 }
 
-// Observe records the version in which an object was read. The parameter before is the object's mark when the read
-// began, so that a write during the read does not count. Observe returns [ErrRolledBack] if version is less than that
-// mark. Unsigned objects have version 0.
+// Observe records the version of an object that was read. The parameter before is the object's mark from the start of
+// the read. Observe returns [ErrRolledBack] if version is less than before. So it is no error if a write raises the
+// mark during the read. Unsigned objects have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {
 	if version < before {
 		return fmt.Errorf("%s has version %d, and version %d was there before: %w", key, version, before, ErrRolledBack)
@@ -86,9 +88,9 @@ func (m *Marks) Highest(key string) uint64 {
 	return m.highest[m.sumOf(key)]
 }
 
-// Encode returns the marks as text for [Marks.Merge], empty if there are none. The same marks give the same text. Of
-// more than 512 marks it leaves out those with the lowest versions. Marks of secrets and of the trust bundle are kept,
-// because their versions are milliseconds since 1970. Versions of other documents count from 1.
+// Encode returns the marks as text for [Marks.Merge], empty if there are none. The same marks give the same text. If
+// there are more than 512 marks, Encode leaves out those with the lowest versions. Marks of secrets and of the trust
+// bundle are kept, because their versions are milliseconds since 1970. Versions of other documents count from 1.
 func (m *Marks) Encode() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +110,7 @@ func (m *Marks) Encode() string {
 	return m.encoded
 }
 
-// Merge raises the marks to those that Encode returned as text. It changes nothing if the text is invalid.
+// Merge raises each mark to its value in text, which [Marks.Encode] made. It changes nothing if the text is invalid.
 func (m *Marks) Merge(text string) error {
 	data, err := decode(text)
 	if err != nil {
@@ -132,7 +134,7 @@ func versionOf(mark []byte) uint64 {
 	return binary.BigEndian.Uint64(append([]byte{0, 0}, mark[sumSize:]...))
 }
 
-// decode returns the encoded marks in text, of markSize bytes each.
+// decode returns the marks in text. They are still encoded, each in markSize bytes.
 func decode(text string) ([]byte, error) {
 	data, err := base64.RawStdEncoding.Strict().DecodeString(text)
 	switch {

@@ -70,7 +70,7 @@ func ParseID(s string) (ID, error) {
 		return ID{}, fmt.Errorf("id %s: want %d characters, have %d", quote(s), idLen, len(s))
 	}
 	var id ID
-	// The decoder skips line breaks and ignores padding bits; encoding again shows both.
+	// The decoder skips line breaks and ignores padding bits. Encoding the decoded bytes again reveals both.
 	n, err := encoding.Decode(id.uuid[:], []byte(s[prefixLen:]))
 	if err != nil {
 		return ID{}, fmt.Errorf("id %s: want lower-case base32 (%s) after the prefix", quote(s), alphabet)
@@ -135,7 +135,7 @@ func (id ID) Storage() string {
 	return id.uuid.String() + "-" + id.Prefix()
 }
 
-// Time returns when the ID was made, in UTC, to the millisecond. The zero time for the zero ID.
+// Time returns when the ID was made, in UTC, to the millisecond. For the zero ID it returns the zero time.
 func (id ID) Time() time.Time {
 	if id.IsZero() {
 		return time.Time{}
@@ -143,7 +143,7 @@ func (id ID) Time() time.Time {
 	return time.UnixMilli(int64(binary.BigEndian.Uint64(id.uuid[:8]) >> 16)).UTC()
 }
 
-// Compare orders IDs by the time they were made, like their storage forms.
+// Compare orders IDs by the time at which they were made. Their storage forms sort in the same order.
 func (id ID) Compare(other ID) int {
 	return cmp.Or(bytes.Compare(id.uuid[:], other.uuid[:]), bytes.Compare(id.prefix[:], other.prefix[:]))
 }

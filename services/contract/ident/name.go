@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// DefaultTenant is the tenant of objects that name none. It always exists.
+// DefaultTenant is the tenant of objects that do not name a tenant. It always exists.
 const DefaultTenant = "default"
 
 const (
@@ -25,7 +25,7 @@ func ValidateClusterName(s string) error { return validateName(s, MaxOuterName) 
 // ValidateTenantName checks a tenant's name.
 func ValidateTenantName(s string) error { return validateName(s, MaxOuterName) }
 
-// validateName accepts ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$ without "--", which joins two names elsewhere.
+// validateName accepts ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$ without "--". Names of two parts use "--" as the separator.
 func validateName(s string, limit int) error {
 	switch {
 	case s == "":
@@ -69,7 +69,7 @@ func ValidateKind(s string) error {
 	return nil
 }
 
-// quote keeps messages short however long the input was.
+// quote quotes s for a message. It cuts off what follows the first 64 bytes of s.
 func quote(s string) string {
 	const limit = 64
 	if len(s) > limit {

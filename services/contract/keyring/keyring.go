@@ -22,7 +22,8 @@ import (
 // maxSource is the maximum number of bytes to read from a file. It is much more than any encoding of a key needs.
 const maxSource = 4096
 
-// Ring holds the keys of a cluster: one that seals and opens, and any number that only open. The zero Ring has no keys.
+// Ring holds the keys of a cluster. Current seals and opens secrets. The keys in Old only open them. The zero Ring has
+// no keys.
 type Ring struct {
 	Current envelope.Key
 	Old     []envelope.Key
@@ -41,10 +42,10 @@ func (r Ring) Keys() []envelope.Key {
 
 // Source is a kind of place that holds keys.
 type Source struct {
-	// Name is the value of provider in a [config.KeySource].
+	// Name is the value of the field "provider" in a [config.KeySource].
 	Name string
-	// Read reads the bytes of a key. Its errors must not quote those bytes. A refusal matches [ErrDenied] or
-	// fs.ErrPermission.
+	// Read reads the bytes of a key. Its errors must not quote those bytes. If the source refuses access, the error
+	// matches [ErrDenied] or fs.ErrPermission.
 	Read func(ctx context.Context, source config.KeySource) ([]byte, error)
 }
 
@@ -66,8 +67,8 @@ func Names(sources []Source) []string {
 var ErrDenied = errors.New("reading the key is not permitted")
 
 // Load reads the current key and the old keys. Without an encryption_key it returns a Ring without a current key, which
-// cannot seal. Every source that cannot be read is an error, because without an old key, secrets would seem to be lost.
-// The error reports all failed sources.
+// cannot seal. Load fails if it cannot read a source: without an old key, the secrets sealed with that key would seem
+// to be lost. The error reports all failed sources.
 func Load(ctx context.Context, secrets config.Secrets, sources []Source) (Ring, error) {
 	var ring Ring
 	var errs []error

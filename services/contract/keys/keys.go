@@ -59,7 +59,7 @@ func FilePrefix() string { return "files/" }
 // File is the key of an object that templates may deliver to instances. The name may hold slashes.
 func File(name string) string { return FilePrefix() + name }
 
-// ShardsPrefix is the prefix of what the servers of all shards write, other than groups.
+// ShardsPrefix is the prefix of all objects that the servers of shards write, except the groups.
 func ShardsPrefix() string { return "shard/" }
 
 func shardPrefix(shard string) string { return ShardsPrefix() + shard + "/" }
@@ -93,13 +93,13 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // JournalPrefix is the prefix of all parts of a shard's journal.
 func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
 
-// JournalDayPrefix is the prefix of the parts of a journal that begin on one day, in UTC.
+// JournalDayPrefix is the prefix of those parts of a journal whose first event is on one day, in UTC.
 func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }
 
-// Journal is the key of one part of a shard's journal: the day of its first event in UTC, the term of the leader that
-// wrote it, and the sequence number of its first event in that term.
+// Journal is the key of one part of a shard's journal. It contains the day of the part's first event in UTC, the term
+// of the leader that wrote the part, and the sequence number of the first event in that term.
 func Journal(shard string, day time.Time, term, first uint64) string {
 	return fmt.Sprintf("%s%d-%d.jsonl", JournalDayPrefix(shard, day), term, first)
 }

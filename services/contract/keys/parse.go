@@ -45,8 +45,8 @@ type Key struct {
 	Term, First uint64
 }
 
-// layout has one entry for each kind. The named groups of a regular expression match the parts of the key, which
-// [Key.set] checks.
+// layout has one entry for each kind. Each named group of a pattern matches one part of the key. [Key.set] checks this
+// part.
 var layout = []struct {
 	kind    Kind
 	pattern *regexp.Regexp
@@ -72,8 +72,8 @@ var layout = []struct {
 	{KindProbe, regexp.MustCompile(`^shard/(?<shard>[^/]*)/probe/(?<probe>[a-z0-9-]{1,64})$`)},
 }
 
-// Parse reads a key relative to the bucket's prefix. It is strict: a key that no builder makes from valid parts is an
-// error which says what is wrong with it.
+// Parse reads a key relative to the bucket's prefix. It is strict: it accepts only a key that a builder makes from
+// valid parts. The error for any other key says what is wrong with the key.
 func Parse(key string) (Key, error) {
 	for _, entry := range layout {
 		parts := entry.pattern.FindStringSubmatch(key)
@@ -91,7 +91,7 @@ func Parse(key string) (Key, error) {
 	return Key{}, fmt.Errorf("bucket key %q: not in the layout of the bucket", key)
 }
 
-// set checks a part of a key and stores it in its field.
+// set checks one part of a key and stores it in a field of k. The parameter name is the name of the part.
 func (k *Key) set(name, text string) (err error) {
 	switch name {
 	case "shard":
@@ -127,8 +127,9 @@ func (k *Key) set(name, text string) (err error) {
 
 var secretPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
-// ValidateSecretName says what is wrong with a secret's name: 1 to 128 characters of [A-Za-z0-9._-] with a letter or
-// digit at both ends. It may not hold a slash: one secret's key is never a directory of another's.
+// ValidateSecretName returns an error that says what is wrong with a secret's name. A valid name has 1 to 128
+// characters of [A-Za-z0-9._-], with a letter or digit at both ends. It has no slash, so no secret's key is a directory
+// of another secret's key.
 func ValidateSecretName(name string) error {
 	if len(name) > 128 {
 		return fmt.Errorf("secret name is %d characters long, at most 128 are allowed", len(name))

@@ -63,8 +63,8 @@ type Store interface {
 	Delete(ctx context.Context, key string) error
 
 	// List returns all objects with keys that start with prefix, from all pages, sorted by key in byte order. The list
-	// reflects the puts and deletes that were acknowledged to this process before the call, if the store promises that.
-	// All stores do, except mem with stale lists. Concurrent puts and deletes may or may not be included.
+	// reflects the puts and deletes that were acknowledged to this process before the call. Only the store mem violates
+	// this rule, when a test makes its lists stale. Concurrent puts and deletes may or may not be included.
 	List(ctx context.Context, prefix string) ([]Entry, error)
 }
 

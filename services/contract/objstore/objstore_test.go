@@ -138,8 +138,7 @@ func (f forgetful) Put(ctx context.Context, key string, body []byte, cond objsto
 	return f.Store.Put(ctx, key, body, cond)
 }
 
-// mislabelling replaces objects, but returns another token than reads return. The caller's next condition would never
-// hold.
+// mislabelling replaces objects, but its Put returns a wrong token. A condition with that token never holds.
 type mislabelling struct{ objstore.Store }
 
 func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token,
@@ -162,7 +161,7 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// hasty checks conditions before it writes, so concurrent puts pass the check together.
+// hasty checks conditions before it writes, so concurrent puts can all pass the check.
 type hasty struct {
 	objstore.Store
 	absent bool // only creations are hasty; otherwise only replacements
@@ -172,7 +171,7 @@ type hasty struct {
 	pass    chan struct{}
 }
 
-// hurry is the least number of puts that pass the check of hasty together.
+// hurry is the number of puts for which hasty waits before it lets all of them pass the check.
 const hurry = 2
 
 func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {

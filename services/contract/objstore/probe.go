@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// Probe checks with one object under key that the store honors conditions, also those of concurrent puts, and then
-// removes the object. No other caller may use the key, so it must contain a nonce.
+// Probe checks that the store honors conditions, also those of concurrent puts. It uses one object under key, and
+// removes the object at the end. No other caller may use the key, so it must contain a nonce.
 //
-// The error wraps ErrUnconditional if a write succeeded that must be refused, or was refused although it must succeed.
-// Two leaders could act at the same time on such a store, so no server may lead on it. Any other error (no access, no
-// connection, an unknown result) proves nothing: try again with another key.
+// The error wraps ErrUnconditional if the store accepted a write that it must refuse, or refused a write that it must
+// accept. Two leaders could act at the same time on such a store, so no server may lead on it. Any other error (no
+// access, no connection, an unknown result) proves nothing: try again with another key.
 func Probe(ctx context.Context, store Store, key string) (err error) {
 	defer func() {
 		if derr := store.Delete(ctx, key); derr != nil && err == nil {

@@ -15,8 +15,8 @@ const (
 )
 
 // Settle puts body under cond and repeats the put until the result is known. The caller guarantees that no other writer
-// ever writes the same bytes, because they hold the writer's incarnation, term and revision. The bytes must also differ
-// from the current object.
+// ever writes the same bytes, because body contains the writer's incarnation, term and revision. The bytes must also
+// differ from the current object.
 //
 // A conflict in the first attempt is a conflict. After an attempt with an unknown result, only a changed token decides:
 //

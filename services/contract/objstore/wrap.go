@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// WithPrefix returns a view of store in which every key lies under prefix and a slash. It trims slashes around prefix.
-// An empty prefix returns store itself. Errors name the full key.
+// WithPrefix returns a view of store that adds prefix and a slash to every key. It trims slashes around prefix. An
+// empty prefix returns store itself. Errors name the full key.
 func WithPrefix(store Store, prefix string) Store {
 	prefix = strings.Trim(prefix, "/")
 	if prefix == "" {
@@ -58,7 +58,7 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Entry, error) {
 }
 
 // WithTimeout bounds each call on store. request is the limit of a get, put or delete; list is the limit of a whole
-// listing with all its pages. A Put that exceeds its limit is ErrIndeterminate, as after any other ended context.
+// listing with all its pages. A Put that exceeds its limit returns ErrIndeterminate, like a Put whose context ended.
 func WithTimeout(store Store, request, list time.Duration) Store {
 	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
 }
@@ -179,8 +179,8 @@ func (c *Counted) count(ctx context.Context, op, _ string, call func(context.Con
 	return err
 }
 
-// WithObserver passes the duration and the error of each call on store to observe, which must not block. op is get,
-// put, delete or list. A list is one call, regardless of its pages.
+// WithObserver calls observe after each call on store, with the call's duration and error. observe must not block. op
+// is get, put, delete or list. A list is one call, regardless of its pages.
 func WithObserver(store Store, observe func(op string, took time.Duration, err error)) Store {
 	return &intercepted{store, func(ctx context.Context, op, _ string, call func(context.Context) error) error {
 		began := time.Now()
@@ -190,8 +190,8 @@ func WithObserver(store Store, observe func(op string, took time.Duration, err e
 	}}
 }
 
-// WithLimit bounds the number of concurrent calls on store. A call over the limit waits until another call ends. If its
-// ctx ends first, nothing was sent, and the call returns the error of ctx.
+// WithLimit bounds the number of concurrent calls on store. A call over the limit waits until another call ends. If the
+// ctx of the waiting call ends first, nothing was sent, and the call returns the error of ctx.
 func WithLimit(store Store, calls int) Store {
 	turns := make(chan struct{}, calls) // holds one element for each call in progress
 	return &intercepted{store, func(ctx context.Context, op, key string, call func(context.Context) error) error {

@@ -13,8 +13,8 @@ const (
 	minLongest = time.Second
 )
 
-// LongestPause returns the longest pause between two tries of an agent that reports at the given interval; zero: the
-// agent does not know the interval yet.
+// LongestPause returns the longest pause between two tries of an agent that reports at the given interval. An interval
+// of zero means that the agent does not know the interval yet.
 func LongestPause(reportInterval time.Duration) time.Duration {
 	if reportInterval <= 0 {
 		return MaxPause
@@ -22,9 +22,9 @@ func LongestPause(reportInterval time.Duration) time.Duration {
 	return min(max(reportInterval, minLongest), MaxPause)
 }
 
-// ReturnTime returns the time in which all agents can have connected to a new leader and sent a report, counted from
-// the first agent's return. An agent that has just started does not know its report interval, so it may wait for
-// [MaxPause].
+// ReturnTime returns how long it may take until all agents have connected to a new leader and sent a report. The time
+// counts from the first agent's connection. An agent that has just started does not know its report interval, so it may
+// wait for [MaxPause].
 func ReturnTime(reportInterval time.Duration) time.Duration {
 	return MaxPause + AttemptTimeout + reportInterval
 }

@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// AppliedSchema is the newest version of the applied configuration's first line.
+// AppliedSchema is the newest schema version of an applied configuration. Its first line contains the version.
 const AppliedSchema = 1
 
-// MaxConfig is the largest configuration that can be kept as applied, in bytes.
+// MaxConfig is the maximum size of the configuration in an applied configuration document, in bytes.
 const MaxConfig = 4 << 20
 
 // appliedMark begins the first line of an applied configuration. That line is a comment in JSONC, so the whole document
@@ -16,7 +16,7 @@ const MaxConfig = 4 << 20
 const appliedMark = "// nstance-applied "
 
 // Applied is the last configuration that a leader of a shard accepted, `shard/{shard}/applied.jsonc`. A comment in the
-// first line says where the configuration came from. The configuration follows as it was written.
+// first line says where the configuration came from. The configuration is below that line, unchanged.
 type Applied struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.
@@ -26,7 +26,7 @@ type Applied struct {
 	// Source is the token of `config/{shard}.jsonc` as the leader read it.
 	Source string `json:"source"`
 	// Trust identifies the CA and the CA bundle that the leader uses, see authority.Trust. It is empty unless the CA
-	// was being rotated when the term began.
+	// was being rotated when the leader's term began.
 	Trust string `json:"trust,omitempty"`
 	// Body is the configuration, byte for byte.
 	Body []byte `json:"-"`
@@ -63,7 +63,7 @@ func DecodeApplied(data []byte) (Applied, error) {
 	return a, nil
 }
 
-// Validate names everything that is wrong with the document.
+// Validate returns an error that lists everything wrong with the document.
 func (a Applied) Validate() error {
 	var p problems
 	p.check(a.Schema == AppliedSchema, "schema: is %d, want %d", a.Schema, AppliedSchema)

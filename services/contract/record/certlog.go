@@ -20,7 +20,7 @@ const (
 )
 
 // CertLog is one batch of certificates issued to one instance, `shard/{shard}/certlog/{tenant}.{time}.{instance}.json`.
-// It is written once and never changed. It names certificates and holds none.
+// It is written once and never changed. It identifies certificates, but does not contain them.
 type CertLog struct {
 	Schema   int       `json:"schema"`
 	Cluster  string    `json:"cluster"`
@@ -66,7 +66,7 @@ func DecodeCertLog(data []byte) (CertLog, error) {
 	return l, nil
 }
 
-// Validate names everything that is wrong with the entry.
+// Validate returns an error that lists everything wrong with the entry.
 func (l CertLog) Validate() error {
 	var p problems
 	p.check(l.Schema == CertLogSchema, "schema: is %d, want %d", l.Schema, CertLogSchema)

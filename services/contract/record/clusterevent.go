@@ -43,7 +43,7 @@ func DecodeClusterEvent(data []byte) (ClusterEvent, error) {
 	return e, nil
 }
 
-// Validate names everything that is wrong with the entry.
+// Validate returns an error that lists everything wrong with the entry.
 func (e ClusterEvent) Validate() error {
 	var p problems
 	p.check(e.Schema == ClusterEventSchema, "schema: is %d, want %d", e.Schema, ClusterEventSchema)

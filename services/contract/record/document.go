@@ -14,9 +14,9 @@ const MaxSize = 256 << 10
 // ErrNewer means that a document has a schema version that this program does not know: it was written by a newer one.
 var ErrNewer = errors.New("written by a newer version of nstance")
 
-// decode reads one JSON document into v, strictly: bounded size, no unknown, misspelt or repeated field, nothing after
-// it. decode checks the schema version first, so that the error for a newer document names the version instead of an
-// unknown field.
+// decode reads one JSON document into v. It refuses a document that is too large, has an unknown, misspelt or repeated
+// field, or is followed by other data. decode checks the schema version first, so that the error for a newer document
+// names the version instead of an unknown field.
 func decode(what string, data []byte, newest int, v any) error {
 	if len(data) > MaxSize {
 		return fmt.Errorf("decode %s: %d bytes, at most %d are allowed", what, len(data), MaxSize)

@@ -50,8 +50,8 @@ func EventKinds() []EventKind {
 		EventOperatorRegistered}
 }
 
-// Event is one entry of a shard's journal. Term and Sequence identify it in its shard, and order it: a later leader has
-// a higher term. Fields that a kind does not have are zero.
+// Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by
+// term, because a later leader has a higher term. Fields that a kind does not have are zero.
 type Event struct {
 	Term uint64 `json:"term"`
 	// Sequence counts the events of a term from 1.
@@ -64,7 +64,7 @@ type Event struct {
 	// Instance and Replaces are instance IDs.
 	Instance string `json:"instance,omitempty"`
 	Replaces string `json:"replaces,omitempty"`
-	// Cause is why the planner decided on the step, such as scale_down, or the kind of an alert.
+	// Cause is the planner's reason for the step, such as scale_down. For an alert, it is the kind of the alert.
 	Cause string `json:"cause,omitempty"`
 	// Actor is the cause of the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`

@@ -20,7 +20,7 @@ func journalEvents() []record.Event {
 	}
 }
 
-// TestEvents checks that events survive encoding, and which lines are refused.
+// TestEvents checks that decoding returns the encoded events, and that it refuses invalid lines.
 func TestEvents(t *testing.T) {
 	body, err := record.EncodeEvents(journalEvents())
 	if err != nil {
@@ -46,8 +46,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestLongMessage checks that a message that is too long is cut, so that the journal's part with the message can be
-// read.
+// TestLongMessage checks that a message that is too long is cut, so that the event can be read.
 func TestLongMessage(t *testing.T) {
 	events := journalEvents()[:1]
 	events[0].Message = strings.Repeat("\x01é", 50_000)

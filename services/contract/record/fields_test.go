@@ -77,7 +77,7 @@ func writeFields(w *strings.Builder, indent string, of reflect.Type) {
 	}
 }
 
-// TestEventsGolden checks that the parts of a journal that the first release wrote are readable.
+// TestEventsGolden checks that a part of a journal can be read as the first release wrote it.
 func TestEventsGolden(t *testing.T) {
 	want := []record.Event{{Term: 3, Sequence: 1, At: t0, Kind: record.EventInstanceCreated, Tenant: "prod",
 		Group: "workers", Instance: instanceID, Replaces: "acc06bgm7733st2576nx5jht4ecjg", Cause: "lost",

@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// State is where an instance is in its life. It only ever moves forward; Deleted is a tombstone.
+// State is a step in the life of an instance. A state only ever changes to a later one. Deleted is a tombstone.
 type State string
 
 const (
@@ -27,14 +27,16 @@ const (
 )
 
 // Instance is the record of one VM, `shard/{shard}/instance/{tenant}.{id}.json`. Its states are written in order, each
-// at most once (see CanMove for what may be skipped); updates are conditional on the token that the writer last saw.
+// at most once. CanMove says which states may be skipped. Every update is conditional on the token that its writer last
+// read.
 type Instance struct {
 	Schema int      `json:"schema"`
 	ID     ident.ID `json:"id"`
 	State  State    `json:"state"`
 	// Revision counts writes, so that no two versions have the same bytes.
 	Revision uint64 `json:"revision"`
-	// Term is the term of the leader that wrote this version, ReservedTerm that of the leader that reserved the ID.
+	// Term is the term of the leader that wrote this version. ReservedTerm is the term of the leader that reserved the
+	// ID.
 	Term         uint64 `json:"term"`
 	ReservedTerm uint64 `json:"reserved_term"`
 	// Writer is the incarnation of the server that wrote this version.
@@ -63,8 +65,8 @@ type Instance struct {
 	Hostname     string            `json:"hostname,omitempty"`
 	RegisteredAt time.Time         `json:"registered_at,omitzero"`
 	PublicKey    []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
-	// PreviousKey is the key before the last renewal, until the agent has used PublicKey. With the previous key, an
-	// agent can only repeat that renewal.
+	// PreviousKey is the key that PublicKey replaced at the last renewal. It is kept until the agent has used
+	// PublicKey. With the previous key, an agent can only repeat that renewal.
 	PreviousKey    []byte          `json:"previous_key,omitempty"`
 	Certificate    *CertificateRef `json:"certificate,omitempty"`
 	NonceID        string          `json:"nonce_id,omitempty"` // jti of the consumed nonce
@@ -74,7 +76,7 @@ type Instance struct {
 	DeletedAt      time.Time       `json:"deleted_at,omitzero"`
 }
 
-// CertificateRef names an issued certificate without holding it.
+// CertificateRef identifies an issued certificate. It does not contain the certificate.
 type CertificateRef struct {
 	Serial   string    `json:"serial"` // hexadecimal
 	NotAfter time.Time `json:"not_after"`

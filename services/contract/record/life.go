@@ -25,16 +25,17 @@ const (
 // order lists the states in the order of an instance's life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
-// CanMove reports whether an instance may go from one state to another: only forward, and only once to each. States may
-// be skipped: an agent may register before the provider has answered, and a record of any state may become a tombstone.
+// CanMove reports whether an instance may change from one state to another: only forward, so it enters each state at
+// most once. States may be skipped: an agent may register before the provider has answered, and a record of any state
+// may become a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a
 }
 
 // Next returns the instance's next version, with the given state and the next revision. The leader of the given term
-// writes it, and writer is that server's incarnation. The caller fills in the fields that the new state needs. The copy
-// shares no memory with i.
+// writes it, and writer is that server's incarnation. The caller fills in the fields that the new state needs. The
+// result shares no memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)
@@ -85,7 +86,7 @@ func DecodeInstance(data []byte) (Instance, error) {
 	return i, nil
 }
 
-// Validate names everything that is wrong with the record.
+// Validate returns an error that lists everything wrong with the record.
 func (i Instance) Validate() error {
 	var p problems
 	p.check(i.Schema == InstanceSchema, "schema: is %d, want %d", i.Schema, InstanceSchema)
@@ -202,14 +203,14 @@ func (p *problems) trust(field, value string) {
 		"%s: want 16 hexadecimal characters", field)
 }
 
-// serial refuses a text that is not a serial number as package authority makes them: 128 bits in lower-case
-// hexadecimal.
+// serial refuses a text that is not a serial number: 128 bits in lower-case hexadecimal, as package authority writes
+// it.
 func (p *problems) serial(field, value string) {
 	p.check(len(value) == 32 && strings.Trim(value, "0123456789abcdef") == "", "%s: want 32 hexadecimal characters",
 		field)
 }
 
-// utc strips the location and the monotonic clock.
+// utc converts times to UTC and removes their readings of the monotonic clock.
 func utc(times ...*time.Time) {
 	for _, t := range times {
 		*t = t.UTC().Round(0)

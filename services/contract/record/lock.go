@@ -27,8 +27,8 @@ const (
 // pair.
 type Lock struct {
 	Schema int `json:"schema"`
-	// LeaderID is the server's --id. Incarnation is random per process start: a restarted process is not the old
-	// leader.
+	// LeaderID is the server's --id. Incarnation is random and differs for each start of a process, because a restarted
+	// process is not the old leader.
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
@@ -41,7 +41,8 @@ type Lock struct {
 	// LeaseMS is how long the holder may act after a renewal, in milliseconds; RenewMS is the time between renewals.
 	LeaseMS int64 `json:"lease_ms"`
 	RenewMS int64 `json:"renew_ms"`
-	// Heir is the standby whose promise the holder needs to act. Zero: there is none.
+	// Heir is the standby that promises the holder not to take over the lock. The holder may act only while it has this
+	// promise. Zero: the lock has no heir.
 	Heir LockHeir `json:"heir,omitzero"`
 	// Released means that the holder has stopped acting: the lock may be taken over without waiting.
 	Released bool `json:"released,omitempty"`
@@ -50,7 +51,7 @@ type Lock struct {
 	// Marks are the highest versions of signed and sealed objects that the shard's servers have seen, as encoded by
 	// highwater.Marks. Empty: none.
 	Marks string `json:"marks,omitempty"`
-	// RenewedAt is the holder's wall clock, for people. No decision uses it.
+	// RenewedAt is when the holder renewed the lock, by its wall clock. It is for people: no decision uses it.
 	RenewedAt time.Time `json:"renewed_at,omitzero"`
 }
 
@@ -75,7 +76,7 @@ func (l Lock) Lease() time.Duration { return time.Duration(l.LeaseMS) * time.Mil
 // Renew is RenewMS as a duration.
 func (l Lock) Renew() time.Duration { return time.Duration(l.RenewMS) * time.Millisecond }
 
-// Version names this version of the lock among all that were ever written.
+// Version identifies this version of the lock among all versions that were ever written.
 func (l Lock) Version() LockVersion {
 	return LockVersion{Incarnation: l.Incarnation, Revision: l.Revision}
 }

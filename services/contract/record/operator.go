@@ -16,8 +16,8 @@ const OperatorSchema = 1
 const MaxOperatorName = 63
 
 // Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the
-// nonce that it registered with, so the conditional write of the record consumes the nonce. A removed operator stays as
-// a tombstone until past the nonce's expiry.
+// nonce that it registered with, so the conditional write of the record consumes the nonce. The record of a removed
+// operator stays as a tombstone at least until the nonce has expired.
 type Operator struct {
 	Schema int `json:"schema"`
 	// Revision counts writes, so that no two versions have the same bytes.
@@ -25,20 +25,20 @@ type Operator struct {
 	ID       ident.ID `json:"id"`
 	Cluster  string   `json:"cluster"`
 	Tenant   string   `json:"tenant"`
-	// Name is a human-readable name, such as "alice". The journal shows it. Role limits what the operator may do; "":
-	// RoleOperator.
+	// Name is a human-readable name, such as "alice". The journal shows it. Role limits what the operator may do. An
+	// empty Role means RoleOperator.
 	Name string       `json:"name,omitempty"`
 	Role OperatorRole `json:"role,omitempty"`
 	// Writer is the incarnation of the program that wrote this version.
 	Writer    string `json:"writer"`
 	PublicKey []byte `json:"public_key"` // Ed25519, 32 bytes
-	// PreviousKey is the key before the last renewal, until the operator has used PublicKey. With the previous key, an
-	// operator can only repeat that renewal.
+	// PreviousKey is the key that PublicKey replaced at the last renewal. It is kept until the operator has used
+	// PublicKey. With the previous key, an operator can only repeat that renewal.
 	PreviousKey []byte         `json:"previous_key,omitempty"`
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`
 	RemovedAt   time.Time      `json:"removed_at,omitzero"`
-	// NonceExpires is when the nonce expires. A tombstone of the operator stays for longer.
+	// NonceExpires is when the nonce expires. A tombstone of the operator is kept beyond that time.
 	NonceExpires time.Time `json:"nonce_expires,omitzero"`
 }
 
@@ -48,7 +48,7 @@ type OperatorRole string
 const (
 	// RoleViewer may read.
 	RoleViewer OperatorRole = "viewer"
-	// RoleOperator may read, and change what belongs to the operator's tenant.
+	// RoleOperator may read. It may also change what belongs to the operator's tenant.
 	RoleOperator OperatorRole = "operator"
 	// RoleAdmin may do everything that RoleOperator may, and make changes to the whole shard.
 	RoleAdmin OperatorRole = "admin"
@@ -88,7 +88,7 @@ func DecodeOperator(data []byte) (Operator, error) {
 	return o, nil
 }
 
-// Validate names everything that is wrong with the record.
+// Validate returns an error that lists everything wrong with the record.
 func (o Operator) Validate() error {
 	var p problems
 	p.check(o.Schema == OperatorSchema, "schema: is %d, want %d", o.Schema, OperatorSchema)

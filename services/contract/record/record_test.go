@@ -65,7 +65,7 @@ func reserved(t testing.TB) record.Instance {
 	}
 }
 
-// life returns a record in each state.
+// life returns one record for each state.
 func life(t testing.TB) map[record.State]record.Instance {
 	t.Helper()
 	next := func(i record.Instance, to record.State) record.Instance {

@@ -5,7 +5,7 @@ import "time"
 // ServerReportSchema is the newest version of the server report.
 const ServerReportSchema = 1
 
-// MaxProblem is the largest problem in a server report, in bytes.
+// MaxProblem is the maximum length of [ServerReport.Problem] in bytes.
 const MaxProblem = 1 << 10
 
 // ServerReport says whether the newest server of a shard became ready in time, `shard/{shard}/server-report.json`.
@@ -44,7 +44,7 @@ func DecodeServerReport(data []byte) (ServerReport, error) {
 	return r, nil
 }
 
-// Validate names everything that is wrong with the report.
+// Validate returns an error that lists everything wrong with the report.
 func (r ServerReport) Validate() error {
 	var p problems
 	p.check(r.Schema == ServerReportSchema, "schema: is %d, want %d", r.Schema, ServerReportSchema)

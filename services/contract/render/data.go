@@ -19,12 +19,12 @@ type Data struct {
 	Cluster  Cluster
 	Server   Server
 	Provider Provider
-	// Vars are the group's merged variables. Referring to one that is not there is an error; {{ index .Vars "name" }}
-	// is "" instead.
+	// Vars are the group's merged variables. Referring to a missing variable is an error, but {{ index .Vars "name" }}
+	// returns "" for it.
 	Vars map[string]string
 	// Image holds the provider's ID of each image of the config, by name.
 	Image map[string]string
-	// Claimed is what the instance's agent says of its machine. Only templates of [CompileFile] can refer to it.
+	// Claimed is what the instance's agent reports about its machine. Only templates of [CompileFile] can refer to it.
 	Claimed Claimed
 }
 
@@ -37,8 +37,8 @@ type facts struct {
 	Vars, Image map[string]string
 }
 
-// Claimed is what an agent says of its machine. Root on the machine can make the agent say anything. Values that are
-// not known are "".
+// Claimed is what an agent reports about its machine. Root on the machine can make the agent report anything. Values
+// that are not known are "".
 type Claimed struct{ Hostname, IP4, IP6 string }
 
 // Instance is the VM that the text is for, as the server and the provider know it. Addresses that are not known are "".

@@ -50,8 +50,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// envOf returns an env file that holds values, and the values by name. The templates of the file read the values from
-// .Vars.
+// envOf returns an env file, and the values that it must contain, by name. The templates of the file read the values
+// from .Vars.
 func envOf(t *testing.T, values []string) ([]byte, map[string]string) {
 	t.Helper()
 	d := render.Sample()
@@ -113,8 +113,8 @@ func TestSystemdReadsEnv(t *testing.T) {
 	}
 }
 
-// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=, with one value per line,
-// and with double quotes or none.
+// readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=. It supports one assignment
+// per line. The value has double quotes or none.
 func readAsSystemd(t *testing.T, file string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

@@ -63,7 +63,8 @@ func (t *Template) executeWith(d Data, b *budget) (string, error) {
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
 
-// ReadsAllVars reports whether the template may read variables that Vars does not name, as in {{ index .Vars "name" }}.
+// ReadsAllVars reports whether the template may read variables that Vars does not return, as in {{ index .Vars "name"
+// }}.
 func (t *Template) ReadsAllVars() bool { return t.allVars }
 
 // Userdata is a compiled boot script: a [Template] that can also refer to .Nonce.
@@ -107,7 +108,7 @@ func textWith(name, text string, d Data, b *budget) (string, error) {
 	return t.executeWith(d, b)
 }
 
-// innerName is the name of every template inside text/template. It is easy to remove from messages.
+// innerName is the name that text/template gets for every template. It is easy to remove from error messages.
 const innerName = "text"
 
 func compile(name, text string, root reflect.Type) (*Template, error) {
@@ -210,7 +211,7 @@ func (c *checker) fail(node parse.Node, format string, args ...any) {
 	}
 }
 
-// list checks a list of nodes. dotIsRoot tells whether "." is still the data.
+// list checks a list of nodes. dotIsRoot means that "." is still the whole data.
 func (c *checker) list(list *parse.ListNode, dotIsRoot bool) {
 	if list == nil {
 		return
@@ -270,7 +271,8 @@ func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	}
 }
 
-// path returns the path from the data to the field that a node names, if it names one.
+// path returns the path from the data to the field that a node refers to. The second result is false if the node refers
+// to no such field.
 func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	switch n := node.(type) {
 	case *parse.DotNode:
@@ -323,8 +325,8 @@ func (c *checker) field(node parse.Node, path []string) {
 	}
 }
 
-// resolve follows the names in path from a type: fields, or keys of a map. If a name does not exist, it returns nil and
-// the name's index.
+// resolve returns the type at path, starting from typ. Each name in path is a field of a struct or a key of a map. If a
+// name does not exist, resolve returns nil and the name's index.
 func resolve(typ reflect.Type, path []string) (reflect.Type, int) {
 	for i, name := range path {
 		switch typ.Kind() {

@@ -127,8 +127,8 @@ func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time
 	return objstore.Object{Key: key, Body: body, Token: tokenOf(body)}, info.ModTime(), nil
 }
 
-// tokenOf returns the MD5 sum, because the development object store serves tokens as ETags. The sum protects against
-// accidents and races of Nstance's own programs, but not against an attacker with write access to the directory.
+// tokenOf returns the MD5 sum, because the development object store serves tokens as ETags. The sum detects accidental
+// changes and races between Nstance's own programs. It does not stop an attacker with write access to the directory.
 func tokenOf(body []byte) objstore.Token {
 	sum := md5.Sum(body)
 	return objstore.Token(hex.EncodeToString(sum[:]))
@@ -198,7 +198,8 @@ func (s *Store) writeTemp(body []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// makeDirs makes dir and its parents, and makes each of them durable in its parent.
+// makeDirs makes dir and its parents. It syncs the parent of each new directory, so that a crash does not remove the
+// directory.
 func (s *Store) makeDirs(dir string) error {
 	if dir == "." {
 		return nil
@@ -355,8 +356,8 @@ func validate(key string) error {
 	return objstore.ValidateKey(key)
 }
 
-// missing reports whether err means that the file does not exist: either there is nothing, or a file is in the place of
-// a directory.
+// missing reports whether err means that the file does not exist: nothing has its name, or a part of its path is a file
+// instead of a directory.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

@@ -22,8 +22,7 @@ var Backend = objstore.Backend{
 	Hint: hint,
 }
 
-// hint implements [objstore.Backend.Hint]. It compares error texts, because callers may have lost the SDK's error
-// types.
+// hint implements [objstore.Backend.Hint]. It compares error texts, because err may no longer have a type of the SDK.
 func hint(err error) string {
 	text := err.Error()
 	switch {

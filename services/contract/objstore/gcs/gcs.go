@@ -114,7 +114,7 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 	}
 	ctx, sent := googlecloud.WithSent(ctx)
 	upload := func() (*storage.Object, error) {
-		// Without chunks, the SDK sends the object in one request. It repeats no request by default.
+		// With a chunk size of 0, the SDK sends the object in one request. The SDK repeats no request by default.
 		call := s.objects.Insert(s.bucket, &storage.Object{Name: key}).Context(ctx).
 			Media(bytes.NewReader(body), googleapi.ContentType("application/octet-stream"), googleapi.ChunkSize(0))
 		if cond.Conditional() {
@@ -148,8 +148,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written. Status 429 also means that this object was written less than a second ago. An
-		// indeterminate error makes the caller try again.
+		// Nothing was written, but the error is indeterminate so that the caller tries again. Status 429 may mean that
+		// this object was written less than a second ago.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err

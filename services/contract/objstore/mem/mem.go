@@ -2,7 +2,8 @@
 // of each request.
 //
 // Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
-// goroutines and does not sleep by itself. Tokens are content hashes, which is the strictest choice for callers.
+// goroutines and does not sleep by itself. Tokens are content hashes. This is the strictest choice for callers, because
+// the same bytes always get the same token.
 package mem
 
 import (
@@ -40,21 +41,20 @@ type Request struct {
 	Cond objstore.Condition
 }
 
-// Held is the Fault.Late of a write that takes effect only when Land is called.
+// Held is the value of Fault.Late for a write that takes effect only when Land is called.
 const Held = -1
 
 // Fault is the fault of one request. The zero Fault means that there is none.
 type Fault struct {
-	// Err fails the request before it has any effect. objstore.ErrIndeterminate stands for a put that was lost in
-	// transit.
+	// Err makes the request fail without any effect. For a put that is lost in transit, use objstore.ErrIndeterminate.
 	Err error
 	// Before and After are waits before and after the effect. They use Options.Sleep.
 	Before, After time.Duration
-	// Lost makes a put or delete take effect, while its caller gets ErrIndeterminate (for a delete: an error).
+	// Lost makes a put or delete take effect although the caller gets an error. The error of a put is ErrIndeterminate.
 	Lost bool
-	// Late delays the effect of a put or delete by this number of further requests. The effect comes just before the
-	// next request, or in Land. A put takes effect only if its condition still holds then. The caller gets
-	// ErrIndeterminate immediately.
+	// Late delays the effect of a put or delete until this number of later requests are done. The effect comes just
+	// before the next request after them, or when Land is called. A put takes effect only if its condition still holds
+	// then. The caller gets ErrIndeterminate immediately.
 	Late int
 	// Stale makes a List leave out this number of the latest writes (at most 256).
 	Stale int
@@ -330,8 +330,8 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// A stale list leaves out the latest changes. So past holds, for each of their keys, the state before the oldest of
-	// them.
+	// A stale list leaves out the latest changes, as many as stale. For each key that they changed, past holds the
+	// state before the first of these changes.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]

@@ -28,7 +28,8 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestS3FromEnvironment checks that the environment variables in the documentation suffice, without a region.
+// TestS3FromEnvironment checks that the environment variables in the documentation are enough to use S3. A region is
+// not needed.
 func TestS3FromEnvironment(t *testing.T) {
 	var path string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -34,8 +34,8 @@ const connections = 128
 // Options holds the location of the bucket and the credentials.
 type Options struct {
 	Bucket string
-	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If the SDK finds none and there is an
-	// endpoint, it is us-east-1, because most S3 servers ignore the region.
+	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If the SDK finds none and Endpoint is
+	// set, the region is us-east-1, because most S3 servers ignore it.
 	Region string
 	// Endpoint is the URL of an S3 server that does not belong to AWS.
 	Endpoint string
@@ -47,7 +47,7 @@ type Options struct {
 
 // WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
 // AWS_S3_USE_PATH_STYLE. AWS_S3_USE_PATH_STYLE is a boolean as in strconv.ParseBool. The SDK does not know that
-// variable. getenv is os.Getenv.
+// variable. getenv is os.Getenv, except in tests.
 func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
 	if text := getenv("AWS_S3_USE_PATH_STYLE"); text != "" && !o.PathStyle {
@@ -192,7 +192,7 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written, but the store has a problem. An indeterminate error makes the caller try again.
+		// Nothing was written, but the error is indeterminate so that the caller tries again: the store has a problem.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err

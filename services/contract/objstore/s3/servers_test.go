@@ -131,7 +131,7 @@ func testLostResponses(t *testing.T, line *line) {
 	wantErr(t, "put after all that", err, objstore.ErrConflict)
 }
 
-// versitygw starts the real S3 server over a directory, and returns a line to it.
+// versitygw starts the real S3 server on a directory. It returns a [line] that forwards connections to the server.
 func versitygw(t *testing.T) *line {
 	t.Helper()
 	binary := os.Getenv("NSTANCE_VERSITYGW")
@@ -149,7 +149,8 @@ func versitygw(t *testing.T) *line {
 	if err := os.Mkdir(data, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// Without --disableotmp, version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects are replaced.
+	// --disableotmp is needed. Without it, version 1.8.0 lists its own temporary files (".doc.sgwtmp.…") while objects
+	// are replaced.
 	server := exec.Command(binary, "--quiet", "--keep-alive", "--port", socket, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
 	var output bytes.Buffer
@@ -182,7 +183,7 @@ func createBucket(t *testing.T, endpoint string) {
 	}
 }
 
-// line forwards TCP connections to a socket. While it is deaf, it cuts a connection when an answer arrives.
+// line forwards TCP connections to a socket. While deaf is true, it closes a connection when an answer arrives.
 type line struct {
 	listener net.Listener
 	deaf     atomic.Bool
@@ -235,7 +236,7 @@ func startLine(t *testing.T, socket string) *line {
 	return l
 }
 
-// answer forwards the server's answers until one side closes the connection, or the line becomes deaf.
+// answer forwards the server's answers until one side closes the connection, or an answer arrives while deaf is true.
 func (l *line) answer(client, server net.Conn) {
 	defer server.Close()
 	buffer := make([]byte, 64<<10)
