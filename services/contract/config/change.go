@@ -20,7 +20,8 @@ type Change struct {
 	// replaced. leaveTemplates lists such templates.
 	leave, leaveTemplates []string
 	terminates            bool
-	// subnetsUnknown means that some subnets are not known yet. Then a group in leave may keep all its subnets.
+	// subnetsUnknown means that some subnets are not known yet. A group that is listed in leave may then keep all its
+	// subnets.
 	subnetsUnknown bool
 }
 

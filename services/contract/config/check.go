@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
-// checker collects the problems of a typed document. Its paths are paths in that document.
+// checker collects the problems of a document that is already decoded into config types. Its paths are paths in that
+// document.
 type checker struct {
 	s     *Shard // with defaults filled in
 	found []finding
@@ -34,21 +35,22 @@ func (c *checker) add(path, format string, args ...any) *finding {
 	return &c.found[len(c.found)-1]
 }
 
-// err reports an error of a field's value, if err is not nil.
+// err reports err as a problem of the field at path, unless err is nil.
 func (c *checker) err(path string, err error) {
 	if err != nil {
 		c.add(path, "%v", err)
 	}
 }
 
-// key reports an error of a map key, if err is not nil.
+// key reports err as a problem of the map key at path, unless err is nil.
 func (c *checker) key(path string, err error) {
 	if err != nil {
 		c.add(path, "%v", err).onKey = true
 	}
 }
 
-// reference reports a name that is not a key of the map at target. It returns true if the name is a key.
+// reference returns true if name is a key of the map in. Otherwise it reports the name and returns false. target is the
+// path of the map.
 func reference[V any](c *checker, path, what, name string, in map[string]V, target string) bool {
 	if _, ok := in[name]; ok {
 		return true

@@ -209,7 +209,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 }
 
-// joinBelow turns a path from the root of a document into a suffix that can be appended to another path.
+// joinBelow makes path a suffix of another path: it adds a leading dot if path needs one.
 func joinBelow(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
@@ -326,7 +326,7 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree calls the function text to render every text inside the given value. The function at turns a path in the value
+// tree renders every text inside the given value with the parameter text. The parameter at turns a path in the value
 // into a path in the document.
 func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {
@@ -373,7 +373,7 @@ func (r *rendering) execute(path string, t *render.Template, err error) (string,
 		r.template(path, err)
 		return "", false
 	}
-	// A result made with sample variables cannot be checked.
+	// Do not let the caller check a result that was made with sample variables.
 	return out, !r.lenient || len(t.Vars()) == 0
 }
 

@@ -418,7 +418,7 @@ func (f finding) problem() Problem {
 	return Problem{Path: f.path, Message: f.message, Hint: f.hint, Warning: f.warning}
 }
 
-// relevant drops findings that only follow from an error that was found before.
+// relevant removes those findings from more that only follow from an earlier error.
 func (d *decoder) relevant(more []finding) []finding {
 	if len(d.found) > maxProblems {
 		return nil // enough problems; none of these would be listed in full

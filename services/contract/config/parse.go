@@ -24,14 +24,15 @@ func ParseStored(filename string, src []byte) (*Shard, Problems) {
 }
 
 // ParseApplied is [ParseStored] for a configuration that a leader has applied. Problems that only a cloud's own checks
-// find are warnings too: a later version of Nstance may check more, but must still be able to lead the shard.
+// find are warnings too. A later version of Nstance may have more of these checks, but must still be able to lead the
+// shard.
 func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten || f.ofCloud })
 	})
 }
 
-// warn turns all findings that the given function accepts into warnings.
+// warn makes a warning of each finding for which of returns true.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

@@ -73,8 +73,8 @@ func (ps Problems) filter(warning bool) Problems {
 	return out
 }
 
-// Err returns the problems that are not warnings as an error, or nil if there are none. An empty Problems that is
-// returned as an error directly would be a non-nil error.
+// Err returns the problems that are not warnings as an error, or nil if there are none. Do not return a Problems as an
+// error directly: that error is not nil even if the Problems is empty.
 func (ps Problems) Err() error {
 	if errs := ps.Errors(); len(errs) > 0 {
 		return errs

@@ -62,7 +62,7 @@ type Storage struct {
 	Provider string `json:"provider" rule:"required,enum=.object_stores"`
 	// Name of the bucket. With the provider file: path of a directory.
 	Bucket string `json:"bucket" rule:"required"`
-	// Region of the bucket, where the store has regions.
+	// Region of the bucket, for stores that have regions.
 	Region string `json:"region,omitempty"`
 	// Prefix of all keys in the bucket.
 	Prefix string `json:"prefix,omitempty"`
@@ -70,7 +70,7 @@ type Storage struct {
 	Endpoint string `json:"endpoint,omitempty"`
 }
 
-// Secrets names the store of the cluster's secrets and, for object storage, the keys that seal them.
+// Secrets configures the store of the cluster's secrets and, for object storage, the keys that seal them.
 type Secrets struct {
 	// Where secrets are kept.
 	Provider string `json:"provider,omitempty" default:"object-storage" rule:"enum=.secrets_stores"`
@@ -144,7 +144,7 @@ type Server struct {
 	Expiry Expiry `json:"expiry,omitzero"`
 	// How the shard's servers elect their leader.
 	LeaderElection LeaderElection `json:"leader_election,omitzero"`
-	// How long a server that failed waits before it exits, so that supervised servers do not restart in step.
+	// How long a server that failed waits before it exits, so that supervised servers do not restart at the same time.
 	ErrorExitJitter ErrorExitJitter `json:"error_exit_jitter,omitzero"`
 }
 
@@ -238,8 +238,8 @@ type LeaderElection struct {
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
-// ErrorExitJitter bounds the wait before a failed server exits. The random wait prevents a supervisor from restarting
-// several servers in step.
+// ErrorExitJitter bounds the wait before a failed server exits. The wait is random, so that a supervisor does not
+// restart several servers at the same time.
 type ErrorExitJitter struct {
 	// Shortest wait before a failed server exits.
 	MinDelay *Duration `json:"min_delay,omitempty" default:"10s"`
@@ -349,8 +349,8 @@ type Template struct {
 	Vars map[string]string `json:"vars,omitempty"`
 	// Files that the instances receive, by file name.
 	Files map[string]File `json:"files,omitempty"`
-	// Commands or HTTP requests with which agents check what runs on the template's instances, by name. An instance
-	// with a failed check is unhealthy and is replaced.
+	// Health checks, by name: commands or HTTP requests with which agents check what runs on the template's instances.
+	// An instance with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
 	// Whether the leader replaces instances that a load balancer of their group reports as unhealthy, as if a health
 	// check had failed. If true, every group of the template must set load_balancers.
@@ -384,7 +384,7 @@ type Permissions struct {
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Largest size that operators may give a group. Default: no limit.
 	MaxSize *int `json:"max_size,omitempty" rule:"nonnegative"`
-	// Subnet pools that operators may choose beside that of the template. Default: those of
+	// Subnet pools that operators may choose, in addition to that of the template. Default: those of
 	// server.dynamic_subnet_pools. An empty list allows none.
 	SubnetPools []string `json:"subnet_pools,omitzero"`
 	// Load balancers that operators may name. Default: none.

@@ -76,8 +76,9 @@ type Rollout struct {
 	OnImageChange bool `json:"on_image_change,omitempty"`
 }
 
-// Disruption limits the replacement of healthy instances whose configuration is outdated or that have reached their
-// eligible_age. It does not limit the replacement of instances that are lost, unhealthy or have reached forced_age.
+// Disruption limits the replacement of healthy instances that have an outdated configuration or have reached their
+// eligible_age. It does not limit the replacement of instances that are lost or unhealthy, or have reached their
+// forced_age.
 type Disruption struct {
 	// When waves of replacements may begin: weekdays, times of day and a time zone, such as "Mon-Fri 09:00-17:00
 	// Europe/Berlin" or "Sat,Sun 22:00-04:00 UTC". A range of times may cross midnight. Default: at any time.

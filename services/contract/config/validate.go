@@ -188,7 +188,7 @@ func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	}
 }
 
-// dnsNamePattern is a host name with at least two labels (RFC 1123, section 2.1).
+// dnsNamePattern matches a host name with at least two labels (RFC 1123, section 2.1).
 var dnsNamePattern = regexp.MustCompile(
 	`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*\.[a-z][a-z0-9-]{0,61}[a-z0-9]$`)
 

@@ -17,7 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// hostPattern is a host name (RFC 1123, section 2.1), with underscores, which names in private DNS zones may have.
+// hostPattern matches a host name (RFC 1123, section 2.1). It also permits underscores, which names in private DNS
+// zones may have.
 var hostPattern = regexp.MustCompile(
 	`^[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?$`)
 

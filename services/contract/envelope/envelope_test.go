@@ -219,7 +219,7 @@ func TestKeyRedacts(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	k := key(f, 1)
-	// Every fuzz worker must seal the same blob, because the test lets Open accept no other blob.
+	// Every fuzz worker must seal the same blob, because the test fails if Open accepts any other blob.
 	blob, err := envelope.Seal(k, "cluster", "name", 7, []byte("text"), bytes.NewReader(make([]byte, 12)))
 	if err != nil {
 		f.Fatal(err)

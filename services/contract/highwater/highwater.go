@@ -1,6 +1,6 @@
-// Package highwater remembers the highest version of each object in a bucket that was ever read. So it detects when an
-// object is rolled back to an earlier version. A process keeps its [Marks] in memory. The shard's election lock stores
-// them for the next process.
+// Package highwater remembers, for each object of a bucket, the highest version that was ever seen. So it detects when
+// an object is rolled back to an earlier version. A process keeps its [Marks] in memory. The shard's election lock
+// stores them for the next process.
 package highwater
 
 import (

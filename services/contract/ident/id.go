@@ -1,8 +1,8 @@
 // Package ident owns names and IDs: how they are made, written and checked.
 //
-// IDs are puidv7: a three-letter prefix for the kind of object, and a UUIDv7 (RFC 9562, section 5.7). They have
-// two written forms, one for people and one for bucket keys. Parsing is strict: every ID has exactly one spelling in
-// each form.
+// IDs are puidv7: a three-letter prefix for the kind of object, and a UUIDv7 (RFC 9562, section 5.7). An ID has two
+// forms: the written form for people, and the storage form for bucket keys. Parsing is strict: every ID has exactly one
+// spelling in each form.
 //
 // Invariant: an [ID] that is not zero has a valid prefix and a valid UUIDv7, so its forms can be used in bucket keys,
 // tags and host names without further checks.
@@ -44,7 +44,7 @@ type ID struct {
 // NewID makes an ID with the given prefix, the time now (kept in UTC milliseconds) and 62 random bits from rand,
 // usually crypto/rand.Reader. The 12 bits after the milliseconds hold the fraction of the millisecond (RFC 9562,
 // section 6.2, method 3). So IDs that are made one after the other sort in that order, as long as the clock advances.
-// It fails when the prefix is invalid, the time is before 1970 or after 10889, or rand fails.
+// NewID fails if the prefix is invalid, if the time is before 1970 or after 10889, or if rand fails.
 func NewID(prefix string, now time.Time, rand io.Reader) (ID, error) {
 	if err := ValidatePrefix(prefix); err != nil {
 		return ID{}, err
@@ -119,7 +119,7 @@ func (id ID) Prefix() string {
 	return string(id.prefix[:])
 }
 
-// String returns the written form, "" for the zero ID.
+// String returns the written form, or "" for the zero ID.
 func (id ID) String() string {
 	if id.IsZero() {
 		return ""
@@ -127,7 +127,7 @@ func (id ID) String() string {
 	return id.Prefix() + encoding.EncodeToString(id.uuid[:])
 }
 
-// Storage returns the form used in bucket keys, which sorts by time: "{uuid}-{prefix}". "" for the zero ID.
+// Storage returns the form used in bucket keys, "{uuid}-{prefix}", which sorts by time. For the zero ID it returns "".
 func (id ID) Storage() string {
 	if id.IsZero() {
 		return ""
@@ -148,7 +148,7 @@ func (id ID) Compare(other ID) int {
 	return cmp.Or(bytes.Compare(id.uuid[:], other.uuid[:]), bytes.Compare(id.prefix[:], other.prefix[:]))
 }
 
-// MarshalText returns the written form; the zero ID is empty text.
+// MarshalText returns the written form, or an empty text for the zero ID.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
 // UnmarshalText reads what [ID.MarshalText] wrote: the written form, or empty text for the zero ID.

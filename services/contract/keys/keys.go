@@ -44,7 +44,7 @@ func ClusterJournal(at time.Time, nonce string) string {
 	return ClusterJournalPrefix() + formatTime(at) + "." + nonce + ".json"
 }
 
-// ConfigPrefix begins the keys of the shards' configurations.
+// ConfigPrefix is the prefix of the static configurations of all shards.
 func ConfigPrefix() string { return "config/" }
 
 // Config is the key of a shard's static configuration. No server ever writes it.
@@ -104,18 +104,18 @@ func Journal(shard string, day time.Time, term, first uint64) string {
 	return fmt.Sprintf("%s%d-%d.jsonl", JournalDayPrefix(shard, day), term, first)
 }
 
-// ProbePrefix is the prefix of the objects with which a server proves that its bucket honours conditional puts. The
-// server deletes them after the proof. An object that a crash left behind can be ignored.
+// ProbePrefix is the prefix of the objects with which a server tests whether its bucket honours conditional puts. The
+// server deletes them after the test. An object that remains after a crash can be ignored.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
-// ClusterProbeShard is used in the place of a shard's name by programs that test the conditional puts of a cluster's
+// ClusterProbeShard replaces the name of a shard in the keys of programs that test the conditional puts of a cluster's
 // bucket.
 const ClusterProbeShard = "cluster"
 
 // Probe is the key of one object under [ProbePrefix]. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 
-// Times look like 20260728T101112.123456789Z without the dot.
+// Times in keys look like 20260728T101112123456789Z. The dot of timeLayout is removed.
 const (
 	secondsLayout = "20060102T150405"
 	timeLayout    = secondsLayout + ".000000000Z"

@@ -189,8 +189,8 @@ func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.
 	return h.Store.Put(ctx, key, body, objstore.Always())
 }
 
-// TestProbeRaces checks that a store is refused if it honors the condition of a single put, but lets concurrent puts
-// pass together.
+// TestProbeRaces checks that a store is refused if it honors the condition of a single put, but not the conditions of
+// concurrent puts.
 func TestProbeRaces(t *testing.T) {
 	for _, absent := range []bool{true, false} {
 		store := &hasty{Store: mem.New(), absent: absent, pass: make(chan struct{})}

@@ -126,7 +126,7 @@ func TestSettle(t *testing.T) {
 			if err == nil && token != obj.Token {
 				t.Errorf("token = %q, the object has %q", token, obj.Token)
 			}
-			// Writes that are still in progress must not change the result.
+			// Let the writes that are still in progress take effect. They must not change the result.
 			store.Land()
 			if after, _ := store.Get(ctx, "k"); string(after.Body) != test.want {
 				t.Errorf("after late writes: %q, want %q", after.Body, test.want)

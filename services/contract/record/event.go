@@ -66,7 +66,7 @@ type Event struct {
 	Replaces string `json:"replaces,omitempty"`
 	// Cause is the planner's reason for the step, such as scale_down. For an alert, it is the kind of the alert.
 	Cause string `json:"cause,omitempty"`
-	// Actor is the cause of the event: "agent", "provider", "leader", or an operator's name or ID.
+	// Actor is who caused the event: "agent", "provider", "leader", or an operator's name or ID.
 	Actor   string `json:"actor,omitempty"`
 	Message string `json:"message,omitempty"`
 	// TookSeconds is the duration of the step that the event completes, if it is known.

@@ -57,7 +57,7 @@ const (
 // OperatorRoles are the roles, from the least to the most powerful.
 var OperatorRoles = []OperatorRole{RoleViewer, RoleOperator, RoleAdmin}
 
-// Includes reports whether an operator with the role r may do everything that needs the other role.
+// Includes reports whether an operator with the role r may do everything that an operator with the other role may do.
 func (r OperatorRole) Includes(other OperatorRole) bool {
 	return slices.Index(OperatorRoles, cmp.Or(r, RoleOperator)) >= slices.Index(OperatorRoles, other)
 }

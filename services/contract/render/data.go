@@ -28,7 +28,7 @@ type Data struct {
 	Claimed Claimed
 }
 
-// facts is Data without what an agent claims.
+// facts is Data without Claimed.
 type facts struct {
 	Instance    Instance
 	Cluster     Cluster

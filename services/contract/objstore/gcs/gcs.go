@@ -1,7 +1,7 @@
 // Package gcs is the object store in a bucket of Google Cloud Storage. The token of an object is its generation.
 //
-// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it, because a put that succeeded
-// unnoticed would make its repetition fail. Every answer that does not settle the put is returned as indeterminate.
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it. If the first put succeeded
+// unnoticed, its repetition would fail. Every answer that does not settle the put is returned as indeterminate.
 package gcs
 
 import (

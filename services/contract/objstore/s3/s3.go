@@ -1,8 +1,8 @@
 // Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honors If-Match and If-None-Match on
 // PutObject.
 //
-// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it, because a put that succeeded
-// unnoticed would make its repetition fail. Every answer that does not settle the put is returned as indeterminate.
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it. If the first put succeeded
+// unnoticed, its repetition would fail. Every answer that does not settle the put is returned as indeterminate.
 package s3
 
 import (
@@ -192,7 +192,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written, but the error is indeterminate so that the caller tries again: the store has a problem.
+		// Nothing was written, but the store has a problem. The error is indeterminate, so that the caller tries
+		// again.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err
