@@ -88,7 +88,7 @@ func Restarting(before, after *Shard) (settings []string) {
 	return settings
 }
 
-// losesSubnet reports whether a change takes one of its subnets from a group. An unknown subnet equals none of the
+// losesSubnet reports whether a group loses one of its subnets by a change. An unknown subnet equals none of the
 // earlier subnets. A group without subnets loses none.
 func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {

@@ -15,8 +15,8 @@ func (c *checker) cloud(path string, problems []cloud.Problem) {
 }
 
 // cloudFields checks the cloud-specific fields of the object at path. provider is the object's cloud. cloudFields
-// reports each field that is set and belongs to another cloud. It checks the other fields by the provider's rules. kind
-// is server.leader_network.kind; it is empty for other objects.
+// reports each field that is set and belongs to another cloud. It checks the provider's own fields by the provider's
+// rules. kind is server.leader_network.kind; it is empty for other objects.
 func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 	if provider == "" {
 		return // reported elsewhere

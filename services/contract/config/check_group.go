@@ -326,8 +326,8 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree renders every text inside the given value with the parameter text. The parameter at turns a path in the value
-// into a path in the document.
+// tree calls the parameter text for every text inside the given value, to render it. The parameter at turns a path in
+// the value into a path in the document.
 func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {
 	case string:

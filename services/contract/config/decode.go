@@ -304,7 +304,7 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 	})
 }
 
-// unknown reports a field that the type does not have.
+// unknown reports a field that the object's config type does not have.
 func (d *decoder) unknown(object hujson.Value, m member, path, name string, names []string) {
 	f := finding{path: ChildPath(path, name), offset: m.Name.StartOffset, message: "there is no such field"}
 	if similar := suggest.Nearest(name, names); similar != "" {
@@ -431,7 +431,8 @@ func (d *decoder) relevant(more []finding) []finding {
 	})
 }
 
-// find returns the offset of a path in the file, or of the nearest object around it.
+// find returns the offset of the value at path, or of the nearest object around it. With onKey, it returns the offset
+// of the key, if there is one.
 func (d *decoder) find(path string, onKey bool) int {
 	if at, ok := d.keys[path]; ok && onKey {
 		return at

@@ -55,9 +55,9 @@ func restricted(spec GroupSpec) []string {
 //
 // Warnings list the parts of groups/ that are ignored. An error means that a group can no longer be made from this
 // shard config. For example, its template, pool or tenant was removed, or the config no longer permits what an operator
-// chose. Callers should refuse a config with an error. The result still contains the group, with its size and all
-// values that are known. So its instances still belong to a group and are not deleted, but no new instances of the
-// group can be created (see [Group.Refused]).
+// chose. Callers should refuse such a config. The result still contains the group, with its size and all values that
+// are known. So its instances still belong to a group and are not deleted, but no new instances of the group can be
+// created (see [Group.Refused]).
 func (s *Shard) Merged(dynamic Groups) (map[GroupKey]Group, Problems) {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	out := map[GroupKey]Group{}

@@ -32,7 +32,7 @@ func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// warn makes a warning of each finding for which of returns true.
+// warn turns each finding for which the function of returns true into a warning.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

@@ -319,8 +319,8 @@ func (c *checker) dynamic(t Template, at string) {
 	c.distinct(p.Vars, at+".vars")
 }
 
-// reachable reports a pointer into something other than an object. A merge replaces lists as a whole, so a pointer
-// cannot name an element of a list.
+// reachable returns an error for a pointer that leads into something other than an object. A merge replaces lists as a
+// whole, so a pointer cannot name an element of a list.
 func reachable(args map[string]any, pointer []string) error {
 	for _, name := range pointer[:len(pointer)-1] {
 		value, ok := args[name]

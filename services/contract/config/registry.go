@@ -159,7 +159,8 @@ func storesWithEndpoint() []string {
 	return out
 }
 
-// blockOf returns a cloud's block. For an unknown name it returns an empty block, which requires and checks nothing.
+// blockOf returns the description of a cloud. For an unknown name it returns an empty one, which requires and checks
+// nothing.
 func blockOf(name string) cloud.Block {
 	for _, block := range all.Blocks() {
 		if block.Name == name {

@@ -29,7 +29,7 @@ type Shard struct {
 	Server Server `json:"server" rule:"required"`
 	// The owners of groups, by name, with their quotas. The tenant "default" exists even if it is not listed.
 	Tenants map[string]Tenant `json:"tenants,omitempty"`
-	// Load balancers that groups can name.
+	// Load balancers that groups can refer to, by name.
 	LoadBalancers map[string]LoadBalancer `json:"load_balancers,omitempty"`
 	// Machine images, by name. Templates insert an image with `{{ .Image.name }}`. Names are identifiers (letters,
 	// digits, underscores).
@@ -99,7 +99,7 @@ type KeySource struct {
 
 // Server configures the shard's servers.
 type Server struct {
-	// Name of the shard: the name in config/{shard}.jsonc, the key of this configuration in the bucket.
+	// Name of the shard. It is part of config/{shard}.jsonc, the key of this configuration in the bucket.
 	Shard string `json:"shard" rule:"required"`
 	// The provider that makes the VMs.
 	Provider Provider `json:"provider" rule:"required"`
@@ -368,8 +368,8 @@ type Template struct {
 	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
 	// template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
-	// What operators may choose for groups of the template, besides its own instance types and subnet pool. It also
-	// limits the size and the variables that they may set.
+	// What operators may choose for groups of the template, besides its own instance types and subnet pool. This field
+	// also limits the size and the variables that they may set.
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 

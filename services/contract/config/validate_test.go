@@ -232,7 +232,7 @@ func TestValidate(t *testing.T) {
 			"b": {"provider": "gcp", "owners": ["o"], "filters": [{"name": "family", "values": ["debian-12"]}]},
 			"c": {"provider": "gcp", "fallback": "x"}}`), []string{`images.a.owners: is required for provider gcp`}},
 
-		// The tests of the clouds' packages cover all args. Here, a few show that the clouds' checks are called.
+		// The tests of the clouds' packages cover all args. Here, a few cases show that the clouds' checks are called.
 		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,

@@ -110,7 +110,8 @@ func (m *Marks) Encode() string {
 	return m.encoded
 }
 
-// Merge raises each mark to its value in text, which [Marks.Encode] made. It changes nothing if the text is invalid.
+// Merge raises marks to their values in text, which is a result of [Marks.Encode]. It lowers no mark. It changes
+// nothing if the text is invalid.
 func (m *Marks) Merge(text string) error {
 	data, err := decode(text)
 	if err != nil {

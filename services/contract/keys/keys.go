@@ -98,8 +98,8 @@ func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }
 
-// Journal is the key of one part of a shard's journal. It contains the day of the part's first event in UTC, the term
-// of the leader that wrote the part, and the sequence number of the first event in that term.
+// Journal is the key of one part of a shard's journal. The key contains the day of the part's first event in UTC, the
+// term of the leader that wrote the part, and the sequence number of the first event in that term.
 func Journal(shard string, day time.Time, term, first uint64) string {
 	return fmt.Sprintf("%s%d-%d.jsonl", JournalDayPrefix(shard, day), term, first)
 }
@@ -108,7 +108,7 @@ func Journal(shard string, day time.Time, term, first uint64) string {
 // server deletes them after the test. An object that remains after a crash can be ignored.
 func ProbePrefix(shard string) string { return shardPrefix(shard) + "probe/" }
 
-// ClusterProbeShard replaces the name of a shard in the keys of programs that test the conditional puts of a cluster's
+// ClusterProbeShard is what programs use instead of a shard's name when they test the conditional puts of a cluster's
 // bucket.
 const ClusterProbeShard = "cluster"
 

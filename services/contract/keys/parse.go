@@ -128,8 +128,8 @@ func (k *Key) set(name, text string) (err error) {
 var secretPattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
 // ValidateSecretName returns an error that says what is wrong with a secret's name. A valid name has 1 to 128
-// characters of [A-Za-z0-9._-], with a letter or digit at both ends. It has no slash, so no secret's key is a directory
-// of another secret's key.
+// characters of [A-Za-z0-9._-], with a letter or digit at both ends. It cannot contain a slash, so no secret's key is a
+// directory of another secret's key.
 func ValidateSecretName(name string) error {
 	if len(name) > 128 {
 		return fmt.Errorf("secret name is %d characters long, at most 128 are allowed", len(name))

@@ -77,7 +77,7 @@ func writeFields(w *strings.Builder, indent string, of reflect.Type) {
 	}
 }
 
-// TestEventsGolden checks that a part of a journal can be read as the first release wrote it.
+// TestEventsGolden checks that a part of a journal that the first release wrote can still be read.
 func TestEventsGolden(t *testing.T) {
 	want := []record.Event{{Term: 3, Sequence: 1, At: t0, Kind: record.EventInstanceCreated, Tenant: "prod",
 		Group: "workers", Instance: instanceID, Replaces: "acc06bgm7733st2576nx5jht4ecjg", Cause: "lost",
@@ -95,7 +95,8 @@ func TestEventsGolden(t *testing.T) {
 	}
 }
 
-// TestReportsGolden checks that the server reports and the cluster journal that the first release wrote are readable.
+// TestReportsGolden checks that server reports and entries of the cluster journal that the first release wrote can
+// still be read.
 func TestReportsGolden(t *testing.T) {
 	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
 		Problem: "503 Service Unavailable", ReportedAt: t0.Truncate(time.Second)}

@@ -25,9 +25,9 @@ const (
 // order lists the states in the order of an instance's life.
 var order = []State{Reserved, Created, Registered, Deleting, Deleted}
 
-// CanMove reports whether an instance may change from one state to another: only forward, so it enters each state at
-// most once. States may be skipped: an agent may register before the provider has answered, and a record of any state
-// may become a tombstone.
+// CanMove reports whether an instance may change from one state to another. An instance only changes forward, so it
+// enters each state at most once. States may be skipped: an agent may register before the provider has answered, and a
+// record of any state may become a tombstone.
 func CanMove(from, to State) bool {
 	a, b := slices.Index(order, from), slices.Index(order, to)
 	return a >= 0 && b > a

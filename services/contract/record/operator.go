@@ -12,7 +12,7 @@ import (
 // OperatorSchema is the newest version of the operator record.
 const OperatorSchema = 1
 
-// MaxOperatorName is the largest name of an operator, in bytes.
+// MaxOperatorName is the maximum length of an operator's name, in bytes.
 const MaxOperatorName = 63
 
 // Operator is the record of one registered operator, `cluster/operator/{tenant}.{id}.json`. Its ID is the jti of the

@@ -63,8 +63,8 @@ func (t *Template) executeWith(d Data, b *budget) (string, error) {
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
 
-// ReadsAllVars reports whether the template may read variables that Vars does not return, as in {{ index .Vars "name"
-// }}.
+// ReadsAllVars reports whether the template may read variables that Vars does not return. An example is {{ index .Vars
+// "name" }}.
 func (t *Template) ReadsAllVars() bool { return t.allVars }
 
 // Userdata is a compiled boot script: a [Template] that can also refer to .Nonce.

@@ -60,7 +60,7 @@ func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
 	return data, nil
 }
 
-// versionName returns the whole name of a secret's version.
+// versionName returns the full name of a secret's version.
 func versionName(source config.KeySource, project string) (string, error) {
 	name := source.Source
 	if !strings.HasPrefix(name, "projects/") {

@@ -41,7 +41,7 @@ func TestConformanceOfTwo(t *testing.T) {
 	})
 }
 
-// alternating sends each request to a different store than the request before.
+// alternating sends its requests to the stores in turn.
 type alternating struct {
 	stores [2]objstore.Store
 	turn   chan int
