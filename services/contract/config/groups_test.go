@@ -156,7 +156,7 @@ func TestDeletedGroup(t *testing.T) {
 		return groupsOf(t, `{"prod": {"x": {"template": "`+template+
 			`", "size": 4, "drain_timeout": "9s", "load_balancers": ["www"], "deleted": true}}}`)
 	}
-	// The group is drained, even if its template is gone.
+	// A deleted group is drained, even if its template is gone.
 	for _, template := range []string{"t", "gone"} {
 		gone := mustMerge(t, s, deleted(template))[g.GroupKey]
 		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) ||

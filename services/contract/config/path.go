@@ -23,7 +23,7 @@ func element(path string, i int) string { return path + "[" + strconv.Itoa(i) + 
 // parent returns the path one level up, or "" for a top-level field.
 func parent(path string) string {
 	if strings.HasSuffix(path, `"]`) {
-		// The name may hold any characters, including quotes and brackets, so split the path properly.
+		// The last name in path may contain any characters, including quotes and brackets, so split path properly.
 		elements, err := SplitPath(path)
 		if err != nil || len(elements) == 0 {
 			return ""

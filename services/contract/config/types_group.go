@@ -155,8 +155,9 @@ type GroupKey struct{ Tenant, Group string }
 
 func (k GroupKey) String() string { return k.Tenant + "/" + k.Group }
 
-// Group is a group after merging defaults < template < group < override. It holds plain values and no references to
-// look up. Groups returned by [Shard.Merged] share no memory with their sources.
+// Group is the result of a merge: the defaults, overridden by the template, the group, and the group's override. It
+// holds plain values and no references to look up. Groups returned by [Shard.Merged] share no memory with their
+// sources.
 type Group struct {
 	GroupKey
 	// Static means that the group is in the shard config.

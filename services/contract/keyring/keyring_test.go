@@ -16,7 +16,7 @@ import (
 
 const text = "thisisatest32bytekey123456789012"
 
-// binary is a key with different encodings in all base64 alphabets.
+// binary is a key whose encoding differs between the base64 alphabets.
 var binary = strings.Repeat("\xfb\xff", 16)
 
 func key(t testing.TB, raw string) envelope.Key {

@@ -95,8 +95,8 @@ func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText returns a redacted text. encoding/json uses MarshalText too.
 func (Nonce) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// Sample returns data in which every field is filled, for checking templates before there is an instance. Vars and
-// Image are empty and may be written to.
+// Sample returns data for checking templates before there is an instance. Every field is filled, except Vars and Image.
+// These two are empty and may be written to.
 func Sample() Data {
 	return Data{
 		Instance: Instance{

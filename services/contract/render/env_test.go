@@ -186,8 +186,7 @@ func FuzzEnv(f *testing.F) {
 		if diff := cmp.Diff(want, readAsSystemd(t, string(file))); diff != "" {
 			t.Errorf("systemd's rules read other values (-want +got):\n%s", diff)
 		}
-		// Inside double quotes, only these four characters have a meaning in a shell. The file must escape each of
-		// them.
+		// Inside double quotes, a shell gives only \, ", ` and $ a meaning. The file must escape each of them.
 		if line, ok := strings.CutPrefix(string(file), `A="`); ok {
 			body := line[:len(line)-len("\"\nB=next\n")]
 			unescaped := strings.NewReplacer(`\\`, "", `\"`, "", "\\`", "", `\$`, "").Replace(body)

@@ -150,7 +150,7 @@ func (t *Template) execute(d Data, root any, b *budget) (string, error) {
 		}
 		return t.text, nil
 	}
-	// The functions count their output, so each execution needs its own functions.
+	// The template functions count their output, so each execution needs its own functions.
 	tmpl, err := t.tmpl.Clone()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", t.name, err)
@@ -345,7 +345,7 @@ func resolve(typ reflect.Type, path []string) (reflect.Type, int) {
 	return typ, len(path)
 }
 
-// known says what a template can refer to below path.
+// known returns a text that says what a template can refer to below path.
 func known(typ reflect.Type, path []string) string {
 	prefix := "." + strings.Join(path, ".")
 	switch typ.Kind() {
