@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Register implements infra.LoadBalancers. It adds the instance to the load balancer's unmanaged instance group.
-// Instance groups identify members by name, so Register looks up the name of the VM with this ID.
+// Register implements infra.LoadBalancers. It adds the VM to the load balancer's unmanaged instance group. The group
+// identifies its members by name, so Register looks up the VM's name by its numeric ID.
 func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
 	group, ok := p.group(lb)
@@ -75,8 +75,9 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 	return err
 }
 
-// MemberHealth implements infra.LoadBalancerHealth, with one call for each backend service. A backend service has a
-// verdict for each of its forwarding rules. An instance is healthy if no verdict calls it unhealthy.
+// MemberHealth implements infra.LoadBalancerHealth. It asks each backend service of the load balancer once. The answer
+// has one verdict on an instance for each forwarding rule of the service. An instance is healthy if at least one
+// verdict is HEALTHY and none is UNHEALTHY.
 //
 // https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
 func (p *Provider) MemberHealth(ctx context.Context, lb string, vms []infra.VM) (map[string]infra.MemberHealth,

@@ -40,7 +40,7 @@ func TestCallsListsEveryCall(t *testing.T) {
 	}
 }
 
-// TestCallsAreDocumented checks that docs/reference/gcp.md lists the calls.
+// TestCallsAreDocumented checks that the table of API calls in docs/reference/gcp.md agrees with the variable Calls.
 func TestCallsAreDocumented(t *testing.T) {
 	const begin, end = "<!-- generated from services/internal/infra/gcp/client.go: begin -->\n",
 		"<!-- generated: end -->"
@@ -69,8 +69,8 @@ func TestCallsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestTheRoleHasThePermissionsOfTheCalls compares Calls with the roles of the Terraform module "account". It skips
-// permissions to act as a service account, because they come from a role that Google defines.
+// TestTheRoleHasThePermissionsOfTheCalls compares the Compute Engine permissions in the variable Calls with those that
+// the Terraform module "account" grants.
 func TestTheRoleHasThePermissionsOfTheCalls(t *testing.T) {
 	policy, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "modules", "gcp", "account", "policy.tf"))
 	if err != nil {

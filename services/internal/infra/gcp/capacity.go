@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fewAddresses is the number of free addresses at or below which a subnet counts as full. Other users of the subnet
+// fewAddresses is the largest number of free addresses with which a subnet counts as full. Other users of the subnet
 // need addresses too.
 const fewAddresses = 10
 

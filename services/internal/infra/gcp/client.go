@@ -54,7 +54,8 @@ var Calls = []Call{
 		"subnets are checked at start and on change; their room, every collection interval"},
 }
 
-// client makes the calls. It repeats reads, and calls with a requestId, after errors that may be temporary.
+// client makes the provider's API calls. After an error that may be temporary, it repeats a call if the call only reads
+// or has a requestId.
 type client struct {
 	service       *compute.Service
 	project, zone string
@@ -131,8 +132,8 @@ func (c client) operations(ctx context.Context, filter string) (all []*compute.O
 	return all, nil
 }
 
-// The pause between two wait calls for an operation doubles from soonest to latest. Without a pause, calls that return
-// immediately would be a busy loop.
+// soonest and latest are the first and the longest pause between two wait calls for an operation. Each pause is twice
+// as long as the one before. Without pauses, calls that Google answers immediately would keep the CPU busy.
 const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 
 // wait waits until an operation has ended, and returns its failure.
@@ -207,7 +208,7 @@ func (c client) removeFromGroup(ctx context.Context, group, link string) error {
 	return c.wait(ctx, op)
 }
 
-// groupHealth returns what a regional backend service says about the members of an instance group.
+// groupHealth asks a regional backend service for the health of the members of an instance group.
 func (c client) groupHealth(ctx context.Context, service, group string) ([]*compute.HealthStatus, error) {
 	of := &compute.ResourceGroupReference{Group: "https://www.googleapis.com/compute/v1/projects/" + c.project +
 		"/zones/" + c.zone + "/instanceGroups/" + group}

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns the description of Google Cloud as a cloud of Compute Engine instances.
+// Cloud returns the infra.Cloud of Google Cloud. Its VMs are Compute Engine instances.
 func Cloud() infra.Cloud {
 	return infra.Cloud{Config: contract.Block, Open: open, Identity: identify, Consoles: readConsoles}
 }
@@ -23,14 +23,14 @@ const (
 	// metadataTimeout bounds the request for this machine's ID. Outside of Google Cloud no answer arrives.
 	metadataTimeout = 4 * time.Second
 	metadataHost    = "metadata.google.internal"
-	// metadataVariable is the environment variable that names another metadata server.
+	// metadataVariable is the environment variable that can replace metadataHost, the host of the metadata server.
 	metadataVariable = "GCE_METADATA_HOST"
 )
 
 var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 
-// identify implements infra.Cloud with the numeric ID from the metadata server. This ID is also the server's default
-// ID, because a machine that replaces a server in an instance group has the same name.
+// identify implements infra.Cloud. It asks the metadata server for this machine's numeric ID. The server's default ID
+// is this ID and not the machine's name: in an instance group, a replacement machine gets the same name.
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// classes maps the error codes of operations and the reasons of refused calls to classes. It holds those whose class
-// does not follow from the HTTP status.
+// classes maps error codes of operations, and reasons of refused calls, to classes. It contains only codes and reasons
+// whose class does not follow from the HTTP status.
 //
 // Sources: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
 // https://cloud.google.com/compute/docs/api/error-messages-api and https://cloud.google.com/compute/api-quota.
@@ -53,9 +53,9 @@ var classes = map[string]infra.Class{
 	"RESOURCE_NOT_FOUND":      infra.NotFound,
 }
 
-// keyError begins the message about a key of Cloud KMS that is disabled, or that Compute Engine's service agent may not
-// use. The message names the key. Only the message identifies the fault: the HTTP status is always 400, and the code
-// varies.
+// keyError is the beginning of an error message about a Cloud KMS key: the key is disabled, or Compute Engine's service
+// agent may not use it. The message contains the key's name. Only the message identifies the fault: the HTTP status is
+// always 400, and the code varies.
 const keyError = "Cloud KMS error"
 
 // failure is the error of an operation that ended.
@@ -108,8 +108,8 @@ func classOf(err error) infra.Class {
 	}
 	if f, ok := errors.AsType[*failure](err); ok {
 		if f.status >= http.StatusInternalServerError {
-			// The zone could not make the VM. Google repeats this answer for the same requestId for an hour, so the
-			// caller must try another instance ID.
+			// The zone could not make the VM. For an hour, Google answers every request with this requestId in the same
+			// way. So the caller must try another instance ID.
 			return infra.Capacity
 		}
 		return infra.Invalid
@@ -183,7 +183,7 @@ func messageOf(err error) string {
 	return err.Error()
 }
 
-// maxMessage bounds an error's message in bytes, because the API sends the text and it is written to logs and alerts.
+// maxMessage limits the length in bytes of the API's error messages, because they are written to logs and alerts.
 const maxMessage = 1000
 
 // oneLine makes a text from the API fit for one log line.
@@ -200,7 +200,7 @@ func oneLine(text string, most int) string {
 	return text
 }
 
-// refused makes an Invalid error for a fault that is found before anything is sent.
+// refused makes an error of class Invalid for a request that the provider itself refuses.
 func refused(what, format string, args ...any) error {
 	return infra.Errorf(infra.Invalid, what, format, args...)
 }

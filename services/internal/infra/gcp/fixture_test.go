@@ -79,7 +79,7 @@ func newTestCloud(t *testing.T) *testCloud {
 
 func (c *testCloud) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// RoundTrip sends requests for Google to the fake.
+// RoundTrip sends each request for Google's API to the fake instead.
 func (c *testCloud) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.URL.Scheme, r.URL.Host = c.url.Scheme, c.url.Host
@@ -163,8 +163,8 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 	}
 }
 
-// balance makes an instance group with a backend service and two forwarding rules. set makes an instance healthy or
-// unhealthy for the second of them.
+// balance makes an instance group, and a backend service with two forwarding rules. The function set changes an
+// instance's health as seen through the second forwarding rule.
 func (c *testCloud) balance(group, service string) (set func(vm infra.VM, healthy bool)) {
 	const region = "projects/p/regions/us-central1/"
 	unhealthy := map[string]bool{}

@@ -1,9 +1,9 @@
 // Package gcp makes VMs from Compute Engine instances. It is the only package that changes anything in Google Cloud.
 //
-// Invariants: the instance ID is the VM's name and its UUID is the requestId of every insert, so there is at most one
-// VM per instance ID at a time. Google remembers requestIds for a limited time, so for an older request the provider
-// first reads the log of operations and never inserts twice. VMs are addressed by their numeric IDs, which are not
-// reused. The package makes only the calls that [Calls] lists.
+// Invariants: the instance ID is the VM's name, and the UUID in it is the requestId of every insert. So each instance
+// ID has at most one VM at a time. Google remembers a requestId for about an hour. Before the provider repeats an older
+// request, it reads the log of operations, and it never inserts twice. VMs are addressed by their numeric IDs, which
+// are not reused. The package makes only the calls that [Calls] lists.
 package gcp
 
 import (
@@ -35,17 +35,18 @@ type Config struct {
 
 	// Access holds the client and its credentials.
 	Access googlecloud.Access
-	// Throttled is called for each call that the API refused because of too many calls, with the call's name. Optional.
+	// Throttled, if set, is called with the name of each API call that is refused because of too many calls.
 	Throttled func(call string)
 
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if an address belongs to this machine. If Answers is nil, the provider asks the kernel.
+	// Answers returns nil if this machine has the address, and otherwise an error. If Answers is nil, the provider asks
+	// the kernel.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
-// Network is an address that follows the leader.
+// Network describes the leader's address, which moves to each new leader.
 type Network struct {
 	Kind    string // of the contract: alias or load_balancer
 	Range   string // kind alias: the secondary range, or "" for the primary one

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/registerapi/attesttest"
 )
 
-// TestHostileRegistrationsWithIdentityTokens acts as a process that stole another VM's nonce. It tries to register with
-// several identity tokens.
+// TestHostileRegistrationsWithIdentityTokens acts as a process that stole the nonce of another VM. The process tries to
+// register with several identity tokens.
 func TestHostileRegistrationsWithIdentityTokens(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// issuer is the issuer of identity tokens.
+	// issuer is the value of the claim "iss" in Google's identity tokens.
 	issuer = "https://accounts.google.com"
 	// googleKeys is the URL of the service that publishes the keys of identity tokens.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity#verify_signature
@@ -37,8 +37,8 @@ const (
 	keysPause = 10 * time.Second
 )
 
-// signingKeys are Google's public keys for identity tokens, by ID. The provider reads them again when they expire.
-// Google publishes a key before it signs with the key.
+// signingKeys are Google's public keys for identity tokens, by key ID. The provider reads the keys again only when they
+// expire. That suffices, because Google publishes a key before Google signs with it.
 type signingKeys struct {
 	client *http.Client
 	now    func() time.Time
@@ -75,7 +75,7 @@ func (k *signingKeys) get(ctx context.Context) (map[string]*rsa.PublicKey, error
 
 var maxAge = regexp.MustCompile(`\bmax-age=([0-9]{1,9})\b`)
 
-// read asks Google for the keys, and for how long they may be kept.
+// read asks Google for the keys and for the time for which the provider may keep them.
 func (k *signingKeys) read(ctx context.Context) (keys map[string]*rsa.PublicKey, life time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, googlecloud.Endpoint("oauth2", googleKeys)+"certs",
 		http.NoBody)
@@ -124,7 +124,7 @@ func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	return keys, nil
 }
 
-// identityToken holds the claims of an identity token (format full) that the provider checks.
+// identityToken holds the claims that the provider checks. They are in identity tokens of Google's format "full".
 type identityToken struct {
 	jwt.RegisteredClaims
 

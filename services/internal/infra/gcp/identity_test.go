@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 )
 
-// engine returns the claims about a VM in its identity token.
+// engine returns the claim google.compute_engine of a VM's identity token.
 func engine(vm infra.VM) map[string]any {
 	return map[string]any{"instance_id": vm.ProviderID, "project_id": project, "zone": zone}
 }
@@ -117,8 +117,9 @@ func TestAttest(t *testing.T) {
 	}
 }
 
-// TestAttestKeysExpire checks that Google's keys are read again when they expire. While reads fail, at most one read
-// starts per keysPause. A proof that cannot be checked is not denied, so that the agent tries again.
+// TestAttestKeysExpire checks that Google's keys are read again when they expire. If reads fail, at most one read
+// starts per keysPause. A proof that cannot be checked is Indeterminate instead of Denied, so that the agent tries
+// again.
 func TestAttestKeysExpire(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

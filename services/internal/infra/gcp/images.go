@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// imageFields are the filters of an image query. Values may hold the wildcards * and ?.
+// imageFields maps each filter of an image query to the field that it compares. The value of a filter may contain the
+// wildcards * and ?.
 var imageFields = map[string]func(*compute.Image) string{
 	"architecture": func(i *compute.Image) string { return strings.ToLower(i.Architecture) },
 	"family":       func(i *compute.Image) string { return i.Family },
@@ -23,7 +24,7 @@ var imageFields = map[string]func(*compute.Image) string{
 }
 
 // Resolve implements infra.Images with images.list. The owners in a query are projects. Resolve considers images that
-// are ready and not deprecated. The result is a path that args can name.
+// are ready and not deprecated. It returns the image's path, which a template's args can contain.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
 	what := "look up image " + queryText(q)
 	if len(q.Owners) == 0 {

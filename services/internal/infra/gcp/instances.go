@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// young is the age up to which the requestId alone keeps a request from making a second VM. Google remembers a
-	// requestId for about an hour. The margin allows for differences between clocks.
+	// young is the largest age of a request for which the requestId alone prevents a second VM. Google remembers a
+	// requestId for about an hour. young is shorter, because clocks differ.
 	young = 30 * time.Minute
-	// old is the age from which Create refuses a request, because the log of operations may no longer hold an earlier
-	// insert of the request. Google keeps operations for longer than this, but not forever.
+	// old is the largest age of a request for which Create may insert a VM. For an older request, the log of operations
+	// may have lost an earlier insert. Google keeps operations for longer than old, but not forever.
 	old = 3 * 24 * time.Hour
 )
 
@@ -112,7 +112,7 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 	case googlecloud.StatusOf(err) == http.StatusNotFound:
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
 	case err != nil:
-		// The insert took effect, so this error does not mean that the request was refused.
+		// An insert has made the VM. So a failure to read the VM does not mean that the request was refused.
 		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
 	}
 	vm := p.describe(found)
@@ -190,8 +190,8 @@ func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ide
 	return vm, nil
 }
 
-// RemoveUserdata implements infra.UserdataRemover. Other metadata stay. If another client changed the metadata
-// meanwhile, RemoveUserdata fails as Conflict.
+// RemoveUserdata implements infra.UserdataRemover. It leaves the other metadata unchanged. If another client changes
+// the metadata at the same time, RemoveUserdata fails as Conflict.
 func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {
 	what := "remove the userdata of " + id.String()
 	found, err := p.api.get(ctx, id.String())
@@ -214,9 +214,9 @@ func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ide
 		Fingerprint: found.Metadata.Fingerprint, Items: kept, ForceSendFields: []string{"Items"}}))
 }
 
-// MachineState implements infra.MachineEvidence. Google does not reuse the numeric ID. The name can be reused: an
-// instance group gives it to the replacement of a server. An instance that is gone is Deleted only if the log of
-// operations says so.
+// MachineState implements infra.MachineEvidence. A machine ID is a numeric ID, which Google never reuses. Names are
+// reused: an instance group gives a server's name to its replacement. An instance that does not exist is Deleted only
+// if the log of operations shows its deletion.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "look up machine " + machineID
 	if !numericID.MatchString(machineID) {

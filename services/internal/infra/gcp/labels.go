@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Labels of every VM and disk that the provider makes. If a label cannot hold a value, a metadata item of the VM with
-// the same key holds it.
+// Labels of every VM and disk that the provider makes. A value that is not valid for a label is stored in a metadata
+// item of the VM with the same key.
 const (
 	labelCluster   = contract.Prefix + "cluster"
 	labelShard     = contract.Prefix + "shard"

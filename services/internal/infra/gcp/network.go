@@ -25,12 +25,12 @@ import (
 const acquireTimeout = 90 * time.Second
 
 // Acquire implements infra.LeaderNetwork. With kind load_balancer it does nothing, because the load balancer's health
-// check finds the leader. With kind alias it removes the address from its holder's interface, adds the address to this
-// machine's first interface, and returns when this machine has it. If this machine already has the address, Acquire
-// makes only one call.
+// check finds the leader. With kind alias it removes the address from the machine that has it, and adds it to the first
+// interface of this machine. It returns when this machine can use the address. If this machine already has the address,
+// Acquire makes only one call.
 //
-// Only the leader may call Acquire. The removal must come first: a holder keeps its address even while the holder is
-// stopped.
+// Only the leader may call Acquire. The removal is necessary, because a machine keeps its alias address even while it
+// is stopped.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	if p.cfg.Network.Kind == contract.LeaderLoadBalancer {
 		return nil
@@ -56,8 +56,8 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	}
 }
 
-// stepToAddress takes the next step to get the address. The caller may try again after an error for which passing
-// returns true.
+// stepToAddress takes the next step towards acquiring the address. If the function passing returns true for the error,
+// the caller may try again.
 func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (done bool, err error) {
 	self, err := p.api.get(ctx, machineID)
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (d
 	return false, p.setAliases(ctx, what, self.Name, nic, append(slices.Clone(nic.AliasIpRanges), alias))
 }
 
-// clearHolder removes the address from every other machine of the zone.
+// clearHolder removes the address from all machines of the zone except this one.
 func (p *Provider) clearHolder(ctx context.Context, what, machineID string) error {
 	all, err := p.api.list(ctx, "")
 	if err != nil {
@@ -117,9 +117,9 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 	})
 }
 
-// setAliases replaces the alias ranges of a machine's interface and waits for the change. It sends an empty list
-// explicitly. The call names the machine, because IAM conditions compare names. If another machine has the name by now,
-// the call fails because the fingerprint is not that of the other machine.
+// setAliases replaces the alias ranges of a machine's interface and waits for the change. It also sends an empty list.
+// It identifies the machine by its name, because IAM conditions compare names. If another machine has got the name
+// meanwhile, the call fails: the fingerprint differs from that of the other machine's interface.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
@@ -127,8 +127,8 @@ func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compu
 	return p.classify(what, "instances.updateNetworkInterface", err)
 }
 
-// passing reports whether the caller should look again after an error: another server was faster, or a change is in
-// progress.
+// passing reports whether an error is temporary, so that the caller should try again. Examples: another server took the
+// address first, or a change of the interface is in progress.
 func passing(err error) bool {
 	if code := codeOf(err); code == "IP_IN_USE_BY_ANOTHER_RESOURCE" || code == "resourceNotReady" ||
 		code == "RESOURCE_NOT_READY" || googlecloud.StatusOf(err) == http.StatusPreconditionFailed {

@@ -69,8 +69,8 @@ func TestAliasMovesFromADeadVM(t *testing.T) {
 	}
 }
 
-// TestAliasStaysStuckOnADeadVM makes the API refuse, for longer than one attempt, to clear the interface of a dead VM.
-// The error says why. A later attempt gets the address.
+// TestAliasStaysStuckOnADeadVM makes the API refuse, for longer than one Acquire, to take the leader's address from a
+// dead VM. The error of Acquire says why. A later Acquire gets the address.
 func TestAliasStaysStuckOnADeadVM(t *testing.T) {
 	c := newTestCloud(t)
 	patience := 50 // pauses
@@ -102,8 +102,8 @@ func TestAliasStaysStuckOnADeadVM(t *testing.T) {
 	c.wantHolder("b")
 }
 
-// TestAliasIsTakenInARace makes a third machine take the address after the old holder has lost it and before the new
-// holder has it.
+// TestAliasIsTakenInARace makes a third machine take the leader's address during Acquire: after the old holder has lost
+// the address and before the new holder has it.
 func TestAliasIsTakenInARace(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(alias)

@@ -66,7 +66,8 @@ func TestLateFailuresHaveTheirClasses(t *testing.T) {
 			if c.count() != 0 {
 				t.Error("there is a VM")
 			}
-			// A repeated request gets the same refusal for an hour. A request with another instance ID succeeds.
+			// For an hour, Google answers a repeated request with the same refusal as the first one. A request with
+			// another instance ID succeeds.
 			_, err = p.Create(t.Context(), req)
 			wantClass(t, "repeat", err, test.want)
 			c.create(p, c.request())
@@ -182,8 +183,9 @@ func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	}
 }
 
-// TestARetryAfterDeletionDoesNotCreateTheNameAgain repeats the request of a deleted VM at three ages: while Google
-// knows the requestId, when only the log of operations has the insert, and when the log may have lost the insert.
+// TestARetryAfterDeletionDoesNotCreateTheNameAgain deletes a VM and repeats its create request at four ages. First,
+// Google still knows the requestId. Twice, only the log of operations shows the insert. At last, the log may have lost
+// the insert.
 func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
@@ -326,8 +328,8 @@ func TestUserdataIsRemoved(t *testing.T) {
 	}
 }
 
-// TestPurchasedAsSpot checks a Spot VM that the group's purchase options ask for. Its label tells a later leader how it
-// was bought.
+// TestPurchasedAsSpot creates a VM for a request with the tag Spot. A label of the VM tells later leaders that it is a
+// Spot VM.
 func TestPurchasedAsSpot(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

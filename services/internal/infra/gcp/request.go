@@ -113,8 +113,8 @@ func setDisks(in *compute.Instance, labels map[string]string) error {
 const userdataEncoding = "user-data-encoding"
 
 // addUserdata adds userdata to the metadata. A script is for the guest environment of Google's images, which have no
-// cloud-init, and runs at every boot. Anything else is for cloud-init. Userdata that is not text, or that the
-// configuration has encoded already (encoding base64, gzip+base64), is marked as base64.
+// cloud-init, and runs at every boot. Anything else is for cloud-init. Userdata that is not text is encoded as base64
+// and marked as base64. Userdata that the configuration has encoded (encoding base64, gzip+base64) is only marked.
 // https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
 func addUserdata(items map[string]string, userdata []byte) error {
 	text := string(userdata)
@@ -138,7 +138,7 @@ func addUserdata(items map[string]string, userdata []byte) error {
 	return nil
 }
 
-// decodeArgs returns an instance with the values of rendered args. The error lists all problems, each with its path.
+// decodeArgs converts rendered args to an instance. The error lists all problems, each with its path.
 func decodeArgs(args map[string]any) (*compute.Instance, error) {
 	decoded, found := contract.DecodeArgs(args, false)
 	var problems config.Problems
@@ -161,8 +161,8 @@ func decodeArgs(args map[string]any) (*compute.Instance, error) {
 	return in, nil
 }
 
-// forceSend sets ForceSendFields of each struct to the fields that args name. Otherwise the SDK would leave out false
-// and 0, although the API may have another default.
+// forceSend sets ForceSendFields of each struct to the fields that are set in the args. Without ForceSendFields, the
+// SDK would leave out false and 0, although the API may have another default.
 func forceSend(to reflect.Value, given map[string]any) {
 	var names []string
 	for i := range to.NumField() {

@@ -15,22 +15,22 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Harness is one empty provider for one test.
+// Harness describes an empty provider for one test.
 type Harness struct {
 	Provider infra.Provider
-	// Owner owns the VMs of the test; zero: cluster c1, shard s1. Tests that share a provider's state need different
-	// owners.
+	// Owner is the owner of the test's VMs; zero: cluster c1, shard s1. Tests that share a provider's state need
+	// different owners.
 	Owner infra.Owner
 	// Types and Subnets are two values each of InstanceType and Subnet. If empty, Types are small and large, and
 	// Subnets are subnet-a and subnet-b.
 	Types, Subnets [2]string
 	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
-	// Settle lets some of the provider's time pass. The suite calls it between two checks while it waits for a state.
+	// Settle waits, or advances the provider's clock. The suite calls it between two checks while it waits for a state.
 	Settle func(t *testing.T)
 	// Adapt, if set, changes the args, type or subnet of a request so that the provider accepts the request.
 	Adapt func(req *infra.CreateRequest)
-	// Reopen, if set, returns the provider as another process sees it.
+	// Reopen, if set, opens the provider again, as another process would.
 	Reopen func(t *testing.T) infra.Provider
 	// Balance, if the provider has the capability LoadBalancerHealth, makes a load balancer and returns its name. set
 	// makes a registered VM healthy or unhealthy, and returns when the load balancer reports that.
@@ -159,7 +159,7 @@ func running(s infra.State) bool { return s == infra.Running }
 func dead(s infra.State) bool    { return s == infra.Stopped || s == infra.Deleted || s == infra.Failed }
 func deleted(s infra.State) bool { return s == infra.Deleted }
 
-// wantClass checks an error's class with ClassOf and with errors.Is.
+// wantClass checks that both ClassOf and errors.Is find the given class in an error.
 func (s *suite) wantClass(what string, err error, want infra.Class) {
 	s.Helper()
 	if infra.ClassOf(err) != want || !errors.Is(err, want) {

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns the description of hosts with libvirt.
+// Cloud returns the infra.Cloud of hosts with libvirt.
 func Cloud() infra.Cloud {
 	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identity}
 }
@@ -23,11 +23,11 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 	return New(Config{Options: options, Log: env.Log}), nil
 }
 
-// productUUID is the file with the UUID of this machine. If the machine is a domain, that is the domain's UUID.
+// productUUID is the file with the UUID of this machine. If libvirt runs the machine, this is the UUID of its domain.
 const productUUID = "/sys/class/dmi/id/product_uuid"
 
-// identity reads the UUID of the machine from its firmware. A machine that is not a domain of the hosts also has a
-// UUID, but no host knows that UUID.
+// identity reads the UUID of this machine from its firmware. If the machine is not a VM on one of the hosts, no host
+// knows the UUID.
 func identity(context.Context, infra.Env) (infra.Machine, error) {
 	text, err := os.ReadFile(productUUID)
 	if err != nil {

@@ -25,8 +25,8 @@ const (
 	consoleSuffix = "-console.log"
 )
 
-// keepClaim is how long a claim stays after the VM was deleted. The claim is the empty volume that marks an instance ID
-// as used. No request is repeated after that time.
+// keepClaim is how long a claim stays after its VM was deleted. The claim is the empty volume that marks an instance ID
+// as used. keepClaim is longer than any create request is repeated.
 const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.
@@ -96,7 +96,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	})
 }
 
-// lock waits until no other call changes the same instance. It returns the function that ends the lock.
+// lock waits until no other call changes the same instance, and then locks the instance. It returns the function that
+// unlocks it.
 func (h *host) lock(instance ident.ID) func() {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(instance.String())) // it never fails
@@ -130,7 +131,7 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 }
 
 // createNew makes a VM. First it performs checks that change nothing. Then it makes the claim, the domain and the
-// volumes, and starts the domain. After an error that says that no VM was made, it removes everything except the claim.
+// volumes, and starts the domain. If an error means that no VM was made, createNew removes everything except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
 	defer o.host.reserve(o)()
 	free, err := p.freeMemory(c, o.host)
@@ -241,14 +242,15 @@ func (p *Provider) build(c *libvirt.Libvirt, v *volumes, o order, m machine,
 	return p.describe(d, nil), nil
 }
 
-// undefineAll holds the flags that make libvirt also remove everything that prevents it from undefining a domain.
+// undefineAll makes libvirt also remove a domain's snapshots and other data. Otherwise libvirt would refuse to undefine
+// a domain that has such data.
 const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSnapshotsMetadata |
 	libvirt.DomainUndefineNvram | libvirt.DomainUndefineCheckpointsMetadata
 
 // Delete implements infra.Provider. The VM is gone when Delete returns without an error.
 //
-// Delete undefines the domain last. Until then List returns the VM, so after an interruption the caller deletes it
-// again.
+// Delete undefines the domain last. Until then, List returns the VM. So if Delete is interrupted, the caller deletes
+// the VM again.
 func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	what := "delete " + providerID
 	h, id, err := p.find(what, providerID)
@@ -299,7 +301,8 @@ func (p *Provider) deleteDomain(c *libvirt.Libvirt, d domain) error {
 	return nil
 }
 
-// reserve counts the memory of a VM that is not defined yet. It returns the function that stops counting it.
+// reserve reserves memory of the host for a VM that has no domain yet. It returns the function that ends the
+// reservation.
 func (h *host) reserve(o order) func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

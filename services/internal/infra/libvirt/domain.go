@@ -28,7 +28,7 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the domain was defined, by the server's clock
-	// Starting is when the only start of the domain was requested; zero: not requested yet.
+	// Starting is the time just before the only attempt to start the domain; zero: no attempt yet.
 	Starting time.Time `json:"starting,omitzero"`
 }
 
@@ -50,7 +50,8 @@ func element(content string) string {
 	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
 }
 
-// decodeMetadata reads what the function element wrote. ok is false if a domain has no metadata of this namespace.
+// decodeMetadata reads the metadata from the XML element that the function element made. ok is false if a domain has no
+// metadata of this namespace.
 func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	var all struct {
 		Text *string `xml:"https://nstance.dev/libvirt/1 vm"`
@@ -67,8 +68,9 @@ func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	return m, true, nil
 }
 
-// domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from owner, ID and digest. A
-// different request has another UUID, so libvirt refuses to define a second domain with the same name.
+// domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from owner, ID and digest.
+// Different requests for one instance have different UUIDs. So libvirt refuses to define a second domain with the same
+// name.
 func domainUUID(tags infra.Tags, digest string) libvirt.UUID {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s %s", tags.Cluster, tags.Shard, tags.Instance, digest))
 	var id libvirt.UUID
@@ -88,7 +90,7 @@ func parseUUID(text string) (libvirt.UUID, error) {
 	return libvirt.UUID(id), nil
 }
 
-// macAddress makes the address of a VM's interface from its UUID, with the prefix that QEMU uses (52:54:00).
+// macAddress derives the MAC address of a VM's interface from the domain's UUID. It begins with QEMU's prefix 52:54:00.
 func macAddress(id libvirt.UUID) string {
 	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", id[0], id[1], id[2])
 }
@@ -120,7 +122,7 @@ func (m machine) domainXML() (string, error) {
 			Kernel: m.kernel, Initrd: m.initrd, Cmdline: m.cmdline,
 		},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
-		// A VM that ends stays off, because the server decides what happens next.
+		// If the VM powers off or crashes, libvirt does not restart it, because the server decides what happens next.
 		OnPoweroff: "destroy", OnCrash: "destroy", OnReboot: "restart",
 		Devices: m.devices(),
 	}
@@ -174,7 +176,7 @@ func (m machine) devices() *libvirtxml.DomainDeviceList {
 	return devices
 }
 
-// domain is a domain that the provider made, as its host describes it.
+// domain is a domain with its metadata and the state that its host reported.
 type domain struct {
 	host      *host
 	dom       libvirt.Domain
@@ -219,7 +221,8 @@ func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error)
 	return d, nil
 }
 
-// shutoffReasons are the reasons that libvirt gives for the end of a domain. A restarted libvirtd no longer knows them.
+// shutoffReasons are the reasons that libvirt gives for the end of a domain. libvirtd forgets a domain's reason when it
+// restarts.
 var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffShutdown:  "shut down by its guest",
 	libvirt.DomainShutoffDestroyed: "destroyed by an administrator",
@@ -228,7 +231,7 @@ var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffMigrated:  "migrated away",
 }
 
-// stateOf translates the state of a domain. A domain that is off is Stopped, also before its first start.
+// stateOf translates the state of a domain. A domain that was never started is Stopped.
 // https://libvirt.org/html/libvirt-libvirt-domain.html#virDomainState
 func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 	switch state {
@@ -250,9 +253,10 @@ func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 }
 
 const (
-	// prepareGrace is the time in which a domain that is off may still be started by the request that defined it.
+	// prepareGrace is the time after the definition of a domain during which the create request may still start the
+	// domain.
 	prepareGrace = 2 * time.Minute
-	// startGrace replaces prepareGrace after the request has written into the metadata that it starts the domain.
+	// startGrace replaces prepareGrace once the metadata contain the time of the start. It counts from that time.
 	startGrace = 10 * time.Second
 )
 
@@ -263,8 +267,8 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if d.undecoded != nil {
 		vm.Warning = d.undecoded.Error()
 	}
-	// A domain is off without a reason before its start, and if it ended while libvirtd did not run. The VM is Pending
-	// while its request may still start it.
+	// libvirt gives no reason for a domain that was never started, or that ended while libvirtd did not run. The VM is
+	// Pending while its create request may still start the domain.
 	until := d.metadata.Created.Add(prepareGrace)
 	if !d.metadata.Starting.IsZero() {
 		until = d.metadata.Starting.Add(startGrace)
@@ -291,8 +295,8 @@ func readLeases(c *libvirt.Libvirt, d domain) map[string][]string {
 	return leases
 }
 
-// addLeases adds to leases, by MAC address, the IP addresses that libvirt's DHCP server gave in a network. Without that
-// server it adds none.
+// addLeases adds the IP addresses that libvirt's DHCP server assigned in a network to leases, by MAC address. It adds
+// none if the network has no such server.
 func addLeases(c *libvirt.Libvirt, network string, leases map[string][]string) {
 	n, err := c.NetworkLookupByName(network)
 	if err != nil {

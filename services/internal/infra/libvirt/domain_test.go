@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// TestDomainXML compares descriptions of VMs with what libvirt's schema needs for each processor and type of domain.
+// TestDomainXML checks the XML description of a VM for each processor architecture and type of domain.
 func TestDomainXML(t *testing.T) {
 	m := machine{name: "x", size: vmsize.Size{CPUs: 2, MemoryMiB: 512}, domainType: "kvm", network: "a",
 		disk: "/p/x.qcow2"}
@@ -88,8 +88,8 @@ func TestStateOf(t *testing.T) {
 	}
 }
 
-// TestOffWithoutReason describes a domain that is off without a reason. It counts as Pending while its request may
-// still start it.
+// TestOffWithoutReason checks a VM whose domain is off for an unknown reason. The VM is Pending while its create
+// request may still start it, and otherwise Stopped.
 func TestOffWithoutReason(t *testing.T) {
 	now := time.Now()
 	p := New(Config{Now: func() time.Time { return now }})

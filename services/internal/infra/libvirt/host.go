@@ -20,7 +20,8 @@ type host struct {
 	conn     *libvirt.Libvirt // nil: not connected
 	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
 
-	// changing allows one create or delete of an instance at a time. The instance's name selects the mutex.
+	// changing lets only one call at a time create or delete an instance. A hash of the instance's name selects one of
+	// the mutexes.
 	changing [64]sync.Mutex
 }
 
@@ -65,7 +66,7 @@ func (h *host) close() {
 }
 
 // call runs f with a connection to the host and classifies its error. libvirt's calls take no context. When ctx ends,
-// call closes the connection to make f return. It then fails as Indeterminate.
+// call closes the connection to make f return. call then returns an Indeterminate error.
 func call[T any](ctx context.Context, h *host, what string, f func(*libvirt.Libvirt) (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -76,7 +76,7 @@ func (p *Provider) Close() {
 // providerID is the ID of a VM: its host and the UUID of its domain.
 func providerID(h *host, id libvirt.UUID) string { return h.name + "/" + formatUUID(id) }
 
-// find returns the host of a provider ID and the UUID of the domain.
+// find splits a provider ID into the host and the UUID of the domain.
 func (p *Provider) find(what, providerID string) (*host, libvirt.UUID, error) {
 	name, text, _ := strings.Cut(providerID, "/")
 	id, err := parseUUID(text)
@@ -236,7 +236,7 @@ func onAllHosts[T any](p *Provider, f func(*host) ([]T, error)) ([]T, error) {
 	return all, errors.Join(errs...)
 }
 
-// MachineState implements infra.MachineEvidence. A machine that is not a domain of the hosts is NotFound.
+// MachineState implements infra.MachineEvidence. A machine that is not a VM on one of the hosts is NotFound.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "look up machine " + machineID
 	id, err := parseUUID(machineID)

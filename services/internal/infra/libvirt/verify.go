@@ -14,7 +14,7 @@ import (
 )
 
 // Verify implements infra.Verifier. It checks that every host has the storage pool and the networks of the subnet
-// pools. It reports all mistakes of the hosts that answer.
+// pools. It reports the mistakes of all hosts that answer.
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
 	const what = "verify the configuration"
 	networks := map[string][]string{}

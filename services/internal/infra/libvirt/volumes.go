@@ -58,7 +58,7 @@ func (v *volumes) find(name string) (libvirt.StorageVol, string, error) {
 }
 
 // libvirtd refuses to refresh a pool while another call makes or fills a volume in it, so the refresh is tried several
-// times. If all tries fail because of a large upload, the leader repeats the create request.
+// times. If a large upload lasts longer than all tries, the create request fails, and the leader repeats it later.
 const (
 	refreshTries = 50
 	refreshPause = 100 * time.Millisecond
@@ -114,7 +114,7 @@ func (v *volumes) overlay(name string, image libvirt.StorageVol, gib int) error 
 			Format: &libvirtxml.StorageVolumeTargetFormat{Type: format}}})
 }
 
-// upload makes a volume with content that only root may read.
+// upload makes a volume with the given content. Only root may read the volume.
 func (v *volumes) upload(name string, content []byte) error {
 	size := uint64(len(content))
 	text, err := (&libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: size},

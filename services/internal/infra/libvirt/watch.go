@@ -16,8 +16,8 @@ const (
 	watchLatest  = 10 * time.Second
 )
 
-// Watch implements infra.Watcher with libvirt's lifecycle events. After a connection was lost, it reports every VM of
-// the host.
+// Watch implements infra.Watcher with libvirt's lifecycle events. It cannot see events while a host is not connected.
+// So after each new connection, it reports every VM of the host.
 func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 	var wg sync.WaitGroup
 	for _, h := range p.hosts {
@@ -45,7 +45,8 @@ func (p *Provider) watchHost(ctx context.Context, h *host, changed func(ident.ID
 	}
 }
 
-// followHost reports every VM of a host, and afterwards each VM that has an event, until the connection ends.
+// followHost reports every VM of a host. Then it reports each VM for which libvirt sends an event, until the connection
+// ends.
 func followHost(ctx context.Context, h *host, changed func(ident.ID)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -64,7 +65,7 @@ func followHost(ctx context.Context, h *host, changed func(ident.ID)) error {
 	if err != nil {
 		return err
 	}
-	// The library's goroutine ends only after its last event has been read, so read all events.
+	// Read all remaining events: only then does the library's goroutine end.
 	defer func() {
 		cancel()
 		for range events {

@@ -127,8 +127,8 @@ func TestRefusedRequestsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestStartFails asks for a VM that QEMU refuses to start. The request fails as Capacity, because another host may
-// start it, and its domain and volumes are removed. The instance ID stays used.
+// TestStartFails asks for a VM that QEMU refuses to start. The error's class is Capacity, so that the leader tries
+// another host. The domain and the volumes are removed. The instance ID stays used.
 func TestStartFails(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -227,7 +227,8 @@ func TestDaemonIsKilled(t *testing.T) {
 	}
 }
 
-// TestDaemonHangs stops libvirtd in the middle of a call. The call ends when its context ends, and the next call works.
+// TestDaemonHangs suspends libvirtd during a call. The call fails when its context ends. After libvirtd continues, the
+// next call works.
 func TestDaemonHangs(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -244,7 +245,7 @@ func TestDaemonHangs(t *testing.T) {
 	}
 }
 
-// TestEventsAreReported follows the events of a host: a killed VM is reported, also after libvirtd was killed.
+// TestEventsAreReported checks that Watch reports a killed VM, even after libvirtd was killed and started again.
 func TestEventsAreReported(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
@@ -336,7 +337,7 @@ func TestTwoHosts(t *testing.T) {
 	}
 }
 
-// TestVerify compares configurations with a host.
+// TestVerify checks which mistakes Verify finds in configurations for a real host.
 func TestVerify(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)

@@ -48,7 +48,7 @@ func openPool(t *testing.T, daemon *libvirtd.Daemon, pool string) *libvirt.Provi
 	return p
 }
 
-// TestConformance runs the suite of all providers against a real libvirtd.
+// TestConformance runs the conformance suite of package infratest against a real libvirtd.
 func TestConformance(t *testing.T) {
 	daemon := startDaemon(t)
 	var owners atomic.Int64
