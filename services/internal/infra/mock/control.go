@@ -13,7 +13,7 @@ import (
 // all subnets.
 type Place struct{ Type, Subnet string }
 
-// all returns p and all wider places that contain p, each once.
+// all returns p and the places that contain p: all types, all subnets, or both. It returns each place once.
 func (p Place) all() []Place {
 	places := []Place{p}
 	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {
@@ -83,8 +83,8 @@ func (p *Provider) Plant(vm infra.VM) error {
 	return nil
 }
 
-// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. Count ignores
-// calls of VMs. The result is never stale.
+// VMs returns the current state of every VM that is not deleted, for all owners, sorted by provider ID. The result is
+// never stale, and VMs does not count as a call of the provider.
 func (p *Provider) VMs() []infra.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,8 +99,8 @@ func (p *Provider) VMs() []infra.VM {
 	return vms
 }
 
-// Instance returns the current state of the VM, if any, that was made for an instance ID. Count ignores calls of
-// Instance.
+// Instance returns the current state of the VM that was made for an instance ID, if there is one. Instance does not
+// count as a call of the provider.
 func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	return m.at(now)
 }
 
-// Land applies the late calls that are due. Without Land, the provider's next call applies them.
+// Land applies each late call whose time has come. Without Land, the provider's next call applies them.
 func (p *Provider) Land() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -6,8 +6,8 @@
 // the same answers, so a deterministic simulator can drive the mock from one thread. The mock is also safe for
 // concurrent use.
 //
-// Invariant: an instance ID never has more than one VM. To test without an optional capability, hide it: struct{
-// infra.Provider }{mock}.
+// Invariant: an instance ID never has more than one VM. For tests without optional capabilities, embed the mock:
+// struct{ infra.Provider }{mock}.
 package mock
 
 import (
@@ -24,7 +24,7 @@ import (
 // Kind is the kind of a call.
 type Kind string
 
-// The kinds of calls. Calls of the first three kinds change VMs.
+// The kinds of calls. Only the kinds Create and Delete change VMs.
 const (
 	Create         Kind = "create"
 	Delete         Kind = "delete"
@@ -58,14 +58,15 @@ type Call struct {
 type Outcome struct {
 	// Latency is the time to sleep before the effect.
 	Latency time.Duration
-	// Err is returned to the caller, and the call has no effect. An error without a class is infra.Indeterminate.
+	// Err, if set, is returned to the caller, and the call has no effect. An error without a class is
+	// infra.Indeterminate.
 	Err error
 	// Lost makes the call take effect, but the caller gets infra.Indeterminate.
 	Lost bool
 	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. A late
 	// read never gets an answer.
 	Late time.Duration
-	// Lag makes a read return the state that was current this long ago.
+	// Lag makes a read return an old state: the one from the time Lag before the read.
 	Lag time.Duration
 }
 
@@ -77,13 +78,15 @@ type Config struct {
 	// Script decides the outcome of every call when the call starts. No lock is held, so Script may block and may call
 	// the provider's control methods.
 	Script func(context.Context, Call) Outcome
-	// Yield is called between the effect of a call and its answer, with no lock held. A simulator switches tasks in it.
+	// Yield is called between the effect of a call and its answer, with no lock held. A simulator may run other tasks
+	// in it.
 	Yield func(context.Context, Call)
-	// Changed is called with every state that a VM has entered, or will enter at the given time unless another change
-	// comes first. The lock is held, so Changed must not call the provider.
+	// Changed is called with every state that a VM has entered. It is also called with every state that the VM will
+	// enter at the time at, unless another change comes before that time. The lock is held, so Changed must not call
+	// the provider.
 	Changed func(vm infra.VM, at time.Time)
-	// Boot is the time for which a VM is pending. If it is negative, the VM is pending until SetState. Shutdown is the
-	// time that it takes to delete a VM.
+	// Boot is the time for which a new VM is pending. If Boot is negative, the VM is pending until SetState changes its
+	// state. Shutdown is the time that it takes to delete a VM.
 	Boot, Shutdown time.Duration
 	// Remember is the time for which deleted VMs are listed. Zero means one hour.
 	Remember time.Duration
@@ -91,9 +94,8 @@ type Config struct {
 	Types map[string]infra.InstanceType
 	// Images answers Resolve. If Images is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
-	// Health answers MemberHealth: it returns what a load balancer says about VMs, by their provider ID. It leaves out
-	// VMs that are no members. The lock is held, so Health must not call the provider. If Health is nil, there are no
-	// load balancers to ask.
+	// Health answers MemberHealth: it returns the health of each member of a load balancer, by provider ID. The lock is
+	// held, so Health must not call the provider. If Health is nil, there are no load balancers to ask.
 	Health func(lb string) (map[string]infra.MemberHealth, error)
 }
 
@@ -241,8 +243,8 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// change runs a call that changes state. It calls effect under the lock at most once, either now or when the call is
-// due.
+// change runs a call that changes the cloud's state. It calls effect under the lock at most once: either now or, for a
+// late call, when the call's time has come.
 func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error {
 		if out.Late <= 0 {
@@ -254,12 +256,12 @@ func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Ti
 	})
 }
 
-// read runs a call that changes nothing. It calls answer under the lock.
+// read runs a call that changes nothing. It calls the function answer under the lock.
 func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf time.Time) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error { return answer(now, now.Add(-out.Lag)) })
 }
 
-// run counts the call, asks the script, sleeps for the latency, and calls effect under the lock.
+// run counts the call, asks the script for its outcome, waits for the latency, and calls effect under the lock.
 func (p *Provider) run(ctx context.Context, call Call, effect func(now time.Time, out Outcome) error) error {
 	call.At = p.cfg.Now()
 	p.mu.Lock()

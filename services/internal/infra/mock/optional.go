@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Acquire implements infra.LeaderNetwork. The last caller gets the address.
+// Acquire implements infra.LeaderNetwork. Each call takes the address from the machine that has it.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time) error {
 		p.holder = machineID

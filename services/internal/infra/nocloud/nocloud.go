@@ -1,4 +1,4 @@
-// Package nocloud makes the CD-ROM from which cloud-init reads userdata without a cloud.
+// Package nocloud makes a CD-ROM with userdata. On hosts without a cloud, cloud-init reads userdata from such a CD-ROM.
 package nocloud
 
 import (

@@ -106,7 +106,7 @@ func tlsConfig(o contract.Options) (*tls.Config, error) {
 // certificateError means that a node presents another certificate than the configured one.
 type certificateError struct{ error }
 
-// apiError is an answer of the API with another status than 200, or the failure of a task. Text is the message.
+// apiError is an answer of the API with another status than 200, or the failure of a task. text is the error's message.
 type apiError struct {
 	status int // 0: a task failed
 	text   string
@@ -337,8 +337,8 @@ var classes = []struct {
 	{"protection mode enabled", infra.Invalid},
 }
 
-// classify gives an error its class. An unknown error, or an error of the connection, is Indeterminate: the call may
-// still take effect.
+// classify gives an error its class. Unknown errors and errors of the connection are Indeterminate, because the call
+// may still take effect.
 func (c *client) classify(what string, err error) error {
 	if err == nil {
 		return nil
@@ -383,7 +383,7 @@ func (e *apiError) class() infra.Class {
 	return infra.Indeterminate
 }
 
-// has reports whether an error is an answer of the API, or the failure of a task, that contains one of the texts.
+// has reports whether an error comes from the API or from a failed task, and contains one of the texts.
 func has(err error, texts ...string) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(answer.text, text) })

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns the description of clusters of Proxmox VE.
+// Cloud returns the infra.Cloud of clusters of Proxmox VE.
 func Cloud() infra.Cloud {
 	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identity}
 }
@@ -21,5 +21,5 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 	return New(Config{Options: options, Log: env.Log, Throttled: env.Throttled})
 }
 
-// identity returns no ID, because a VM cannot find out its VMID, and VMIDs can be used again.
+// identity returns no ID: a VM cannot find out its VMID, and a VMID would not suffice, because VMIDs can be used again.
 func identity(context.Context, infra.Env) (infra.Machine, error) { return infra.Machine{}, nil }

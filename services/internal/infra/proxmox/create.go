@@ -59,8 +59,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
-// continues where the earlier one stopped. This ends when a request has written its intent to start the VM into the
-// description.
+// continues after the last step of the earlier request. But once a request has written the time of the start into the
+// VM's description, no other request starts the VM.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if err := ctx.Err(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
@@ -78,7 +78,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	return vm, err
 }
 
-// lock waits until no other call changes the same VM. It returns the function that ends the lock.
+// lock waits until no other call changes the same VM, and then locks the VM. It returns the function that unlocks it.
 func (p *Provider) lock(vmid int) func() {
 	lock := &p.changing[vmid%len(p.changing)]
 	lock.Lock()
@@ -109,8 +109,8 @@ func (p *Provider) create(ctx context.Context, o order) (vm infra.VM, err error)
 	return infra.VM{}, errChanged
 }
 
-// findTemplate returns the VM template of a request: the template on the VM's node or, if there is none, on another
-// node.
+// findTemplate returns the VM template of a request. A template on the VM's node has precedence over a template on
+// another node.
 func findTemplate(inv inventory, o order) (resource, error) {
 	var found []resource
 	for _, own := range []bool{true, false} {
@@ -254,7 +254,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 			return infra.VM{}, errors.Join(sleepErr, err)
 		}
 	}
-	// A deletion may have been requested before the start, so read the configuration again.
+	// Read the configuration again, because another server may have marked the VM as deleted before this start.
 	if config, err = p.readConfig(ctx, node, o.vmid); err != nil {
 		return infra.VM{}, &lostError{err}
 	}

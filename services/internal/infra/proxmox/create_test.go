@@ -30,7 +30,7 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s is %q, want %q", setting, got[setting], want)
 		}
 	}
-	// Proxmox and the instance ID in base64, as the agent finds them in its firmware.
+	// smbios1 must contain "Proxmox" and the instance ID in base64. The agent reads both from its firmware.
 	if smbios := got["smbios1"]; !strings.Contains(smbios, "manufacturer=UHJveG1veA==") ||
 		!strings.HasSuffix(smbios, ",base64=1") {
 		t.Errorf("smbios1 is %q", smbios)
@@ -43,8 +43,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestVMIDIsUsed asks for a VM while its VMID is used by a VM that is not an instance. The request is a conflict, and
-// the instance is not found, so the server uses another instance ID.
+// TestVMIDIsUsed asks for a VM whose VMID belongs to a VM that is not an instance. Create fails as Conflict, and
+// FindByInstance as NotFound, so the server uses another instance ID.
 func TestVMIDIsUsed(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -67,8 +67,9 @@ func TestVMIDIsUsed(t *testing.T) {
 	}
 }
 
-// TestCloneCollision sends one request through two servers. The other server clones the VM just before the server under
-// test does. On the same node, the second clone call is refused. On another node, its task fails. Only one VM results.
+// TestCloneCollision sends one request through two servers. The first server clones the VM just before the second one
+// calls clone. If the template is on the VM's node, the second call is refused. If it is on another node, the call's
+// task fails. Only one VM results.
 func TestCloneCollision(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{"debian", "shared"} {
@@ -113,9 +114,9 @@ func TestTwoServersFinish(t *testing.T) {
 	}
 }
 
-// TestLostAnswers loses the request or the answer of each call that changes something. The create call is
-// indeterminate, and its repetition makes one VM that runs. A VM that may have been started is not started again: it is
-// reported as pending for half a minute, and then as stopped.
+// TestLostAnswers loses either the request or the answer of each call that changes something. Create fails as
+// Indeterminate. Repeating Create results in one VM that runs. A VM that may have been started is not started again: it
+// is pending for half a minute, and then stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
@@ -154,8 +155,8 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestTaskIsNotKnown has a node that stops answering while a task runs on it. The create call is indeterminate, and its
-// repetition makes one VM that runs.
+// TestTaskIsNotKnown makes a node stop answering while a task runs on it. Create fails as Indeterminate. Repeating
+// Create results in one VM that runs.
 func TestTaskIsNotKnown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -170,8 +171,8 @@ func TestTaskIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestLockedTemplate asks for a VM of a template that is locked. A timeout during the wait for the lock is Throttled.
-// While an administrator or a backup holds a lock, the error names the lock.
+// TestLockedTemplate asks for a VM of a template that is locked. If Proxmox VE times out while it waits for the lock,
+// Create fails as Throttled. While an administrator or a backup holds a lock, the error contains the lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -191,8 +192,8 @@ func TestLockedTemplate(t *testing.T) {
 	}
 }
 
-// TestStuckClone has a VM that stays locked by a clone that was interrupted. The VM counts as existing, and the errors
-// of all calls name the lock.
+// TestStuckClone checks a VM that stays locked after its clone was interrupted. The VM counts as existing, and the
+// errors of all calls mention the lock.
 func TestStuckClone(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -210,7 +211,7 @@ func TestStuckClone(t *testing.T) {
 	wantClass(t, p.Delete(t.Context(), vm.ProviderID), infra.Indeterminate, "qm unlock")
 }
 
-// TestFullStorage asks for a VM while the storage of its disk, or that of its userdata, is full.
+// TestFullStorage asks for a VM while one storage is full: either that of its disk or that of its userdata.
 func TestFullStorage(t *testing.T) {
 	t.Parallel()
 	for storage, text := range map[string]string{"local-lvm": "thin pool", "local": "No space left on device"} {
@@ -255,8 +256,7 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// TestRefused checks requests that name something that does not exist. It also checks that a refused request leaves no
-// volume.
+// TestRefused checks that Create refuses a request with a mistake, such as an unknown storage, and leaves no volume.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

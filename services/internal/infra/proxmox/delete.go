@@ -15,7 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// keepDeleted is the time for which a deleted VM stays, without disks. No create request is repeated after that time.
+// keepDeleted is the time for which a deleted VM stays, without disks. It is longer than any create request is
+// repeated.
 const keepDeleted = 24 * time.Hour
 
 // Delete implements infra.Provider. The VM is off and has no disks when Delete returns without an error.
@@ -110,8 +111,8 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 	return errChanged
 }
 
-// stop turns a VM off, and waits until it is off. If the cluster's high availability manages the VM, the task only
-// requests the stop.
+// stop turns a VM off, and waits until it is off. The end of the task does not suffice: if the cluster's high
+// availability manages the VM, the task only requests the stop.
 func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 	if err := p.client.run(ctx, http.MethodPost, nil, "nodes", node, "qemu", vmid, "status", "stop"); err != nil {
 		return err
@@ -130,7 +131,7 @@ func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 	}
 }
 
-// collect removes the VMs that were deleted more than a day ago, as far as this process remembers them.
+// collect removes each VM that was deleted more than a day ago, if this process has read the VM's metadata.
 func (p *Provider) collect(ctx context.Context, inv inventory) {
 	p.mu.Lock()
 	var old []int

@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestLostDelete loses the request or the answer of each call of a deletion. The repeated deletion removes everything.
+// TestLostDelete loses either the request or the answer of each API call of a deletion. The repeated deletion removes
+// everything.
 func TestLostDelete(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
@@ -50,8 +51,8 @@ func TestDeletedStaysADay(t *testing.T) {
 	}
 }
 
-// TestDeletedDuringStart deletes a VM just before its start and just after its start. The create call fails, and the VM
-// does not stay running.
+// TestDeletedDuringStart deletes a VM in two cases: just before and just after its start. Create fails, and the VM does
+// not run at the end.
 func TestDeletedDuringStart(t *testing.T) {
 	t.Parallel()
 	for _, before := range []bool{true, false} {

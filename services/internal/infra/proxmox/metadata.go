@@ -32,9 +32,9 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the clone was asked for, by the server's clock
-	// Starting is when the only start of the VM was requested; zero: not requested yet.
+	// Starting is the time just before the only attempt to start the VM; zero: no attempt yet.
 	Starting time.Time `json:"starting,omitzero"`
-	// Started reports that the start succeeded. From then on, a VM that is off has ended.
+	// Started reports that the start succeeded. If a VM with Started is off, the VM has ended.
 	Started bool `json:"started,omitzero"`
 	// Deleted is when the VM's deletion was requested; zero: not requested. The VM stays for a day without disks, so
 	// that its ID is not used again.
@@ -50,7 +50,8 @@ func (m metadata) encode() (string, error) {
 	return "Nstance made this VM and deletes it. Do not change this text.\n\n" + marker + string(raw), err
 }
 
-// decodeMetadata reads what the method encode wrote. ok is false if a description has no metadata.
+// decodeMetadata reads the metadata from a description that the method encode made. ok is false if a description has no
+// metadata.
 func decodeMetadata(description string) (m metadata, ok bool, err error) {
 	_, text, ok := strings.Cut(description, marker)
 	if !ok {
@@ -126,8 +127,8 @@ func (p *Provider) remember(vmid int, c vmConfig) {
 	}
 }
 
-// recall returns the VM's metadata that were read last. If none were read, it returns the metadata that the VM's tags
-// contain.
+// recall returns the VM's metadata as this process last read them. If it has not read any, recall returns the metadata
+// that the VM's tags contain.
 func (p *Provider) recall(r resource) (metadata, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +148,7 @@ func (p *Provider) recall(r resource) (metadata, bool) {
 
 var driveSetting = regexp.MustCompile(`^((ide|sata|scsi|virtio|unused)[0-9]+|efidisk0|tpmstate0)$`)
 
-// cloudInitDrive returns the setting of a drive that Proxmox VE fills with its own user data, or "".
+// cloudInitDrive returns the name of the drive that Proxmox VE itself fills with user data, or "".
 func (c vmConfig) cloudInitDrive() string {
 	for setting, value := range c.settings {
 		if driveSetting.MatchString(setting) && strings.Contains(value, "cloudinit") {

@@ -52,7 +52,7 @@ func TestMigrationDuringList(t *testing.T) {
 }
 
 // TestNodeDown takes a node down. Its VMs are neither gone nor running, and cannot be deleted. The other node gets new
-// VMs. A server that starts in this time also knows the VMs.
+// VMs. A server that starts while the node is down also lists the VMs.
 func TestNodeDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -112,7 +112,8 @@ func TestNoQuorum(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "no quorum")
 }
 
-// TestNextEndpoint has an endpoint that does not answer. The next one is used, also for calls that change something.
+// TestNextEndpoint configures two endpoints, of which the first does not answer. Every call goes to the second one,
+// even if it changes something.
 func TestNextEndpoint(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -125,8 +126,8 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
-// TestWatch checks that Watch reports a VM that is made and then killed. The provider reports its end even shortly
-// after its start.
+// TestWatch checks that Watch reports a VM when it is made and when it is killed. The killed VM is Stopped, although
+// its start was only moments ago.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

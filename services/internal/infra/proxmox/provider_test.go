@@ -22,7 +22,7 @@ import (
 
 var owner = infra.Owner{Cluster: "c", Shard: "s"}
 
-// Calls of the API, as the fake names them.
+// Names of API calls in package fakepve.
 const (
 	cloneCall  = "POST /nodes/{node}/qemu/{vmid}/clone"
 	configCall = "PUT /nodes/{node}/qemu/{vmid}/config"
@@ -42,7 +42,7 @@ func rawOptions(t *testing.T, pve *fakepve.Cluster) map[string]string {
 	return map[string]string{"endpoints": pve.URL(), "fingerprints": pve.Fingerprint(), "token_file": token}
 }
 
-// openWith opens a provider with options, and a clock that runs ahead by the given number of seconds.
+// openWith opens a provider with the given options. The provider's clock is ahead by the given number of seconds.
 func openWith(t *testing.T, raw map[string]string, ahead *atomic.Int64) *proxmox.Provider {
 	t.Helper()
 	options, problems := contract.ParseOptions(raw)
@@ -103,7 +103,7 @@ func vmid(t *testing.T, vm infra.VM) int {
 	return id
 }
 
-// TestConformance runs the suite of all providers against a fake cluster.
+// TestConformance runs the conformance suite of package infratest against a fake cluster.
 func TestConformance(t *testing.T) {
 	pve := fakepve.Start(t)
 	var owners atomic.Int64

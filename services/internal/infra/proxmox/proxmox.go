@@ -44,7 +44,7 @@ type Provider struct {
 	client  *client
 	// cloning bounds the number of concurrent clones, because all clones wait for the same lock.
 	cloning chan struct{}
-	// changing allows one create or delete of an instance at a time. The instance's VMID selects the mutex.
+	// changing lets only one call at a time create or delete an instance. The VMID, modulo 64, selects the mutex.
 	changing [64]sync.Mutex
 
 	mu    sync.Mutex
@@ -149,7 +149,7 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 	return inv, nil
 }
 
-// guestPath is the path on which the token has its privileges on VMs.
+// guestPath is the path for which the token must have its privileges on VMs: all VMs or, with the option pool, a pool.
 func (p *Provider) guestPath() string {
 	if p.options.Pool != "" {
 		return "/pool/" + p.options.Pool
@@ -170,7 +170,7 @@ func (p *Provider) privileges(ctx context.Context, c *client, path string) (map[
 	return granted, nil
 }
 
-// liveVM is a VM as its node describes it.
+// liveVM is a VM in the answer of its node.
 type liveVM struct {
 	VMID   int    `json:"vmid"`
 	Name   string `json:"name"`
@@ -191,9 +191,10 @@ func (p *Provider) readNode(ctx context.Context, node string) (map[int]liveVM, e
 }
 
 const (
-	// prepareGrace is the time in which a VM that is off may still be started by the request that cloned it.
+	// prepareGrace is the time after the request to clone the VM during which the create request may still start the
+	// VM.
 	prepareGrace = 10 * time.Minute
-	// startGrace replaces prepareGrace after the request has written into the description that it starts the VM.
+	// startGrace replaces prepareGrace once the description contains the time of the start. It counts from that time.
 	startGrace = 30 * time.Second
 )
 
@@ -356,8 +357,8 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	for _, r := range guests {
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
-		// The metadata of a started VM that runs do not change, so the remembered metadata are right. Any other VM may
-		// have been started or deleted by another server.
+		// If a started VM runs, its metadata do not change, so the remembered metadata are right. Any other VM may have
+		// been started or deleted by another server.
 		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
@@ -376,13 +377,13 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	return vms, nil
 }
 
-// isUnreachable reports whether a node of the cluster did not answer the node that was called.
+// isUnreachable reports whether the called node got no answer from another node of the cluster.
 func isUnreachable(err error) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && answer.status >= 595
 }
 
-// DescribeType implements infra.InstanceTypes. The name gives the size.
+// DescribeType implements infra.InstanceTypes. The size of a type is part of its name.
 func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
 	size, err := vmsize.Parse(name)
 	if err != nil {

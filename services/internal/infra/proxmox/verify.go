@@ -85,8 +85,8 @@ func (p *Provider) verifyToken(ctx context.Context, what string) error {
 	return nil
 }
 
-// verifyNode checks that a node has the given bridges, and the given storages for the kinds of content that they must
-// hold.
+// verifyNode checks that a node has the given bridges and storages. storages maps each storage to the kind of content
+// that it must support.
 func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string,
 	storages map[string]string) (mistakes []error, err error) {
 	var networks []struct {
@@ -126,7 +126,7 @@ func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string
 	return mistakes, nil
 }
 
-// verifyArgs checks the VM templates that args name. It adds the storages that args name to the map storages. It skips
+// verifyArgs checks that the VM templates in args exist. It adds the storages in args to the map storages. It skips
 // values with a template expression, which are known only when a VM is made.
 func verifyArgs(shard *config.Shard, inv inventory, storages map[string]string) (mistakes []error) {
 	check := func(path string, raw map[string]any) {

@@ -100,7 +100,7 @@ func shard(t *testing.T, subnetPools string) *config.Shard {
 	return &s
 }
 
-// TestVerify compares configurations with a cluster.
+// TestVerify checks which mistakes Verify finds in configurations for a fake cluster.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
