@@ -27,15 +27,16 @@ import (
 )
 
 const (
-	// storeDelay is how long events are collected before they are stored. So a burst of events does not slow down the
-	// work that causes it.
+	// storeDelay is how long events are collected before they are stored together. Without storeDelay, a burst of
+	// events would slow down the work that causes it.
 	storeDelay = 100 * time.Millisecond
-	// partInterval is the time between a part's first event and its write, and the least time between two parts.
+	// partInterval is the time from the first event of a part until the part is written. It is also the minimum time
+	// between two parts.
 	partInterval = 30 * time.Second
 	// putTimeout limits one request to the bucket, even at a clean stop.
 	putTimeout = 5 * time.Second
 	// maxQueue is the largest number of events that wait for the disk. maxUnsent is the largest number of events that
-	// wait for the bucket. Further events are only counted.
+	// wait for the bucket. The journal loses events beyond these limits, and only counts them.
 	maxQueue, maxUnsent = 16384, 32768
 	// keepEvents is the number of events in the SQLite file. The file is trimmed after every trimEvery new events.
 	keepEvents, trimEvery = 10_000, 1_000
@@ -53,7 +54,7 @@ type Options struct {
 	Retention func() time.Duration
 	Now       func() time.Time
 	Log       *slog.Logger
-	// Stored, if set, is called with each batch of events after it is stored, in order.
+	// Stored, if set, is called with each batch of events after the batch is stored. The batches come in order.
 	Stored func([]record.Event)
 }
 
@@ -101,7 +102,7 @@ func (j *Journal) Record(e record.Event) {
 	}
 }
 
-// Lag returns the age of the oldest event that is stored but not yet in the bucket, or 0 if all are in the bucket.
+// Lag returns the age of the oldest event that waits for the bucket, or 0 if none waits.
 func (j *Journal) Lag() time.Duration {
 	since := j.unsentSince.Load()
 	if since == 0 {
@@ -126,8 +127,8 @@ func (j *Journal) take() []record.Event {
 	return events
 }
 
-// Run stores events until ctx ends, which is when the leadership ends. Then it adds an event about the end of the
-// leadership, and writes the last part. It returns nil.
+// Run stores events until ctx, and with it the leadership, ends. Then it adds an event about the end of the leadership,
+// and writes the last part. It returns nil.
 func (j *Journal) Run(ctx context.Context) error {
 	defer j.hub.Close()
 	w := &writer{Journal: j}
@@ -169,8 +170,8 @@ func (j *Journal) Run(ctx context.Context) error {
 // writer is the goroutine of Run.
 type writer struct {
 	*Journal
-	// unsent are stored events that are in no part. part is the part whose last write failed or has an unknown result.
-	// part never changes, so that repeating the write is safe.
+	// unsent are stored events that are in no part yet. part is a part whose write failed or has an unknown result. Its
+	// events never change, so that repeating the write is safe.
 	unsent, part []record.Event
 	repeated     bool // part was written before
 	dropped      int
@@ -179,8 +180,8 @@ type writer struct {
 	untrimmed    int
 }
 
-// store puts events into the SQLite file and hands them to subscribers. A failure of the file is logged: the events
-// still go to the bucket.
+// store puts events into the SQLite file and hands them to subscribers. If the file fails, store only logs the error,
+// because the events still go to the bucket.
 func (w *writer) store(ctx context.Context, events []record.Event) {
 	if len(events) == 0 {
 		return
@@ -219,7 +220,7 @@ func (w *writer) setLag() {
 	w.unsentSince.Store(oldest)
 }
 
-// due returns the time until the next part, and whether there is anything to write.
+// due reports whether there are events to write to the bucket. If so, it also returns the time until the next write.
 func (w *writer) due() (wait time.Duration, due bool) {
 	from := w.written
 	switch {
@@ -258,7 +259,8 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 		// The conflict is with an earlier write of this part, which must have succeeded: no other server writes parts
 		// of this term.
 	case errors.Is(err, objstore.ErrConflict):
-		// The bucket was restored or its lock was deleted, so an earlier term already had this number.
+		// An earlier leader with the same term has written a part with the same key. That happens if the bucket was
+		// restored or its lock was deleted.
 		w.options.Log.Warn("part of the journal not written: the bucket has another one of the same term",
 			"events", len(w.part), "error", err)
 	default:

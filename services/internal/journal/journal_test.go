@@ -83,7 +83,7 @@ func texts(events []record.Event) string {
 	return strings.Join(out, " ")
 }
 
-// parts returns the messages in the bucket, with a bar between parts.
+// parts returns the messages of the events in the bucket. It separates parts by a bar.
 func parts(t *testing.T, store objstore.Store) string {
 	t.Helper()
 	var out []string
@@ -114,8 +114,8 @@ func event(message string) record.Event {
 	return record.Event{Kind: record.EventInstanceCreated, Tenant: "prod", Group: "web", Message: message}
 }
 
-// TestParts checks that events reach the SQLite file within a second and the bucket in at most one part per 30 s, that
-// the journal writes nothing while nothing happens, and that a clean stop writes the rest.
+// TestParts checks when events are stored: in the SQLite file within a second, and in the bucket in at most one part
+// per 30 s. Without events, the journal writes nothing. A clean stop writes the remaining events.
 func TestParts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		puts := 0
@@ -210,8 +210,8 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 	})
 }
 
-// TestRetention checks that parts are deleted after their retention, even if that was long ago, and that younger parts
-// stay.
+// TestRetention checks that parts older than the retention are deleted, even a part that is a year old, and that
+// younger parts stay.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New()
@@ -236,8 +236,8 @@ func TestRetention(t *testing.T) {
 	})
 }
 
-// TestTooManyEvents checks that events that come faster than they can be stored are counted, and that recording does
-// not wait.
+// TestTooManyEvents records events faster than they can be stored. Recording must not wait, and the journal must count
+// the events that it loses.
 func TestTooManyEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := start(t, mem.New(), 3)
@@ -254,7 +254,7 @@ func TestTooManyEvents(t *testing.T) {
 	})
 }
 
-// TestBrokenBucket checks that events that are recorded while the bucket fails are written when it works again.
+// TestBrokenBucket records events while the bucket fails. The journal must write them when the bucket works again.
 func TestBrokenBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
-// List returns the stored events of a query, from the oldest to the newest. Events that were recorded within the last
+// List returns the events in the SQLite file that match a query, from the oldest to the newest. Events of the last
 // moments may be missing.
 func (j *Journal) List(ctx context.Context, q cache.EventQuery) ([]record.Event, error) {
 	return j.options.Cache.Events(ctx, q)
@@ -26,8 +26,9 @@ func (j *Journal) Subscribe(limit int) *watch.Subscription[cache.Position, recor
 	return j.hub.Subscribe(limit, nil)
 }
 
-// Restore reads the parts of the last day from the bucket into the SQLite file, the newest first, until the file has
-// keepEvents events. It skips parts that the file already has. It logs and skips parts that cannot be read.
+// Restore copies the events of the last day from the bucket into the SQLite file. It reads the newest parts first, and
+// stops when it has read keepEvents events. It skips parts that the file already has. It logs and skips parts that
+// cannot be read.
 func (j *Journal) Restore(ctx context.Context) error {
 	now := j.options.Now()
 	var parts []keys.Key

@@ -7,8 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 )
 
-// Replacement is an instance that replaced another one and became healthy. The times of its stages are zero where they
-// are not known.
+// Replacement is an instance that replaced another one and became healthy. A time that is not known is zero.
 type Replacement struct {
 	Tenant, Group      string
 	Instance, Replaces string // instance IDs
@@ -31,8 +30,8 @@ type Step struct {
 // Took returns the duration of the step.
 func (s Step) Took() time.Duration { return s.Ended.Sub(s.Began) }
 
-// Steps returns the stages whose times are known, in their order. If an agent registers before the answer of the create
-// call is recorded, the stage between these two events has no duration.
+// Steps returns the stages whose times are known, in their order. An agent may register before the answer of the create
+// call is recorded. The stage between these two events then has the duration 0.
 func (r *Replacement) Steps() (steps []Step) {
 	for _, s := range []Step{
 		{metrics.StageDecide, r.Lost, r.Creating},
@@ -52,11 +51,10 @@ func (r *Replacement) Steps() (steps []Step) {
 }
 
 const (
-	// replacementTime is how long an instance may take to become healthy. After that, its replacement is no longer
-	// measured.
+	// replacementTime is the longest replacement that is measured. It ends when the new instance is healthy.
 	replacementTime = time.Hour
-	// maxReplacements is the largest number of replacements that are measured at the same time. It also limits the
-	// failed instances that are remembered.
+	// maxReplacements is the largest number of replacements that are measured at the same time. It is also the largest
+	// number of failed instances that are remembered.
 	maxReplacements = 10_000
 )
 
@@ -68,11 +66,11 @@ type Replacements struct {
 	pruned  time.Time
 }
 
-// failure holds the times of the first signs of an instance's failure. Signs from before the instance was last healthy
-// do not count.
+// failure describes the failure of an instance: lost is when the instance was lost, and other is when another sign of
+// failure came first. Signs from before the instance was last healthy do not count.
 type failure struct{ lost, other time.Time }
 
-// Add adds the next event of the journal. It returns the replacement that ends with the event.
+// Add adds the next event of the journal. If the event completes a replacement, Add returns the replacement.
 func (r *Replacements) Add(e *record.Event) (Replacement, bool) {
 	if r.failed == nil {
 		r.failed, r.running = map[string]failure{}, map[string]*Replacement{}
@@ -110,7 +108,7 @@ func (r *Replacements) Add(e *record.Event) (Replacement, bool) {
 	return Replacement{}, false
 }
 
-// fail keeps the first signs of a failure.
+// fail records an event as a sign of failure, unless an earlier event of its sort is known.
 func (r *Replacements) fail(e *record.Event) {
 	f, known := r.failed[e.Instance]
 	switch {
@@ -124,9 +122,9 @@ func (r *Replacements) fail(e *record.Event) {
 	r.failed[e.Instance] = f
 }
 
-// before returns when an instance failed: when it was lost or, otherwise, when it announced its end or became
-// unhealthy. creating is the time of the request for the replacement. before ignores later times. Without an earlier
-// time, it returns the zero time.
+// before returns when an instance failed: the time at which it was lost or, if that is not known, the time of another
+// sign of failure. creating is the start of the create call for the replacement. Times after creating do not count.
+// Without a time, before returns the zero time.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {

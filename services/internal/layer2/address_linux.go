@@ -20,7 +20,8 @@ type Address struct {
 	holds []*hold // one for each address
 }
 
-// New returns the leader's addresses. It fails if this process may not acquire them. It changes nothing.
+// New makes the leader's addresses, but does not add them to this machine. It fails if this process lacks the
+// permission to add them later.
 func New(addrs ...netip.Addr) (*Address, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -38,9 +39,9 @@ func New(addrs ...netip.Addr) (*Address, error) {
 	return a, nil
 }
 
-// Acquire adds the addresses to this machine, or renews their lifetimes, and announces them when an announcement is
-// due. It must be called every [Interval]. If another machine also has one of the addresses, Acquire keeps the address
-// and returns an error.
+// Acquire adds the addresses to this machine, or renews their lifetimes, and sends the announcements that are due. It
+// must be called every [Interval]. If another machine also has one of the addresses, Acquire keeps the address and
+// returns an error.
 func (a *Address) Acquire(context.Context, string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -105,7 +106,7 @@ func (h *hold) acquire(now time.Time) error {
 	return nil
 }
 
-// open finds the interface and begins to hold the address.
+// open finds the interface of the address, opens its speaker, and starts the schedule of announcements and probes.
 func (h *hold) open(now time.Time) (err error) {
 	link, err := linkFor(h.addr)
 	if err != nil {
@@ -147,9 +148,9 @@ func (h *hold) speak(held time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// kernelAddress returns the address with its settings for the kernel. It is marked as deprecated, so that the machine
-// does not use it for its own connections. Duplicate detection is off, because a former leader answers for the address
-// until its lifetime ends.
+// kernelAddress returns the address with its settings for the kernel. The address is deprecated, so that the machine
+// does not use it for its own connections. Duplicate detection is off, because a former leader may still have the
+// address for the time [Lifetime].
 func (h *hold) kernelAddress() *netlink.Addr {
 	bits := h.addr.BitLen()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: h.addr.AsSlice(), Mask: net.CIDRMask(bits, bits)},

@@ -44,7 +44,7 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// runAgain runs the test as root of a user namespace and in a network namespace.
+// runAgain runs TestAddress in a new process, which is root of a user namespace and has its own network namespace.
 func runAgain(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestAddress$", "-test.v")
 	cmd.Env = append(os.Environ(), roleVariable+"="+client)
@@ -249,7 +249,7 @@ func serve(name string) error {
 	return nil
 }
 
-// stop ends the renewals of the machine.
+// stop makes this machine stop renewing the addresses.
 var stop = func() {}
 
 func obey(name, order string) error {
@@ -308,8 +308,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses until, for the time [Lifetime], only the machine with this name has answered and no
-// connection has failed. It returns the time until the first of these answers.
+// reach connects to both addresses again and again. It succeeds when only the machine with this name has answered every
+// connection during [Lifetime]. It returns the time until the first of these answers.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()

@@ -40,7 +40,7 @@ func newARP(link *netlink.LinkAttrs, addr netip.Addr) (speaker, error) {
 	return a, nil
 }
 
-// networkOrder returns a number that has the bytes of n in network order.
+// networkOrder converts n to network byte order.
 func networkOrder(n uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
 }
@@ -63,7 +63,7 @@ func (a *arp) request(from netip.Addr) error {
 	return nil
 }
 
-// claims implements speaker. The sender of any ARP packet claims its address.
+// claims implements speaker. A machine claims the address by sending any ARP packet with it as the sender's address.
 func (a *arp) claims() ([]net.HardwareAddr, error) {
 	return receive(a.socket, func(packet []byte) net.HardwareAddr {
 		if len(packet) < arpLength {
@@ -79,8 +79,8 @@ func (a *arp) claims() ([]net.HardwareAddr, error) {
 
 func (a *arp) close() error { return unix.Close(a.socket) }
 
-// receive reads all packets that a socket has received. claim returns the MAC address of the machine that claims the
-// address in a packet, or nil.
+// receive reads all packets that wait in a socket. For each packet, claim returns the MAC address of the machine that
+// claims the address in the packet, or nil.
 func receive(socket int, claim func(packet []byte) net.HardwareAddr) (claims []net.HardwareAddr, err error) {
 	packet := make([]byte, 1500)
 	for {

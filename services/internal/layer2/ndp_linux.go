@@ -46,7 +46,8 @@ func newNDP(link *netlink.LinkAttrs, addr netip.Addr) (speaker, error) {
 	err = errors.Join(
 		unix.SetsockoptICMPv6Filter(socket, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, filter),
 		unix.BindToDevice(socket, link.Name),
-		// Receivers drop messages of NDP that a router may have forwarded.
+		// The hop limit must be 255. Receivers drop messages of NDP with another hop limit, because a router may have
+		// forwarded them.
 		unix.SetsockoptInt(socket, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255),
 		unix.SetsockoptInt(socket, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0))
 	if err != nil {
@@ -61,8 +62,8 @@ func (n *ndp) announce() error {
 	return n.send(allNodes, neighborAdvertisement, override, targetLinkLayer)
 }
 
-// probe implements speaker with a solicitation. Its source is the interface's link-local address: another machine with
-// the leader's address would not answer a solicitation from that address.
+// probe implements speaker with a solicitation. The solicitation comes from the interface's link-local address. If it
+// came from the leader's address, another machine with that address would not answer it.
 func (n *ndp) probe() error {
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16() // solicited-node address (RFC 4291, section 2.7.1)
 	own := n.addr.As16()
@@ -80,7 +81,8 @@ func (n *ndp) send(to netip.Addr, kind, flags, option byte) error {
 	return nil
 }
 
-// claims implements speaker: an advertisement names its target and the target's MAC address.
+// claims implements speaker. A machine claims the address by an advertisement with the address as its target. The
+// advertisement contains the machine's MAC address.
 func (n *ndp) claims() ([]net.HardwareAddr, error) {
 	return receive(n.socket, func(message []byte) net.HardwareAddr {
 		if len(message) < neighborLength || !bytes.Equal(message[8:neighborLength], n.addr.AsSlice()) {

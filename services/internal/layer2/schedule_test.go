@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestSchedule simulates an address that is acquired every Interval, for two minutes. At some of these times, another
-// machine claims the address.
+// TestSchedule simulates two minutes in which the address is acquired every Interval. Meanwhile, a former leader claims
+// the address once, and another machine claims it twice.
 func TestSchedule(t *testing.T) {
 	var s schedule
 	var announced, probed []time.Duration
@@ -29,7 +29,7 @@ func TestSchedule(t *testing.T) {
 			conflicts[other] = append(conflicts[other], now)
 		}
 	}
-	// What is due between two calls is sent at the later call.
+	// Announcements are sent only at the acquisitions, so one that is due between two of them is sent at the later one.
 	want := []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond, time.Second, 2 * time.Second,
 		30 * time.Second, time.Minute, 90 * time.Second, 2 * time.Minute}
 	if !slices.Equal(announced, want) {

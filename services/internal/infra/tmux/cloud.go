@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns the description of the tmux cloud.
+// Cloud returns the infra.Cloud of the tmux provider.
 func Cloud() infra.Cloud {
 	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identity}
 }

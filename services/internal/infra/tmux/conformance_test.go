@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 )
 
-// testOptions returns options for a separate tmux server and state directory. Both end with the test.
+// testOptions returns options with a separate tmux server and state directory. When the test ends, the server stops and
+// the directory is removed.
 func testOptions(t testing.TB) contract.Options {
 	t.Helper()
 	// Socket paths must be short (unix(7): 107 bytes). TempDir would be removed before the processes that use it have

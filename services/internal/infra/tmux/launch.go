@@ -66,8 +66,8 @@ func parseUserdata(raw []byte) (u userdata, err error) {
 	return u, nil
 }
 
-// machineEnv returns the environment of a VM's userdata. The agent gets all of it except NSTANCE_VM_DIR and
-// NSTANCE_ENV_FILE. The args may add variables.
+// machineEnv returns the environment of a VM's boot script. The agent gets all of these variables except NSTANCE_VM_DIR
+// and NSTANCE_ENV_FILE. The args may add variables.
 func machineEnv(dir string, d document, args map[string]any) (map[string]string, error) {
 	env := map[string]string{
 		"NSTANCE_VM_DIR":            dir,
@@ -81,7 +81,7 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 		"NSTANCE_KEYS_DIR":          filepath.Join(dir, "keys"),
 		"NSTANCE_RECV_DIR":          filepath.Join(dir, "recv"),
 		"NSTANCE_PROVIDER":          "none",
-		// The window's process is the machine, so a SIGTERM to it powers the machine off.
+		// The agent's process is the machine, so the machine powers off if the agent gets SIGTERM.
 		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
 	}
 	extra, problems := contract.ParseArgs(args)
@@ -92,8 +92,8 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 	return env, nil
 }
 
-// bootScript returns the script that the window runs. It acts as cloud-init and then execs the agent, so that the
-// window's process is the machine.
+// bootScript returns the script that the window runs. The script does the work of cloud-init and then execs the agent,
+// so that the window's process is the machine.
 func bootScript(dir string, env map[string]string, u *userdata, run string) []byte {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -114,7 +114,7 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`,
 			quote(filepath.Join(dir, "userdata")))
 	}
-	// systemd's EnvironmentFile= has the same effect on a real VM.
+	// Read the agent's variables from a file, as systemd's EnvironmentFile= does on a real VM.
 	line(`if [ -r "$NSTANCE_ENV_FILE" ]; then set -a; . "$NSTANCE_ENV_FILE"; set +a; fi`)
 	line("unset NSTANCE_VM_DIR NSTANCE_ENV_FILE # the boot's alone")
 	line("echo 'nstance: starting the agent'")

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// FuzzMachineState checks that MachineState makes statements only about machines of this host. It must never report a
-// machine with a malformed ID as gone. The IDs come from the locks of other servers.
+// FuzzMachineState checks that MachineState decides only about machines of this host. It must never report a machine
+// with a malformed ID as gone. A server reads such IDs from locks that other servers wrote.
 func FuzzMachineState(f *testing.F) {
 	self, err := MachineID()
 	if err != nil {

@@ -63,9 +63,9 @@ func MachineID() (string, error) {
 	return fmt.Sprintf("%s/%d:%s", host, self.PID, self.Start), nil
 }
 
-// MachineState implements infra.MachineEvidence for IDs from MachineID. On a development machine, a server's process is
-// its machine. The state is infra.Deleted if that process has ended. For an ID from another host, MachineState fails
-// with infra.NotFound, which is no evidence.
+// MachineState implements infra.MachineEvidence for IDs from MachineID. On a development machine, a server's process
+// counts as the server's machine. So the state is infra.Deleted if the process has ended. For an ID from another host,
+// MachineState fails with infra.NotFound, which is no evidence.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "describe machine " + machineID
 	if err := ctx.Err(); err != nil {

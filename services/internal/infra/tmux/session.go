@@ -15,7 +15,7 @@ import (
 const (
 	commandTimeout = 10 * time.Second
 	windowPrefix   = "nstance-agent-"
-	// Names come last, because the names of sessions and windows of other programs may hold spaces.
+	// The names are the last fields, because the names of other programs' sessions and windows may contain spaces.
 	paneFormat = "#{window_id} #{pane_pid} #{pane_dead} #{session_name} #{window_name}"
 )
 
@@ -38,9 +38,9 @@ var (
 	errNoSession = errors.New("no such tmux session")
 )
 
-// environment returns the variables that tmux and the VMs may inherit from this process. It leaves out TMUX, so that a
-// server under tmux, as with Overmind, uses the configured socket. It also leaves out this server's credentials and
-// keys.
+// environment returns the variables of this process that tmux and the VMs inherit. It leaves out TMUX, so that a server
+// that itself runs under tmux (as with Overmind) uses the configured socket. It also leaves out this server's
+// credentials and keys.
 func environment() []string {
 	var env []string
 	for _, name := range []string{
@@ -125,14 +125,14 @@ func parsePanes(out, session string) (panes []pane, err error) {
 	return panes, nil
 }
 
-// open opens a window that runs argv, and whose output is appended to the file `log`. It returns the PID of the
-// window's process. It starts the session and the tmux server if necessary.
+// open opens a window that runs the command argv. The window's output is appended to the file `log`. open returns the
+// PID of the window's process. It starts the session and the tmux server if necessary.
 func (s *session) open(ctx context.Context, window, log string, argv []string) (pid int, err error) {
 	// tmux expands formats (#) and strftime sequences (%) in the command.
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// The session ends with its last window. That can happen at any time, even between these attempts.
+	// Try several times: the session ends with its last window, so it can end or begin between the two calls.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)
@@ -154,7 +154,8 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	return 0, err
 }
 
-// close closes a window by its tmux ID. Its processes get SIGHUP. A missing window is not an error.
+// close closes a window by tmux's ID of the window. The window's processes get SIGHUP. A missing window is not an
+// error.
 func (s *session) close(ctx context.Context, window string) error {
 	_, err := s.run(ctx, "kill-window", "-t", window)
 	if errors.Is(err, errNoServer) || errors.Is(err, errNoSession) {

@@ -53,8 +53,7 @@ type document struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	DeletedAt time.Time `json:"deleted_at,omitzero"`
 
-	// booted reports whether the boot script had started when the document was read. It is set only while PID is
-	// unknown.
+	// booted reports whether the boot script had started when the document was read. It is valid only if PID is 0.
 	booted bool
 }
 

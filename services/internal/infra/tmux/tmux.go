@@ -39,8 +39,8 @@ const (
 	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
 	// During this time List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
-	// The maxDeleted newest deleted VMs remain for keepDeleted. Older ones remain only for keepDeletedLeast. After that
-	// time, no create request with their IDs can still be running.
+	// The newest maxDeleted deleted VMs keep their directories for keepDeleted, and older ones for keepDeletedLeast.
+	// After keepDeletedLeast, no create request with the ID of a deleted VM can still be running.
 	maxDeleted       = 20
 	keepDeletedLeast = 5 * time.Minute
 )
@@ -241,11 +241,11 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended returns a process that counts as ended. pid is 0 if the PID is not known.
+// ended returns the process of a VM whose machine has ended. pid is 0 if the PID is not known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
-// started finds the process of a VM if the document does not name it. That happens if the caller that opened the window
-// died before it wrote the process to the document.
+// started finds the process of a VM whose document has no PID. That happens if the caller that opened the window died
+// before it wrote the PID to the document.
 func (p *Provider) started(d document, panes []pane) (process, bool) {
 	for _, pane := range panes {
 		if pane.name == windowPrefix+d.Instance.String() {
@@ -261,7 +261,7 @@ func (p *Provider) started(d document, panes []pane) (process, bool) {
 	return process{}, false
 }
 
-// describe returns a VM as seen in its document and in the panes. The panes must have been read after the document.
+// describe derives a VM from its document and from the panes. The panes must have been read after the document.
 func (p *Provider) describe(d document, panes []pane) infra.VM {
 	vm := infra.VM{
 		ProviderID: providerID(d.Instance),
@@ -359,7 +359,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// expired returns the deleted VMs with directories that are old enough to be removed.
+// expired returns those deleted VMs whose directories are old enough to be removed.
 func expired(deleted []document, now time.Time) []document {
 	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
 	var out []document
@@ -435,7 +435,8 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	}
 	machine := d.process()
 	for _, pane := range panes {
-		// The window may have been renamed, and another window's process may have the PID by now.
+		// A window that was renamed is found by its PID. Another window's process may have got that PID by now, so the
+		// VM's process must still be alive.
 		if pane.name == windowPrefix+d.Instance.String() || pane.pid == machine.PID && machine.alive() {
 			if err := p.session.close(ctx, pane.window); err != nil {
 				return err

@@ -77,8 +77,8 @@ func fifo(t *testing.T) (path string, wait func() string) {
 	}
 }
 
-// TestDefaultUserdataBootsAnAgent runs examples/userdata-tmux.sh.tmpl, with a command that prints the agent's
-// environment.
+// TestDefaultUserdataBootsAnAgent boots a VM with examples/userdata-tmux.sh.tmpl. Instead of the agent, the VM runs a
+// command that prints the agent's environment.
 func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", "the server's own secret")
 	t.Setenv("TMUX", "/nonexistent,1,0")
@@ -240,8 +240,8 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 	wantState(t, p, create(t, p, newRequest(t, "")), infra.Running) // the provider recreates the session
 }
 
-// TestProcessesThatIgnoreSIGHUP checks processes that ignore SIGHUP. They no longer count as a VM, and a delete ends
-// them.
+// TestProcessesThatIgnoreSIGHUP checks a VM whose processes ignore SIGHUP. When their window is closed, the VM is
+// Stopping. Deleting the VM ends the processes.
 func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 	pipe, wait := fifo(t)
 	options := testOptions(t)
@@ -470,8 +470,8 @@ func TestCrashesOnTheWay(t *testing.T) {
 	})
 }
 
-// TestReusedPID checks a VM with a PID that another process has since got. The VM is stopped, and that process is left
-// alone.
+// TestReusedPID checks a stopped VM whose PID now belongs to another process. The VM counts as stopped, and deleting it
+// does not end the other process.
 func TestReusedPID(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, other := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
@@ -655,7 +655,7 @@ func TestMachineEvidence(t *testing.T) {
 	}
 	check(self, infra.Running, "")
 	check(childID, infra.Running, "")
-	// Check a process that had the PID before this process.
+	// Check an earlier process with the same PID.
 	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
