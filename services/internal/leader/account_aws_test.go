@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 )
 
-// argsRenderer renders requests with fixed arguments.
+// argsRenderer renders every request with the same args.
 type argsRenderer struct {
 	*shard
 	args map[string]any
@@ -35,8 +35,8 @@ func (r argsRenderer) Render(ctx context.Context, group config.Group, rec record
 	return m, err
 }
 
-// TestAlertsNameWhatTheAccountLacks runs a leader in accounts of the fake AWS in which its group gets no VMs. The alert
-// of the group names the permission, the quota or the KMS key to change.
+// TestAlertsNameWhatTheAccountLacks runs a leader in accounts of the fake AWS that do not let it make the group's VMs.
+// The group's alert names the permission, the quota or the KMS key to change.
 func TestAlertsNameWhatTheAccountLacks(t *testing.T) {
 	const key = "arn:aws:kms:us-west-2:123456789012:key/1234abcd"
 	const all = `{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`

@@ -18,8 +18,8 @@ import (
 // balancerInterval is the time between two rounds of questions to load balancers.
 const balancerInterval = 20 * time.Second
 
-// FollowBalancers asks load balancers about the instances of groups with load_balancer_health until ctx ends. It makes
-// no calls while there are no such instances.
+// FollowBalancers asks load balancers about their instances until ctx ends. It asks only about instances of groups with
+// load_balancer_health, and makes no calls while there are none.
 func (l *Leader) FollowBalancers(ctx context.Context) {
 	health, ok := infra.Capability[infra.LoadBalancerHealth](l.Executor.Provider)
 	if !ok {
@@ -38,8 +38,8 @@ func (l *Leader) FollowBalancers(ctx context.Context) {
 	}
 }
 
-// askBalancers asks each load balancer once about all its members. answers has no entry for a load balancer that did
-// not answer; errs has its error.
+// askBalancers asks each load balancer once about all its members. If a load balancer does not answer, its error is in
+// errs, and answers has no entry for it.
 func askBalancers(ctx context.Context, health infra.LoadBalancerHealth, members []shardstate.Member) (
 	answers map[string]map[string]infra.MemberHealth, errs map[string]error) {
 	vms := map[string][]infra.VM{}
@@ -60,8 +60,8 @@ func askBalancers(ctx context.Context, health infra.LoadBalancerHealth, members 
 	return answers, errs
 }
 
-// verdicts combines the answers of the load balancers of each instance. An instance has no verdict if one of them did
-// not answer, unless another one calls it unhealthy.
+// verdicts combines the answers of each instance's load balancers. An instance is unhealthy if at least one of them
+// calls it unhealthy. If none does, but one of them did not answer, the instance has no verdict.
 func verdicts(members []shardstate.Member, answers map[string]map[string]infra.MemberHealth) (
 	all map[ident.ID]plan.BalancerVerdict) {
 	all = map[ident.ID]plan.BalancerVerdict{}

@@ -67,8 +67,8 @@ func (b *balancers) setSilent(lb string, silent bool) {
 	b.silent[lb] = silent
 }
 
-// TestFollowBalancers checks that a load balancer is asked once in a round, that its verdict counts from the second
-// round on, and that a load balancer that does not answer raises an alert and changes no verdict.
+// TestFollowBalancers checks that a load balancer is asked once in a round, and that its verdict counts from the second
+// round on. A load balancer that does not answer causes an alert and changes no verdict.
 func TestFollowBalancers(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		ids := []ident.ID{s.newID(), s.newID(), s.newID()}
@@ -140,8 +140,8 @@ func TestFollowBalancers(t *testing.T) {
 	})
 }
 
-// TestBalancerAlert checks that the alert about a load balancer is raised once, although each answer has another
-// message, and that it neither replaces nor resolves an alert about calls of the provider.
+// TestBalancerAlert checks that the alert about a load balancer is raised once, although the error's message changes.
+// The alert neither replaces nor resolves an alert about calls of the provider.
 func TestBalancerAlert(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *shard) {
 		id := s.newID()

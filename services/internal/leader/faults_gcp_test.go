@@ -92,15 +92,15 @@ func ofType(machineType string, failure *compute.Failure) compute.Fault {
 	return compute.Fault{Type: "insert", Collection: "instances", Failure: failure, Matches: matches}
 }
 
-// TestFaultsOfGoogleCloud runs a leader that creates two VMs through Google's SDK. Each case gives the cloud another
-// fault. The group's first instance type is e2-small, and the second is e2-medium.
+// TestFaultsOfGoogleCloud runs a leader that creates two VMs through Google's SDK. Each case has a different fault of
+// the cloud. The group's first instance type is e2-small, and the second is e2-medium.
 func TestFaultsOfGoogleCloud(t *testing.T) {
 	const small, medium = "e2-small", "e2-medium"
 	for name, test := range map[string]struct {
 		fault func(c googleCloud)
 		disk  map[string]any // in addition to the image
 		want  []string
-		// alert is a part of the group's alert while the fault lasts. "": the group has no alert.
+		// alert is a part of the text of the group's alert during the fault. "" means that there is no alert.
 		alert string
 		// mend ends the cloud's fault, so that the leader creates VMs of the first type.
 		mend func(c googleCloud)

@@ -16,9 +16,10 @@ import (
 // Records is the durable store of a shard's instances.
 type Records interface {
 	execute.Store
-	// LoadInstances reads every instance record of the shard in parallel. It calls take for each, one call at a time.
+	// LoadInstances reads every instance record of the shard in parallel. It calls take for each record. Only one call
+	// of take runs at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
-	// LoadUnseen is like LoadInstances, but reads only records for which seen returns false for the listed version.
+	// LoadUnseen is like LoadInstances, but skips a record if seen returns true for its listed version.
 	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 		take func(record.Instance, objstore.Token)) error
 }
@@ -35,8 +36,9 @@ type Leader struct {
 	listed time.Time
 }
 
-// NewLeader returns a leader for the term of the executor's authority. It sets the executor's State and Store. wake is
-// called whenever there may be something to plan; it makes Loop.Pass run soon. NewLeader starts nothing.
+// NewLeader returns a leader for the term of the executor's authority. It sets the executor's State and Store. The
+// State calls wake whenever there may be something to plan. wake must make Loop.Pass run soon. NewLeader starts
+// nothing.
 func NewLeader(x *execute.Executor, records Records, events shardstate.Events, wake func()) *Leader {
 	state := shardstate.New(shardstate.Options{Term: x.Authority.Term(), Now: x.Env.Now, Wake: wake, Events: events})
 	x.State, x.Store = state, records

@@ -200,7 +200,7 @@ func TestTakeOver(t *testing.T) {
 		for _, id := range []ident.ID{registered, hidden, orphan} {
 			s.plant(id)
 		}
-		// The bucket's list does not contain the last two records yet. Only their VMs show that the records exist.
+		// The bucket's list does not contain the last two records yet. TakeOver can find them only through their VMs.
 		left := s.newID()
 		s.write(hidden, record.Registered, asWritten)
 		s.write(left, record.Reserved, asWritten)
@@ -266,8 +266,8 @@ func TestTakeoverFindsAHigherTerm(t *testing.T) {
 	})
 }
 
-// TestTakeOverWithoutProvider checks that a provider that does not answer delays the leader only briefly, and that a
-// new leader survives a short throttling.
+// TestTakeOverWithoutProvider checks that a provider that does not answer delays TakeOver only briefly. If the provider
+// throttles the list only for a moment, TakeOver repeats it and gets an answer.
 func TestTakeOverWithoutProvider(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -320,7 +320,7 @@ func TestCollect(t *testing.T) {
 				s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
-		// The leader listed the provider's VMs at 0, 1, 3, 7 and 15 s.
+		// After the start of Collect, the leader listed the provider's VMs at 0, 1, 3, 7 and 15 s.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
 			!s.State.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
@@ -337,8 +337,8 @@ func TestCollect(t *testing.T) {
 	})
 }
 
-// TestCollectAfterTakeover checks that the list from TakeOver replaces the first list of Collect, and that the next one
-// follows an interval later.
+// TestCollectAfterTakeover checks that Collect uses the list from TakeOver instead of a first list of its own. Collect
+// lists again one interval later.
 func TestCollectAfterTakeover(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		if err := s.TakeOver(t.Context()); err != nil {
@@ -358,8 +358,9 @@ func TestCollectAfterTakeover(t *testing.T) {
 	})
 }
 
-// TestRecheck checks that the leader notices, a minute after the takeover, what an earlier leader wrote after the new
-// leader had read the bucket. Later checks without changes cost one request every ten minutes.
+// TestRecheck checks that the leader finds late writes of an earlier leader: those that came after TakeOver had read
+// the bucket. It finds them a minute after the takeover. Later checks without changes cost one request every ten
+// minutes.
 func TestRecheck(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, s *shard) {
 		marked, kept, dead := s.newID(), s.newID(), s.newID()
@@ -528,8 +529,9 @@ func TestCreateInstance(t *testing.T) {
 	})
 }
 
-// TestCreateInstanceLeftByAnEarlierLeader repeats creates that an earlier leader began. They fail until the leader has
-// settled them. Then a create returns its instance if the VM exists. If there is no VM, the ID cannot be used again.
+// TestCreateInstanceLeftByAnEarlierLeader repeats two create calls that an earlier leader did not finish. Both calls
+// fail until the leader knows whether their VMs exist. Then the call whose VM exists returns the instance. The ID of
+// the other call cannot be used again.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, s *shard) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -666,7 +668,7 @@ func TestLoop(t *testing.T) {
 		if err := s.provider.Terminate(s.provider.VMs()[2].ProviderID); err != nil {
 			t.Fatal(err)
 		}
-		// The instance never registered, which counts as a failed create and causes a backoff.
+		// Wait for the backoff: the instance never registered, so it counts as a failed create.
 		time.Sleep(s.State.Settings().CollectInterval + 5*time.Second)
 		if n := alive(); n != 5 {
 			t.Errorf("%d VMs", n)

@@ -1,4 +1,5 @@
-// Package leader contains the leader's loop. The loop plans what changed in the State and starts the planned actions.
+// Package leader contains the leader's loop. The loop plans the groups that changed in the State, and starts the
+// planned actions.
 //
 // Invariant: the loop makes no decisions. A pass takes the dirty groups and plans each from a fresh snapshot. It marks
 // every action as running before it starts the action, and stores when to plan the group next.
@@ -36,30 +37,31 @@ type Loop struct {
 	health   plan.ShardHealth
 	healthAt time.Time
 
-	// Creates have a limit separate from other actions, so that other actions cannot block them. A group that got fewer
-	// slots than it wanted is planned again when slots become free.
+	// Creates have their own limit, so that other actions cannot block them. A group that got fewer slots than it
+	// wanted is planned again when slots become free.
 	creates, others slots
 }
 
-// healthFresh is the maximum age of the shard's health in a plan that an event caused.
+// healthFresh is the maximum age of the shard's health if an event, and not a schedule, causes a plan.
 const healthFresh = 50 * time.Millisecond
 
 const (
 	// maxCreates is the maximum number of concurrent creates. Each create holds a reservation and writes it twice.
-	// Thousands of creates at the same time would keep the bucket and the CPU busy for longer than a lock renewal may
-	// take. The leader would lose the lock, and the next leader would start with as many creates.
+	// Thousands of creates at the same time would delay the renewal of the lock too long, because they keep the bucket
+	// and the CPU busy. The leader would lose the lock. The next leader would start the same number of creates and lose
+	// it too.
 	maxCreates = 128
 	// resumeCreates is the number of running creates at which waiting groups are planned again. An eighth of the slots
-	// is free then, because planning for every single slot would be too often.
+	// is free then. To plan these groups for every single free slot would take too much time.
 	resumeCreates = maxCreates * 7 / 8
 	// maxOthers is the maximum number of concurrent actions other than creates.
 	maxOthers    = 64
 	resumeOthers = maxOthers - 1
 )
 
-// Pass plans every dirty group and every group with a due schedule, and starts the planned actions. It returns the time
-// at which the next pass is needed even if no event happens. The time is zero if no such pass is needed. The actions
-// run under ctx, which ends with the leader's authority.
+// Pass plans every dirty group and every group whose scheduled time has come, and starts the planned actions. It
+// returns the time at which the next pass is needed even if no event happens. The time is zero if no such pass is
+// needed. The actions run under ctx, which ends with the leader's authority.
 func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,8 +84,8 @@ func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	}
 	dirty := l.State.TakeDirty()
 	if len(dirty) > 0 {
-		// Health visits every instance of the shard, which is too slow for every event. A group that is planned because
-		// its time has come always gets a fresh value.
+		// Health visits every instance of the shard, so calling it for every event would be too slow. If the scheduled
+		// time of a group has come, Health is always called.
 		if timed || now.Sub(l.healthAt) >= healthFresh || now.Before(l.healthAt) {
 			l.health, l.healthAt = l.State.Health(now), now
 		}
@@ -147,8 +149,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 }
 
-// snapshot returns what planning a group may use. It does not set the limit of concurrent creates. It reuses the array
-// of instances. Call with mu held.
+// snapshot returns the input for the plan of a group, without the limit of concurrent creates. It reuses the array of
+// the parameter instances. Call with mu held.
 func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
 	snapshot, ok := l.State.Snapshot(key, instances)
 	if !ok {
@@ -158,7 +160,7 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	snapshot.Waiting = l.WaitingCreates(key)
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
-		// The pause counts from the last create, because its length (every) may have changed since.
+		// The length of the pause may have changed since the last create. So its end is computed anew each time.
 		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}
@@ -189,7 +191,7 @@ func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.E
 	return snapshot, plan.Explain(snapshot), true
 }
 
-// next plans one group and reports the duration to Planned.
+// next computes the plan of one group and reports the duration to Planned.
 func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
 	if l.Planned == nil {
 		return plan.Next(snapshot)
@@ -244,7 +246,8 @@ func (l *Loop) count(kind plan.Kind) {
 	}
 }
 
-// slots counts the running actions of one kind, and keeps the groups that got fewer slots than they wanted.
+// slots counts running actions: either the creates or all others. It keeps the groups that got fewer slots than they
+// wanted.
 type slots struct {
 	mu      sync.Mutex
 	used    int
@@ -257,8 +260,8 @@ func (s *slots) inUse() int {
 	return s.used
 }
 
-// use takes n slots, or returns them if n is negative. It adds groups to those that wait for slots. When the number of
-// slots in use is at most resume, it marks all waiting groups as dirty.
+// use takes n slots, or returns them if n is negative. The parameter waiting lists groups that wait for slots from now
+// on. When at most resume slots are in use, use marks all waiting groups as dirty.
 func (l *Loop) use(s *slots, n, resume int, waiting ...config.GroupKey) {
 	s.mu.Lock()
 	s.used += n
@@ -296,7 +299,7 @@ func (l *Loop) collect(ctx context.Context, action plan.Action) {
 	}
 }
 
-// Run runs a pass whenever wake fires and whenever a scheduled time has come, until ctx ends.
+// Run runs a pass whenever wake fires and whenever the time of the next scheduled pass has come, until ctx ends.
 func (l *Loop) Run(ctx context.Context, wake <-chan struct{}) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

@@ -15,8 +15,9 @@ import (
 )
 
 // CreateInstance creates an on-demand instance of a group. It returns when the VM is requested from the provider and
-// recorded. The client may choose the ID. A repeated call with the same ID returns the same instance, also from a later
-// leader. ctx is the leader's context and not the client's, because the client may disconnect during the call.
+// recorded. The client may choose the ID. A repeated call with the same ID returns the same instance, even if a later
+// leader answers it. ctx is the leader's context and not the client's, because the client may disconnect during the
+// call.
 //
 // CreateInstance fails with ErrNoGroup, ErrDead or ErrKind if the request is invalid, and with execute.ErrNoCapacity if
 // there is no capacity. It fails with *clusterstate.SupersededError while the result of an earlier attempt is unknown.

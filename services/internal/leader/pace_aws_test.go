@@ -31,7 +31,7 @@ func (r awsRenderer) Render(ctx context.Context, group config.Group, rec record.
 }
 
 // BenchmarkMassReplacement measures how long a leader needs to request 100 missing VMs from EC2 through the AWS SDK, in
-// real time. EC2's documented request rates apply. They alone make the requests take at least 47.5 s.
+// real time. With EC2's documented request rates, the requests take at least 47.5 s.
 func BenchmarkMassReplacement(b *testing.B) {
 	const missing = 100
 	for b.Loop() {

@@ -13,9 +13,9 @@ import (
 )
 
 // TakeOver rebuilds the State from the bucket and the provider, which it reads in parallel. The caller configures the
-// State first. TakeOver fails only if the bucket cannot be read or holds a record of a higher term, which ends the
-// authority. If the provider does not answer after a few tries, Collect asks it again. Until then no instance counts as
-// gone.
+// State first. TakeOver fails if it cannot read the bucket. It also fails if the bucket has a record of a higher term,
+// which ends the authority. If the provider does not answer after a few tries, TakeOver succeeds and Collect asks the
+// provider again. Until then no instance counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.Executor.Env.Now()
 	var vms []infra.VM
@@ -59,8 +59,8 @@ func (l *Leader) TakeOver(ctx context.Context) error {
 const (
 	listTries = 3
 	listPause = 250 * time.Millisecond
-	// listPatience limits the retries with a slow provider, so that planning can start. After that time, list does not
-	// ask again.
+	// listPatience limits the retries if the provider is slow. After that time, list does not ask again, so that
+	// planning can start.
 	listPatience = 2 * time.Second
 )
 
@@ -103,8 +103,8 @@ func (l *Leader) readStrays(ctx context.Context) error {
 }
 
 // Collect lists the provider's VMs and checks the provider's subnets for capacity at every collection interval, or
-// sooner after a failure. It also fills the pools of reservations. It returns when ctx ends. The list from TakeOver
-// counts as the first, because a second list of thousands of VMs would delay the work that the first one caused.
+// sooner after a failure. It also fills the pools of reservations. It returns when ctx ends. Collect uses the list from
+// TakeOver as its first list, because a second list of thousands of VMs would delay the work that the first one caused.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {

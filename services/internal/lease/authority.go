@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// ErrLost is the cause with which the context of a leader's code is cancelled when its leadership is lost. Confirm
-// returns it once the leadership is over.
+// ErrLost is the cause for which the context of the leader's code is cancelled when the leadership is lost. Confirm
+// returns ErrLost once the leadership is over.
 var ErrLost = errors.New("leadership lost")
 
 // Authority is the right to act in one term. All methods may be called concurrently, also after it has ended.
@@ -30,7 +30,7 @@ type Authority struct {
 	runner chan<- request // nil: there is no election, and nothing to confirm
 }
 
-// request is what the leader's code asks of the runner.
+// request is a request from the leader's code to the goroutine of Run.
 type request struct {
 	from *Authority
 	in   election.Input // ConfigApplied or TermSeen; nil: Confirm
@@ -43,8 +43,8 @@ func newAuthority(ctx context.Context, term uint64, clock Clock, runner chan<- r
 	return ctx, &Authority{term: term, clock: clock, cancel: cancel, ended: make(chan struct{}), runner: runner}
 }
 
-// Unlimited returns the authority of a leader without an election. It ends with ctx, with the returned cancel function
-// or with Refuse.
+// Unlimited returns the authority of a leader without an election. Its context ends when ctx ends, when the returned
+// function is called, or when Refuse is called with a higher term.
 func Unlimited(ctx context.Context, term uint64) (context.Context, *Authority, context.CancelFunc) {
 	ctx, a := newAuthority(ctx, term, stoppedClock{}, nil)
 	a.until.Store(int64(election.Never))
@@ -65,9 +65,9 @@ func (a *Authority) Remaining() time.Duration {
 	return max(0, election.Instant(a.until.Load()).Sub(a.clock.Now()))
 }
 
-// Confirm returns nil after proof that this leadership still holds the lock. The proof is a request to the store that
-// began after the call to Confirm, or an answer of the heir to a later heartbeat. Concurrent calls share requests.
-// Confirm returns ErrLost when the leadership is over, or the context's error.
+// Confirm returns nil after proof that this leadership still holds the lock. The proof is an answer to something that
+// was sent after the call of Confirm: a request to the store, or a heartbeat to the heir. Concurrent calls share
+// requests. Confirm returns ErrLost when the leadership is over, or the context's error.
 func (a *Authority) Confirm(ctx context.Context) error {
 	done := make(chan struct{})
 	if a.runner == nil {
@@ -88,10 +88,10 @@ func (a *Authority) Confirm(ctx context.Context) error {
 	return nil
 }
 
-// SetAppliedETag makes the next renewal carry the token of the configuration that is now applied.
+// SetAppliedETag sets the token of the applied configuration. The next renewal writes the token into the lock.
 func (a *Authority) SetAppliedETag(etag string) {
 	if a.runner != nil {
-		// An error means that the leadership is over: there is no next renewal.
+		// send fails only if the leadership is over. Then no renewal needs the token.
 		_ = a.send(context.Background(), request{from: a, in: election.ConfigApplied{ETag: etag}})
 	}
 }
@@ -103,7 +103,8 @@ func (a *Authority) Refuse(term uint64) {
 		return
 	}
 	if a.runner != nil {
-		// An error means that the leadership is over: this process reads the term of its next leadership from the lock.
+		// send fails only if the leadership is over. Then the term is not needed: this process reads the term of its
+		// next leadership from the lock.
 		_ = a.send(context.Background(), request{from: a, in: election.TermSeen{Term: term}})
 		<-a.ended
 		return
@@ -111,7 +112,8 @@ func (a *Authority) Refuse(term uint64) {
 	a.end(fmt.Errorf("%w: %w", ErrLost, &higherTermError{term}))
 }
 
-// higherTermError ends an unlimited leadership because a record of a higher term was found. It tells Run that term.
+// higherTermError ends an unlimited leadership because a record of a higher term was found. Run reads the higher term
+// from the error.
 type higherTermError struct{ term uint64 }
 
 func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }

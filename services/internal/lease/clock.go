@@ -22,7 +22,7 @@ type systemClock struct{}
 func (systemClock) Now() election.Instant {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(suspendedClock, &ts); err != nil {
-		// Every kernel since Linux 2.6.39 has the clock. Without it no server may lead.
+		// This clock exists in every kernel since Linux 2.6.39. Without it, no server may lead.
 		panic(fmt.Sprintf("read clock %d: %v", suspendedClock, err))
 	}
 	return election.Instant(ts.Nano())

@@ -9,14 +9,15 @@ import (
 
 // Links carry messages between the processes of a shard. The methods do not block and may be called concurrently.
 type Links interface {
-	// Events yields incoming inputs until ctx ends. First it yields a LinkUp for every open link, and then changes of
-	// links and messages in the order in which they happen. A LinkDown comes before the next LinkUp of the same
-	// process. A LeaderLinkDown follows the end of a link that Follow opened. The sender that a message names is
+	// Events returns the inputs from the links until ctx ends. It begins with a LinkUp for every open link. After that,
+	// messages and changes of links come in the order in which they happen. A LinkDown comes before the next LinkUp of
+	// the same process. A LeaderLinkDown comes when a link that Follow opened has ended. The sender in a message is
 	// authenticated. A later call of Events ends the events of an earlier call.
 	Events(ctx context.Context) <-chan election.Input
 	// Send hands a message to the link with a process. The message is lost if there is no link or its queue is full.
 	Send(to election.Peer, m election.Message)
-	// Follow keeps a link to the holder of a lock, at the lock's election address. It replaces an earlier link, whose
-	// queued messages are still sent. With the zero Lock there is no link to a leader.
+	// Follow opens a link to the holder of a lock, and keeps it open. The lock contains the holder's election address.
+	// The link replaces an earlier link, whose queued messages are still sent. With the zero Lock there is no link to a
+	// leader.
 	Follow(holder record.Lock)
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// defaults and withHeir are the settings of docs/concepts/election.md without and with an heir.
+// defaults and withHeir are the settings of docs/concepts/election.md: defaults for a shard without an heir, and
+// withHeir for a shard with an heir.
 var (
 	defaults = election.Options{Lease: 10 * time.Second, Renew: 5 * time.Second}
 	withHeir = election.Options{Lease: 10 * time.Second, Renew: 5 * time.Second, PeerLease: time.Second,
@@ -176,7 +177,8 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 	})
 }
 
-// TestRunHeirLearnsMarks checks that the heir, which does not read the lock, learns the marks in it from heartbeats.
+// TestRunHeirLearnsMarks checks that the heir learns the lock's marks from heartbeats, because it does not read the
+// lock.
 func TestRunHeirLearnsMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a, b, _, leader := heirPair(t)

@@ -27,10 +27,10 @@ type Config struct {
 	// ends with ctx.
 	Disabled bool
 	Clock    Clock
-	// Links connect the shard's servers. With nil there is no heir, whatever Options say. If Options have no PeerLease,
-	// the links only report that a leader's link is down.
+	// Links connect the shard's servers. If Links is nil, there is no heir, even if Options have a PeerLease. Without a
+	// PeerLease, the links only report that the link to a leader is down.
 	Links Links
-	// Marks, if not nil, receive the marks of each lock that is read. Each lock that is written carries all of them.
+	// Marks, if not nil, collect the marks of each lock that is read. All collected marks are written into each lock.
 	Marks *highwater.Marks
 	// Machine asks the provider for the state of a lock holder's machine. Nil means MachineUnknown.
 	Machine func(ctx context.Context, id string) election.MachineState
@@ -39,11 +39,11 @@ type Config struct {
 	HighestTerm func(ctx context.Context) (uint64, error)
 	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. Lead must return soon after ctx
 	// is cancelled; the cause of ctx says why it was cancelled. Until Lead returns, a says for how long Lead may still
-	// act. Run ends when Lead returns an error other than that of ctx, and when Lead returns nil while this process
-	// still leads.
+	// act. Run ends when Lead returns an error other than that of ctx. It also ends when Lead returns nil while this
+	// process still leads.
 	Lead func(ctx context.Context, a *Authority) error
-	// StopTimeout bounds the wait for Lead when Run is to end. If Lead takes longer, the lock is not released, because
-	// the leader's code may still act.
+	// StopTimeout is how long Run waits for Lead before Run itself returns. If Lead takes longer, the lock is not
+	// released, because the leader's code may still act.
 	StopTimeout time.Duration
 	// Watch, if not nil, is called with each new Status. It must not block, and must not call an Authority, because Run
 	// waits for Watch.
@@ -56,13 +56,13 @@ type Status struct {
 	Role election.Role
 	// Term is the term in which this server leads, or 0.
 	Term uint64
-	// Holder is the lock as last read. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
+	// Holder is the lock that this server read last. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
 	Holder record.Lock
 }
 
-// Run takes part in the election until ctx ends or the result of Lead ends it, and runs Lead while this process leads.
-// Run releases the lock after Lead has returned. The returned error is Lead's, or says why the lock was not released.
-// If the lock was not released, the other servers wait for the end of the lease.
+// Run takes part in the election, and runs Lead while this process leads. It ends when ctx ends, or because of the
+// result of Lead. Run releases the lock after Lead has returned. The returned error is Lead's, or says why the lock was
+// not released. If the lock was not released, the other servers wait for the end of the lease.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Disabled {
 		return runDisabled(ctx, cfg)
@@ -116,7 +116,7 @@ type runner struct {
 	err     error // fatal
 }
 
-// confirmation is a call of Confirm that waits.
+// confirmation is a call of Confirm that has not returned yet.
 type confirmation struct {
 	seq  uint64
 	done chan struct{}
@@ -209,14 +209,14 @@ func (r *runner) step(in election.Input) {
 
 	wait := decision.Wake.Sub(now)
 	if term != 0 {
-		// The timer does not count suspended time. A leader checks often enough to notice soon after a suspension that
-		// its authority has ended.
+		// The timer does not count the time during which the machine is suspended. So a leader checks often, to notice
+		// soon after a suspension that its authority has ended.
 		wait = min(wait, r.cfg.Options.Lease/20)
 	}
 	r.timer.Reset(max(wait, 0))
 }
 
-// mergeMarks raises this process's marks to those of the lock in an input.
+// mergeMarks merges the marks of the lock in an input into the marks of this process.
 func (r *runner) mergeMarks(in election.Input) {
 	marks := r.merged
 	switch in := in.(type) {
@@ -245,7 +245,7 @@ func (r *runner) publishStatus(term uint64) {
 	}
 }
 
-// handleRequest takes a request of the leader's code to the elector.
+// handleRequest passes a request of the leader's code on to the elector.
 func (r *runner) handleRequest(q request) {
 	switch {
 	case q.from != r.leading || r.lost: // Authority.ended answers the caller
@@ -265,8 +265,8 @@ func (r *runner) perform(action election.Action) {
 		go func() { r.answers <- r.readLock(leads) }()
 	case election.WriteLock:
 		body, err := r.encodeLock(a.Lock)
-		// The leader's code may have set a configuration token that cannot be encoded. Run then ends with an error.
-		// Without the error, the leader would lose its authority for no visible reason.
+		// Encoding fails if the leader's code has set a configuration token that cannot be encoded. Run then ends with
+		// this error, so that the reason for the end of the leadership is visible.
 		if err != nil {
 			r.err = fmt.Errorf("elect leader: %w", err)
 			return
@@ -295,7 +295,7 @@ func (r *runner) perform(action election.Action) {
 	}
 }
 
-// followHolder keeps a standby linked to the holder of the lock.
+// followHolder makes a standby keep a link to the holder of the lock.
 func (r *runner) followHolder() {
 	if r.events == nil {
 		return
@@ -311,7 +311,7 @@ func (r *runner) followHolder() {
 	}
 }
 
-// endAuthority ends the leader's authority. Its code may still run.
+// endAuthority ends the leader's authority. The leader's code may still run.
 func (r *runner) endAuthority(cause error) {
 	r.waiting = nil
 	if r.leading != nil {
@@ -320,7 +320,8 @@ func (r *runner) endAuthority(cause error) {
 	}
 }
 
-// encodeLock stamps a lock with the wall clock and keeps its bytes, so that a version is sent again unchanged.
+// encodeLock encodes a lock with the current time. If the same version is encoded again, it gets the same time and
+// bytes, so that a repeated write changes nothing.
 func (r *runner) encodeLock(lock record.Lock) ([]byte, error) {
 	if lock.Version() != r.version {
 		lock.RenewedAt = time.Now()
@@ -377,9 +378,9 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 	return election.WriteUnknown{}
 }
 
-// refuseReplay replaces the answer of a read if the lock in it is older than a lock that this process has read before.
-// Such a lock is an old version that was written back: its holder, heir and release are no longer true. This process
-// does not take it over.
+// refuseReplay checks the lock that a read has returned. If the lock is older than one that this process read before,
+// an old version was written back. Its holder, heir and release are no longer true. Then refuseReplay returns
+// LockUnreadable, so that this process does not take the lock over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)
 	if !ok {

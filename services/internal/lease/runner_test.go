@@ -21,7 +21,8 @@ import (
 
 const lockKey = "shard/z/leader.json"
 
-// bubbleClock is the time of a synctest bubble, plus the time during which the machine slept and its timers stopped.
+// bubbleClock is the time of a synctest bubble, plus the time for which the machine was suspended. Timers stop during a
+// suspension.
 type bubbleClock struct {
 	start time.Time
 	slept atomic.Int64
@@ -225,7 +226,7 @@ func TestCleanHandover(t *testing.T) {
 		}
 		released := time.Now()
 		authority := <-b.leads
-		// The released lock can be taken immediately, so the successor takes it at its next read. It reads the lock
+		// The successor can take the released lock immediately. It takes the lock when it next reads it, which it does
 		// once in a renewal interval.
 		within(t, "hand-over", time.Since(released), 0, defaults.Renew+200*time.Millisecond)
 		if authority.Term() != 2 {
@@ -255,7 +256,7 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		// The time at which server a began to send its last renewal.
+		// renewed is the time at which server a began to send its last renewal.
 		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)
@@ -537,7 +538,7 @@ func TestAppliedETagGoesIntoTheLock(t *testing.T) {
 	})
 }
 
-// TestMarksStayInTheLock checks that a server that starts learns the marks of the servers before it.
+// TestMarksStayInTheLock checks that a new server learns the marks of earlier servers from the lock.
 func TestMarksStayInTheLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
@@ -710,8 +711,8 @@ func TestHostileReplayedLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		// The leadership after the replayed lock was that of server b, and b knows that it has ended. So b may take
-		// over the replayed lock, and no other server may.
+		// After the release in the replayed lock, server b was the leader, and b knows that this leadership has ended.
+		// So b may take over the replayed lock, and no other server may.
 		if got := strings.Join(s.ledBy, " "); got != "a b b" || s.lock().Term != 3 {
 			t.Errorf("leaders: %s, the last in term %d", got, s.lock().Term)
 		}
