@@ -143,7 +143,8 @@ func NewServer(version, shard string) *Server {
 	return s
 }
 
-// zero creates the series with known labels, at 0. Otherwise Prometheus would not see their first increase.
+// zero creates each series whose labels are known, with the value 0. Without that, Prometheus would not see the first
+// increase of a series.
 func (s *Server) zero() {
 	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
 		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseExpired, plan.CauseDrift, plan.CauseReturnToSpot} {

@@ -1,6 +1,6 @@
 // Package mutate puts deliberate bugs into source files, for tests that check whether other tests find them. An edit
-// names a function and the shape of a statement or expression in it, so that formatting, comments and renamed variables
-// do not break the edit.
+// finds its place by the name of a function and by the shape of a statement or expression there. So formatting,
+// comments and renamed variables do not break the edit.
 package mutate
 
 import (
@@ -23,19 +23,21 @@ import (
 type Edit struct {
 	// Package is the directory of the package, relative to the root that WriteOverlay gets.
 	Package string
-	// In names a function, a method as Type.Method, or a constant or variable of the package.
+	// In is the name of a function, method (Type.Method), constant or variable of the package.
 	In string
 	// Find is an expression or a list of statements that occurs exactly once in the declaration. As in gofmt -r, an
-	// identifier of one lower-case letter matches any expression, and the same one each time that the letter is used.
+	// identifier of one lower-case letter matches any expression. If a letter is used twice, it must match the same
+	// expression twice.
 	Find string
-	// Replace is the source that takes the place of what was found. The letters of Find stand for what they matched.
+	// Replace is the source that replaces the match of Find. A letter from Find means the expression that the letter
+	// matched.
 	Replace string
 }
 
-// errNoDeclaration means that a file does not declare what an edit names.
+// errNoDeclaration means that a file has no declaration with the name in Edit.In.
 var errNoDeclaration = errors.New("no such function, constant or variable")
 
-// apply returns the source of a file with the edit made. The error says what does not occur exactly once.
+// apply returns the edited source of a file. If Find does not occur exactly once, the error says so.
 func (e Edit) apply(src []byte) ([]byte, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, "", src, parser.SkipObjectResolution)
@@ -70,7 +72,7 @@ func (e Edit) apply(src []byte) ([]byte, error) {
 	return changed, nil
 }
 
-// WriteOverlay makes the edit in a package below root. It writes a file for the go command's flag -overlay into dir,
+// WriteOverlay applies the edit to a package below root. It writes a file for the go command's flag -overlay into dir,
 // and returns the path of that file.
 func (e Edit) WriteOverlay(root, dir string) (string, error) {
 	folder, err := filepath.Abs(filepath.Join(root, filepath.FromSlash(e.Package)))
@@ -170,7 +172,7 @@ func parsePattern(find string) (shape, error) {
 	return shape{stmts: stmts}, nil
 }
 
-// findAll returns every place below scope that has the shape.
+// findAll returns every place in the syntax tree scope that has the shape.
 func (s shape) findAll(scope ast.Node, text func(ast.Node) string) (found []match) {
 	try := func(nodes ...ast.Node) {
 		c := comparison{letters: map[string]string{}, text: text}
@@ -280,7 +282,7 @@ func (c comparison) equal(pattern, value reflect.Value) bool {
 
 func isLetter(name string) bool { return len(name) == 1 && name[0] >= 'a' && name[0] <= 'z' }
 
-// substitute puts what the letters matched into the source of a replacement.
+// substitute replaces each letter in a replacement by the source that the letter matched.
 func substitute(replace string, letters map[string]string) string {
 	var out strings.Builder
 	for i := 0; i < len(replace); {

@@ -37,7 +37,8 @@ type killer struct {
 	dead    bool
 }
 
-// enter counts a request if it is a change. It returns false if the request must not be sent.
+// enter is called before each request. It counts changes, and turn is the number of a change. enter returns false if
+// the request must not be sent.
 func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +54,8 @@ func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	return turn, true
 }
 
-// leave returns false if the operator was killed meanwhile. The operator then must not see the answer.
+// leave is called after each request with the number from enter. It returns false if the operator was killed during the
+// request. The operator then must not see the answer.
 func (s *killer) leave(turn int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,8 +117,8 @@ func (s *killer) intercept(c *operator.Config) {
 // of the first process.
 func runKilled(deployment *testDeployment, at int, after bool) []string {
 	s := &killer{at: at, after: after}
-	// The killer kills only the first process. By the time of the kill, that process may have ended and the next one
-	// may have started.
+	// The killer kills only the first process. When it does, that process may already have ended, and p may be the next
+	// process.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := deployment.start(s.intercept)

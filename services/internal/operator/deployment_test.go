@@ -127,7 +127,7 @@ func (l *buffer) String() string {
 	return l.b.String()
 }
 
-// newTestDeployment returns a deployment. groups are the groups of each shard's configuration, with their sizes.
+// newTestDeployment returns a deployment. groups contains, for each shard, the names and sizes of its groups.
 func newTestDeployment(t *testing.T, k *kube.Cluster, namespace string,
 	groups map[string]map[string]int) *testDeployment {
 	t.Helper()
@@ -220,7 +220,7 @@ func freePorts(t *testing.T, n int) (addrs []string) {
 	return addrs
 }
 
-// startServer starts the server of a shard. It stops at the end of the test.
+// startServer starts the server of a shard. The server stops at the end of the test.
 func (deployment *testDeployment) startServer(id string, groups map[string]int) {
 	deployment.t.Helper()
 	ports := freePorts(deployment.t, 5)

@@ -26,14 +26,14 @@ import (
 // leaseName is the name of the Lease for leader election.
 const leaseName = "nstance-operator-leader-election"
 
-// Limits of requests to the API server, per second and in a burst. In a fleet of thousands of machines, hundreds may
-// change at a time.
+// Limits of the operator's requests to the API server, per second and in a burst. They suffice for a fleet of thousands
+// of machines, of which hundreds may change at a time.
 const (
 	requestRate  = 50
 	requestBurst = 100
 )
 
-// Rights for leader election and for events about all objects.
+// The operator needs these rights for leader election and for events about all objects.
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=nstance-system,resources=leases,verbs=get;create;update
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch;update
@@ -86,7 +86,7 @@ func newControllerManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 		HealthProbeBindAddress:        c.Options.HealthAddr,
 		Metrics:                       metricsserver.Options{BindAddress: c.Options.MetricsAddr},
 		GracefulShutdownTimeout:       &stop,
-		// Tests run several operators, with the same controller names, in one process.
+		// Permit controllers with the same name, because tests run several operators in one process.
 		Controller: config.Controller{SkipNameValidation: &shared},
 	})
 	if err != nil {

@@ -55,8 +55,8 @@ type Config struct {
 	Dial []grpc.DialOption
 }
 
-// Run runs the operator until ctx ends, then returns nil. It returns an error if the leadership is lost or the
-// registration cannot succeed. The process must then end.
+// Run runs the operator until ctx ends, and then returns nil. It returns an error if the leadership is lost or the
+// registration cannot succeed. The caller must then end the process.
 func Run(ctx context.Context, c Config) error {
 	ctrl.SetLogger(c.Log)
 	log := slog.New(logr.ToSlogHandler(c.Log))
@@ -135,9 +135,9 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 	return nil
 }
 
-// renewCertificate renews the certificate, for a new key, with the first shard that accepts the request. It tries the
-// reachable shards first. It also tries the unreachable ones: after an interrupted renewal, a shard may refuse every
-// call with the replaced key except a renewal, and so count as unreachable.
+// renewCertificate gets a certificate for a new key from the first shard that accepts the request. It asks the
+// reachable shards first, and then the unreachable ones. After an interrupted renewal, a shard may accept the replaced
+// key only for a renewal. Such a shard counts as unreachable.
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error

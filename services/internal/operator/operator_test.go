@@ -87,8 +87,8 @@ func TestLeaderElection(t *testing.T) {
 	deployment.awaitEnd(second, "leader election lost")
 }
 
-// TestExternalWorkloadCluster checks that NSTANCE_CAPI_ENDPOINT makes the operator use the user's kubeconfig, which it
-// does not change.
+// TestExternalWorkloadCluster sets NSTANCE_CAPI_ENDPOINT. The operator must then use the kubeconfig that the user
+// provides, and must not change it.
 func TestExternalWorkloadCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -123,8 +123,8 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	}
 }
 
-// TestFollowsItsConfiguration checks that changes of the configuration file are followed, and that a fatal error ends
-// the operator.
+// TestFollowsItsConfiguration checks that the operator applies changes of its configuration file, and that a fatal
+// error ends the operator.
 func TestFollowsItsConfiguration(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")

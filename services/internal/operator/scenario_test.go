@@ -17,9 +17,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// scenarioGroups are the groups of the scenario. "web" has one instance on each of the shards a and b; it is imported
-// and scaled to three. "solo" exists on shard a and has none; it gets an individual machine, which is then drained and
-// deleted.
+// scenarioGroups are the groups of the scenario and their sizes. "web" has one instance on each of the shards a and b.
+// The scenario imports "web" and scales it to three. "solo" is on shard a only and has no instances. The scenario adds
+// an individual machine to it, drains the machine and deletes it.
 var scenarioGroups = map[string]map[string]int{"a": {"web": 1, "solo": 0}, "b": {"web": 1}}
 
 // runScenario runs the scenario. It calls alive while it waits, so that alive can restart an operator that has ended.

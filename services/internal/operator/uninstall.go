@@ -21,7 +21,7 @@ import (
 // UninstallCommand is the first argument that selects [Uninstall].
 const UninstallCommand = "uninstall"
 
-// uninstallPoll is the time between two checks of which objects are left.
+// uninstallPoll is the time between two checks for objects that are left.
 const uninstallPoll = 2 * time.Second
 
 // UninstallOptions are the command line flags of nstance-operator uninstall.
@@ -65,8 +65,8 @@ func ParseUninstallOptions(args []string, out io.Writer) (UninstallOptions, erro
 	return o, nil
 }
 
-// Uninstall deletes the managed Cluster and waits until none of its objects is left. It writes to out what it waits
-// for.
+// Uninstall deletes the managed Cluster and waits until none of its objects is left. Meanwhile it writes to out what it
+// still waits for.
 func Uninstall(ctx context.Context, r *rest.Config, o UninstallOptions, namespace string, s settings.Config,
 	out io.Writer) error {
 	scheme, err := newScheme()
@@ -127,8 +127,8 @@ func deleteCluster(ctx context.Context, c client.Client, key client.ObjectKey, s
 	return nil
 }
 
-// describeLeft says which objects of the Cluster are left and what the operator waits for. It returns "" if there are
-// none.
+// describeLeft says which objects of the Cluster are left and what the operator waits for. It returns "" if no object
+// is left.
 func describeLeft(ctx context.Context, c client.Client, namespace, cluster string) (string, error) {
 	var left []string
 	for _, kind := range []struct {

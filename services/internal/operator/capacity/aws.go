@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// The data of AWS is from the columns vCPUs and memory of the pages on general purpose, compute optimized, memory
-// optimized, storage optimized and accelerated computing types at
-// https://docs.aws.amazon.com/ec2/latest/instancetypes/. All type names contain a dot.
+// The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/: from the columns vCPUs and memory on
+// the pages about general purpose, compute optimized, memory optimized, storage optimized and accelerated computing
+// types. All type names contain a dot.
 
 // ratios is the memory per vCPU in MiB, by family. It has only families in which all sizes have the same ratio.
 var ratios = func() map[string]int64 {
@@ -54,7 +54,7 @@ var exceptions = map[string]machine{
 	// Burstable: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html
 	"t2.nano": {1, 512}, "t2.micro": {1, 1 << 10}, "t2.small": {1, 2 << 10}, "t2.medium": {2, 4 << 10},
 	"t2.large": {2, 8 << 10}, "t2.xlarge": {4, 16 << 10}, "t2.2xlarge": {8, 32 << 10},
-	// In these families the ratio depends on the size.
+	// In the families of these types, the memory per vCPU depends on the size.
 	"c4.large": {2, 3840}, "c4.xlarge": {4, 7680}, "c4.2xlarge": {8, 15 << 10}, "c4.4xlarge": {16, 30 << 10},
 	"c4.8xlarge": {36, 60 << 10},
 	"c5n.large":  {2, 5376}, "c5n.xlarge": {4, 10752}, "c5n.2xlarge": {8, 21 << 10}, "c5n.4xlarge": {16, 42 << 10},

@@ -1,8 +1,9 @@
 // Package capacity knows the machine types of providers: their number of CPUs and their memory. A shard's provider
 // describes them ([Source]). Tables in this package are the fallback ([Of]).
 //
-// Invariant: it returns only values that are certain. The cluster autoscaler trusts them when it decides whether a pod
-// fits on a machine that does not exist yet. Without a value, only scaling from zero is unavailable.
+// Invariant: the package returns only values that are certain. The cluster autoscaler trusts them when it decides
+// whether a pod fits on a machine that does not exist yet. If the package has no value for a type, only scaling from
+// zero is impossible.
 package capacity
 
 import (

@@ -9,7 +9,7 @@ import (
 
 func TestCapacityOfInstanceTypes(t *testing.T) {
 	for instanceType, want := range map[string]string{
-		// AWS, from the tables of the provider's pages.
+		// Sizes of AWS types, copied from tables on AWS's pages.
 		"m5.large": "2 8Gi", "m5.24xlarge": "96 384Gi", "m6i.32xlarge": "128 512Gi", "m6a.48xlarge": "192 768Gi",
 		"m7gd.medium": "1 4Gi", "m7i-flex.2xlarge": "8 32Gi", "m8g.48xlarge": "192 768Gi",
 		"c5.9xlarge": "36 72Gi", "c5.metal": "96 192Gi", "c6in.4xlarge": "16 32Gi", "c7g.medium": "1 2Gi",
@@ -33,7 +33,7 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 		"a2-highgpu-1g": "12 85Gi", "g2-standard-12": "12 48Gi", "f1-micro": "1 614Mi",
 		"custom-6-3072": "6 3Gi", "custom-6-61440-ext": "6 60Gi", "n2-custom-4-5120": "4 5Gi",
 		"e2-custom-2-1024": "2 1Gi",
-		// Unknown types give no value instead of a guess.
+		// The result for an unknown type is empty, and not a guess.
 		"": "", ".": "", "-": "", "m5": "", "m5.": "", ".large": "", "m5.medium": "", "m5.5xlarge": "",
 		"m5.0xlarge": "", "m5.02xlarge": "", "m5.1xlarge": "", "m5.metal-": "", "m5.metal-xl": "",
 		"m5.-2xlarge": "", "m5.2Xlarge": "", "M5.large": "", "m5.large ": "", "m99.large": "", "q5.large": "",
@@ -57,8 +57,8 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 	}
 }
 
-// TestTables checks that each exception differs from its family's rule, that families with the size medium have a
-// ratio, and that no name of GCP contains a dot.
+// TestTables checks that no exception has the size that follows from its family and name, that families with the size
+// medium have a ratio, and that no name of GCP contains a dot.
 func TestTables(t *testing.T) {
 	for instanceType, m := range exceptions {
 		family, size, _ := strings.Cut(instanceType, ".")
@@ -79,7 +79,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// FuzzOf checks that the result for any name is a possible machine.
+// FuzzOf checks that the result for any name is nil or a plausible size.
 func FuzzOf(f *testing.F) {
 	for _, seed := range []string{"m5.large", "c6in.4xlarge", "r8g.metal-24xl", "x2gd.medium", "t3.nano",
 		"c5n.18xlarge", "n1-highcpu-2", "n2-custom-4-5120", "custom-6-61440-ext", "e2-micro",

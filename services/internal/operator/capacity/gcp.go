@@ -9,8 +9,8 @@ import (
 // …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type.
 // Type names contain no dot. On these pages, GB means GiB.
 
-// predefined holds the series with types named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing numbers
-// of vCPUs. Memory is rounded to the nearest MiB, and for c4 down to a whole GiB.
+// predefined holds the series whose types are named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing
+// numbers of vCPUs. The memory of a type is rounded to the nearest MiB, but for c4 it is rounded down to a whole GiB.
 var predefined = map[string]struct {
 	kib   int64
 	cpus  []int64
@@ -52,7 +52,8 @@ var predefined = map[string]struct {
 	"g2-standard":  {4 << 20, []int64{4, 8, 12, 16, 24, 32, 48, 96}, 0},
 }
 
-// fixed holds the types that follow no rule. Types with shared cores have one vCPU (the older types) or two.
+// fixed holds the types whose size does not follow from their name. Older types with shared cores have one vCPU, and
+// newer ones have two.
 var fixed = map[string]machine{
 	"e2-micro": {2, 1 << 10}, "e2-small": {2, 2 << 10}, "e2-medium": {2, 4 << 10}, "f1-micro": {1, 614},
 	"g1-small":       {1, 1740},
@@ -67,7 +68,8 @@ var fixed = map[string]machine{
 	"a2-highgpu-8g": {96, 680 << 10}, "a2-megagpu-16g": {96, 1360 << 10},
 }
 
-// custom lists the series with custom types, `{series}-custom-{vCPUs}-{MiB}`. Custom types of n1 may omit the series
+// custom lists the series that have custom types, which are named `{series}-custom-{vCPUs}-{MiB}`. The name of a custom
+// type of n1 may omit the series
 // (https://cloud.google.com/compute/docs/instances/creating-instance-with-custom-machine-type).
 var custom = []string{"n1", "n2", "n2d", "n4", "e2"}
 
@@ -77,11 +79,11 @@ func gcp(instanceType string) (machine, bool) {
 	}
 	if series, rest, ok := strings.Cut("-"+instanceType, "-custom-"); ok {
 		series = strings.TrimPrefix(series, "-")
-		// The suffix -ext means more memory per vCPU than the series' limit.
+		// A custom type with the suffix -ext has more memory per vCPU than its series normally permits.
 		cpus, memory, _ := strings.Cut(strings.TrimSuffix(rest, "-ext"), "-")
 		n, valid := number(cpus)
 		mib, sized := number(memory)
-		// Memory is a multiple of 256 MiB.
+		// The memory of a custom type is a multiple of 256 MiB.
 		return machine{n, mib}, valid && sized && n <= 512 && mib%256 == 0 &&
 			(series == "" || slices.Contains(custom, series))
 	}

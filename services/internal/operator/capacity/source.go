@@ -14,7 +14,7 @@ import (
 const (
 	// askTimeout is the timeout of one request to a shard for a type's size.
 	askTimeout = 5 * time.Second
-	// askAgain is the time after which a shard that could not answer is asked again. Answers stay valid, because types
+	// askAgain is the time after which a shard is asked again if it had no answer. An answer stays valid, because types
 	// do not change.
 	askAgain = 10 * time.Minute
 	// maxCPUs and maxMiB are the largest values that are accepted in a shard's answer.
@@ -37,8 +37,9 @@ type answer struct {
 	at      time.Time
 }
 
-// Of returns the CPUs and the memory of an instance type: from the shard's provider, else from the table of this
-// package, else nil. It asks the shard only if the shard is reachable, and waits at most five seconds for the answer.
+// Of returns the CPUs and the memory of an instance type. The source is the shard's provider or, if that has no answer,
+// the table of this package. If neither knows the type, Of returns nil. It asks the shard only if the shard is
+// reachable, and waits at most five seconds for the answer.
 func (s *Source) Of(ctx context.Context, shard shards.Shard, instanceType string) corev1.ResourceList {
 	if instanceType == "" {
 		return nil
