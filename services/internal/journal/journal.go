@@ -127,8 +127,8 @@ func (j *Journal) take() []record.Event {
 	return events
 }
 
-// Run stores events until ctx, and with it the leadership, ends. Then it adds an event about the end of the leadership,
-// and writes the last part. It returns nil.
+// Run stores events until ctx ends at the end of the leadership. Then it adds an event about that end, and writes the
+// last part. It returns nil.
 func (j *Journal) Run(ctx context.Context) error {
 	defer j.hub.Close()
 	w := &writer{Journal: j}

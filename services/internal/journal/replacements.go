@@ -51,7 +51,8 @@ func (r *Replacement) Steps() (steps []Step) {
 }
 
 const (
-	// replacementTime is the longest replacement that is measured. It ends when the new instance is healthy.
+	// replacementTime limits the duration of a replacement that is measured. A replacement ends when the new instance
+	// is healthy.
 	replacementTime = time.Hour
 	// maxReplacements is the largest number of replacements that are measured at the same time. It is also the largest
 	// number of failed instances that are remembered.
@@ -66,8 +67,8 @@ type Replacements struct {
 	pruned  time.Time
 }
 
-// failure describes the failure of an instance: lost is when the instance was lost, and other is when another sign of
-// failure came first. Signs from before the instance was last healthy do not count.
+// failure holds the times of the first signs of an instance's failure: lost for the loss of the instance, and other for
+// all other signs. Signs from before the instance was last healthy do not count.
 type failure struct{ lost, other time.Time }
 
 // Add adds the next event of the journal. If the event completes a replacement, Add returns the replacement.
@@ -108,7 +109,7 @@ func (r *Replacements) Add(e *record.Event) (Replacement, bool) {
 	return Replacement{}, false
 }
 
-// fail records an event as a sign of failure, unless an earlier event of its sort is known.
+// fail records an event as a sign of an instance's failure. It keeps only the first loss and the first other sign.
 func (r *Replacements) fail(e *record.Event) {
 	f, known := r.failed[e.Instance]
 	switch {
@@ -122,9 +123,9 @@ func (r *Replacements) fail(e *record.Event) {
 	r.failed[e.Instance] = f
 }
 
-// before returns when an instance failed: the time at which it was lost or, if that is not known, the time of another
-// sign of failure. creating is the start of the create call for the replacement. Times after creating do not count.
-// Without a time, before returns the zero time.
+// before returns the time at which an instance failed: when it was lost or, if that is not known, when another sign of
+// failure came. creating is the start of the create call for the replacement. Times after creating do not count. If no
+// time is left, before returns the zero time.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {

@@ -308,8 +308,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses again and again. It succeeds when only the machine with this name has answered every
-// connection during [Lifetime]. It returns the time until the first of these answers.
+// reach connects to both addresses again and again. It succeeds when, during [Lifetime], the machine with this name has
+// answered every connection. It returns the time until the first of these answers.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()

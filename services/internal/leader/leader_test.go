@@ -200,7 +200,7 @@ func TestTakeOver(t *testing.T) {
 		for _, id := range []ident.ID{registered, hidden, orphan} {
 			s.plant(id)
 		}
-		// The bucket's list does not contain the last two records yet. TakeOver can find them only through their VMs.
+		// The bucket's list does not contain the two newest records yet. TakeOver can find them only through their VMs.
 		left := s.newID()
 		s.write(hidden, record.Registered, asWritten)
 		s.write(left, record.Reserved, asWritten)

@@ -226,7 +226,7 @@ func TestCleanHandover(t *testing.T) {
 		}
 		released := time.Now()
 		authority := <-b.leads
-		// The successor can take the released lock immediately. It takes the lock when it next reads it, which it does
+		// The successor can take the released lock immediately. It does so when it next reads the lock, which happens
 		// once in a renewal interval.
 		within(t, "hand-over", time.Since(released), 0, defaults.Renew+200*time.Millisecond)
 		if authority.Term() != 2 {

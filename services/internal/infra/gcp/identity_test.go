@@ -118,8 +118,7 @@ func TestAttest(t *testing.T) {
 }
 
 // TestAttestKeysExpire checks that Google's keys are read again when they expire. If reads fail, at most one read
-// starts per keysPause. A proof that cannot be checked is Indeterminate instead of Denied, so that the agent tries
-// again.
+// starts per keysPause. Attest then fails as Indeterminate instead of Denied, so that the agent tries again.
 func TestAttestKeysExpire(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

@@ -70,7 +70,7 @@ func TestAliasMovesFromADeadVM(t *testing.T) {
 }
 
 // TestAliasStaysStuckOnADeadVM makes the API refuse, for longer than one Acquire, to take the leader's address from a
-// dead VM. The error of Acquire says why. A later Acquire gets the address.
+// dead VM. Acquire returns the API's reason. A later Acquire gets the address.
 func TestAliasStaysStuckOnADeadVM(t *testing.T) {
 	c := newTestCloud(t)
 	patience := 50 // pauses

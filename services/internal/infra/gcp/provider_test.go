@@ -183,9 +183,9 @@ func TestRefusalAfterALostAnswerIsIndeterminate(t *testing.T) {
 	}
 }
 
-// TestARetryAfterDeletionDoesNotCreateTheNameAgain deletes a VM and repeats its create request at four ages. First,
-// Google still knows the requestId. Twice, only the log of operations shows the insert. At last, the log may have lost
-// the insert.
+// TestARetryAfterDeletionDoesNotCreateTheNameAgain deletes a VM and repeats its create request at four ages. At the
+// first, Google still knows the requestId. At the second and third, only the log of operations shows the insert. At the
+// fourth, the log may have lost the insert.
 func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

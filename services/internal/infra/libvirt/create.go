@@ -26,7 +26,7 @@ const (
 )
 
 // keepClaim is how long a claim stays after its VM was deleted. The claim is the empty volume that marks an instance ID
-// as used. keepClaim is longer than any create request is repeated.
+// as used. No create request is repeated for as long as keepClaim.
 const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.

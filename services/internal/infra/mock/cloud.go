@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns a cloud with the given provider. The server runs on the machine machineID of this cloud.
+// Cloud returns a cloud with the given provider. The server runs on the machine with the ID machineID.
 func Cloud(provider infra.Provider, machineID string) infra.Cloud {
 	return infra.Cloud{Config: contract.Block,
 		Open:     func(context.Context, infra.Env) (infra.Provider, error) { return provider, nil },

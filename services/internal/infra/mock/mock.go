@@ -6,7 +6,7 @@
 // the same answers, so a deterministic simulator can drive the mock from one thread. The mock is also safe for
 // concurrent use.
 //
-// Invariant: an instance ID never has more than one VM. For tests without optional capabilities, embed the mock:
+// Invariant: an instance ID never has more than one VM. To hide the optional capabilities in a test, wrap the mock:
 // struct{ infra.Provider }{mock}.
 package mock
 
@@ -66,7 +66,7 @@ type Outcome struct {
 	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. A late
 	// read never gets an answer.
 	Late time.Duration
-	// Lag makes a read return an old state: the one from the time Lag before the read.
+	// Lag is the age of the state that a read returns.
 	Lag time.Duration
 }
 

@@ -172,7 +172,7 @@ func TestTaskIsNotKnown(t *testing.T) {
 }
 
 // TestLockedTemplate asks for a VM of a template that is locked. If Proxmox VE times out while it waits for the lock,
-// Create fails as Throttled. While an administrator or a backup holds a lock, the error contains the lock.
+// Create fails as Throttled. While an administrator or a backup holds a lock, the error mentions the lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

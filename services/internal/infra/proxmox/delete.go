@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// keepDeleted is the time for which a deleted VM stays, without disks. It is longer than any create request is
-// repeated.
+// keepDeleted is the time for which a deleted VM stays, without disks. No create request is repeated for as long as
+// keepDeleted.
 const keepDeleted = 24 * time.Hour
 
 // Delete implements infra.Provider. The VM is off and has no disks when Delete returns without an error.

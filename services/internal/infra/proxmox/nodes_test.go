@@ -112,8 +112,8 @@ func TestNoQuorum(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "no quorum")
 }
 
-// TestNextEndpoint configures two endpoints, of which the first does not answer. Every call goes to the second one,
-// even if it changes something.
+// TestNextEndpoint configures two endpoints, of which the first does not answer. All calls then go to the second one,
+// even those that change something.
 func TestNextEndpoint(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -149,7 +149,8 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 	return inv, nil
 }
 
-// guestPath is the path for which the token must have its privileges on VMs: all VMs or, with the option pool, a pool.
+// guestPath returns the path for which the token must have its privileges on VMs. It is the path of all VMs or, with
+// the option pool, that of the pool.
 func (p *Provider) guestPath() string {
 	if p.options.Pool != "" {
 		return "/pool/" + p.options.Pool
@@ -170,7 +171,7 @@ func (p *Provider) privileges(ctx context.Context, c *client, path string) (map[
 	return granted, nil
 }
 
-// liveVM is a VM in the answer of its node.
+// liveVM is what a node answers about one of its VMs.
 type liveVM struct {
 	VMID   int    `json:"vmid"`
 	Name   string `json:"name"`

@@ -132,7 +132,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// Try several times: the session ends with its last window, so it can end or begin between the two calls.
+	// Try several times: the session ends with its last window, so it can end or begin between the two tmux calls.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)

@@ -241,7 +241,7 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended returns the process of a VM whose machine has ended. pid is 0 if the PID is not known.
+// ended returns a process that stands for a machine that has ended. pid is 0 if the PID is not known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
 // started finds the process of a VM whose document has no PID. That happens if the caller that opened the window died
@@ -435,8 +435,8 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	}
 	machine := d.process()
 	for _, pane := range panes {
-		// A window that was renamed is found by its PID. Another window's process may have got that PID by now, so the
-		// VM's process must still be alive.
+		// The PID finds a window that was renamed. Another window's process may have got the PID by now, so check that
+		// the VM's process is still alive.
 		if pane.name == windowPrefix+d.Instance.String() || pane.pid == machine.PID && machine.alive() {
 			if err := p.session.close(ctx, pane.window); err != nil {
 				return err

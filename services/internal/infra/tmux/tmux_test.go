@@ -470,8 +470,8 @@ func TestCrashesOnTheWay(t *testing.T) {
 	})
 }
 
-// TestReusedPID checks a stopped VM whose PID now belongs to another process. The VM counts as stopped, and deleting it
-// does not end the other process.
+// TestReusedPID checks a VM that has ended and whose PID now belongs to another process. The VM is Stopped, and
+// deleting it does not end the other process.
 func TestReusedPID(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, other := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
