@@ -167,7 +167,7 @@ func (j *Journal) Run(ctx context.Context) error {
 	return nil
 }
 
-// writer is the goroutine of Run.
+// writer holds what only the goroutine of Run uses.
 type writer struct {
 	*Journal
 	// unsent are stored events that are in no part yet. part is a part whose write failed or has an unknown result. Its
@@ -256,8 +256,8 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	switch {
 	case err == nil:
 	case errors.Is(err, objstore.ErrConflict) && w.repeated:
-		// The conflict is with an earlier write of this part, which must have succeeded: no other server writes parts
-		// of this term.
+		// The bucket already has this part: an earlier write of it has succeeded after all. No other server writes
+		// parts of this term.
 	case errors.Is(err, objstore.ErrConflict):
 		// An earlier leader with the same term has written a part with the same key. That happens if the bucket was
 		// restored or its lock was deleted.

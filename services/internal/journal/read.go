@@ -20,8 +20,8 @@ func (j *Journal) List(ctx context.Context, q cache.EventQuery) ([]record.Event,
 	return j.options.Cache.Events(ctx, q)
 }
 
-// Subscribe returns a queue of the events that are stored from now on. If more than limit events wait in the queue, it
-// ends with watch.ErrSlow.
+// Subscribe returns a queue of the events that are stored from now on. If more than limit events wait in the queue, the
+// queue ends with watch.ErrSlow.
 func (j *Journal) Subscribe(limit int) *watch.Subscription[cache.Position, record.Event] {
 	return j.hub.Subscribe(limit, nil)
 }

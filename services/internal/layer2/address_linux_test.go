@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// roleVariable is set in the environment of the processes that TestAddress starts.
+	// roleVariable is an environment variable. It tells a process that TestAddress starts whether the process is the
+	// client or which machine it is.
 	roleVariable = "NSTANCE_TEST_LAYER2"
 	client       = "client"
 
@@ -293,7 +294,7 @@ func obey(name, order string) error {
 	return nil
 }
 
-// holdAddress acquires the addresses and prints errors until ctx ends.
+// holdAddress acquires the addresses again and again until ctx ends. It prints errors.
 func holdAddress(ctx context.Context, address *Address) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()

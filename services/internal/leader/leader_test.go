@@ -117,7 +117,7 @@ func (s *shard) configure(size int) {
 	s.State.Configure((&config.Shard{}).WithDefaults(), map[config.GroupKey]config.Group{workers: g})
 }
 
-// fault sets the fault injection of the bucket.
+// fault sets the function that injects faults into requests to the bucket.
 func (s *shard) fault(fault func(mem.Request) mem.Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -65,8 +65,9 @@ func (s *shard) configureGroups(sizes map[string]int) {
 	s.State.Configure((&config.Shard{}).WithDefaults(), groups)
 }
 
-// TestThrottledCreatesUseTheWholeRate checks how long 100 missing instances take behind EC2's request bucket. If the
-// leader uses every token of the bucket, they take 47.5 s. The test also checks that few requests are refused.
+// TestThrottledCreatesUseTheWholeRate checks how long the creates of 100 missing instances take if EC2 limits requests
+// by a token bucket. If the leader uses every token of the bucket, they take 47.5 s. The test also checks that few
+// requests are refused.
 func TestThrottledCreatesUseTheWholeRate(t *testing.T) {
 	const missing = 100
 	inBubble(t, missing, func(t *testing.T, s *shard) {

@@ -118,7 +118,7 @@ type higherTermError struct{ term uint64 }
 
 func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }
 
-// send hands a request to the runner, unless the leadership is over.
+// send hands a request to the goroutine of Run, unless the leadership is over.
 func (a *Authority) send(ctx context.Context, r request) error {
 	select {
 	case a.runner <- r:

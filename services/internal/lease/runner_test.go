@@ -114,7 +114,7 @@ type server struct {
 	result chan error
 }
 
-// cut is an access to the store that can be cut off.
+// cut is a store that a test can cut off. Requests then wait until their context ends.
 type cut struct {
 	objstore.Store
 	off atomic.Bool

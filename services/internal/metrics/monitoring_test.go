@@ -62,7 +62,7 @@ func read(t *testing.T, file string) []byte {
 	return raw
 }
 
-// TestExpressionsNameMetrics checks that rules and dashboards name only metrics and labels that exist.
+// TestExpressionsNameMetrics checks that all metrics and labels in rules and dashboards exist.
 func TestExpressionsNameMetrics(t *testing.T) {
 	expressions := map[string]string{}
 	labels := map[string][]string{} // by series

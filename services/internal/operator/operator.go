@@ -215,7 +215,7 @@ func registrationAddrs(c settings.Config) map[string]string {
 	return out
 }
 
-// DescribeMetrics sends the descriptions of the operator's own metrics, for the reference.
+// DescribeMetrics sends the descriptions of the operator's own metrics, for docs/reference/metrics.md.
 func DescribeMetrics(out chan<- *prometheus.Desc) {
 	shards.New(shards.Options{}).Describe(out)
 	new(identity.Keeper).Describe(out)

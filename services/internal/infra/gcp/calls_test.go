@@ -16,7 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write the table of calls in docs/reference/gcp.md")
 
-// TestCallsListsEveryCall compares Calls with the calls of client, which is the only code that calls the API.
+// TestCallsListsEveryCall checks that the variable Calls lists exactly the API calls in client.go, the only file that
+// calls the API.
 func TestCallsListsEveryCall(t *testing.T) {
 	source, err := os.ReadFile("client.go")
 	if err != nil {

@@ -72,7 +72,8 @@ func newClient(ctx context.Context, cfg Config) (client, error) {
 	return client{service, cfg.Project, cfg.Zone, cfg.Sleep}, nil
 }
 
-// insert requests an instance. doubtful reports whether an attempt may have had an effect although the call failed.
+// insert sends the request for an instance. If it fails, doubtful reports whether one of the attempts may still have
+// had an effect.
 func (c client) insert(ctx context.Context, in *compute.Instance, requestID string) (op *compute.Operation,
 	doubtful bool, err error) {
 	op, err = googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
@@ -100,7 +101,7 @@ func (c client) get(ctx context.Context, nameOrID string) (*compute.Instance, er
 	})
 }
 
-// list returns all instances that match.
+// list returns all instances that match the filter.
 func (c client) list(ctx context.Context, filter string) (all []*compute.Instance, err error) {
 	for token, more := "", true; more; more = token != "" {
 		page, err := googlecloud.Repeat(ctx, func() (*compute.InstanceList, error) {
@@ -118,7 +119,7 @@ func (c client) list(ctx context.Context, filter string) (all []*compute.Instanc
 	return all, nil
 }
 
-// operations returns all operations in the zone that match.
+// operations returns all operations in the zone that match the filter.
 func (c client) operations(ctx context.Context, filter string) (all []*compute.Operation, err error) {
 	for token, more := "", true; more; more = token != "" {
 		page, err := googlecloud.Repeat(ctx, func() (*compute.OperationList, error) {
@@ -136,7 +137,7 @@ func (c client) operations(ctx context.Context, filter string) (all []*compute.O
 // as long as the one before. Without pauses, calls that Google answers immediately would keep the CPU busy.
 const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 
-// wait waits until an operation has ended, and returns its failure.
+// wait waits until an operation has ended. If the operation failed, wait returns its error.
 func (c client) wait(ctx context.Context, op *compute.Operation) error {
 	for pause := soonest; op.Status != "DONE"; pause = min(2*pause, latest) {
 		next, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {

@@ -20,7 +20,7 @@ func Cloud() infra.Cloud {
 }
 
 const (
-	// metadataTimeout bounds the request for this machine's ID. Outside of Google Cloud no answer arrives.
+	// metadataTimeout limits the request for this machine's ID, because no answer arrives outside of Google Cloud.
 	metadataTimeout = 4 * time.Second
 	metadataHost    = "metadata.google.internal"
 	// metadataVariable is the environment variable that can replace metadataHost, the host of the metadata server.

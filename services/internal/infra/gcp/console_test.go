@@ -19,7 +19,7 @@ func (p printer) Changed()                                        {}
 func (p printer) Console() string                                 { return p.text }
 func (p printer) Stop()                                           {}
 
-// TestConsoles reads the consoles of a shard's servers, and of no other machine.
+// TestConsoles checks that readConsoles returns the consoles of a shard's servers, and of no other machine.
 func TestConsoles(t *testing.T) {
 	cloud, err := fakegcp.New(zone)
 	if err != nil {

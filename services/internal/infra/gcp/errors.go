@@ -132,7 +132,8 @@ func classOf(err error) infra.Class {
 	return infra.Invalid
 }
 
-// classify gives the error of a call its class. The argument what names the operation in words.
+// classify adds a class to the error of a call. what describes the operation in words, and call is the name of the API
+// call.
 func (p *Provider) classify(what, call string, err error) error {
 	if err == nil {
 		return nil
@@ -186,7 +187,8 @@ func messageOf(err error) string {
 // maxMessage limits the length in bytes of the API's error messages, because they are written to logs and alerts.
 const maxMessage = 1000
 
-// oneLine makes a text from the API fit for one log line.
+// oneLine replaces the control characters in a text from the API by spaces, and limits its length. So the text fits
+// into one log line.
 func oneLine(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {

@@ -134,7 +134,7 @@ func (c *testCloud) create(p *Provider, req infra.CreateRequest) infra.VM {
 	return vm
 }
 
-// count returns the number of instances, including those that are not the provider's.
+// count returns the number of all instances, including those that the provider did not make.
 func (c *testCloud) count() (n int) {
 	c.fake.Do(func() { n = len(c.fake.All("", "instances")) })
 	return n

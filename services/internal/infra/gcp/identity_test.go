@@ -53,8 +53,8 @@ func (c *testCloud) unsigned(vm infra.VM, method jwt.SigningMethod, key any) []b
 	return []byte(text)
 }
 
-// TestAttest checks that only a fresh identity token of the VM, for the instance's audience and signed with a key of
-// Google, is accepted as proof.
+// TestAttest checks that Attest accepts only a fresh identity token of the VM. The token must be for the instance's
+// audience, and signed with a key of Google.
 func TestAttest(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)

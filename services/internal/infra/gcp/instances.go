@@ -242,8 +242,9 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 	return "", err
 }
 
-// deletes reports whether a type of operation deletes an instance. Repairs by managed groups and preemptions have
-// separate types. https://cloud.google.com/compute/docs/instances/viewing-compute-operations
+// deletes reports whether a type of operation deletes an instance. Besides the type "delete", there are types for
+// repairs by managed groups and for preemptions.
+// https://cloud.google.com/compute/docs/instances/viewing-compute-operations
 func deletes(operationType string) bool {
 	return operationType == "delete" || strings.HasSuffix(operationType, ".deleteInstance") ||
 		operationType == "compute.instances.preempted"

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// acquireTimeout bounds one attempt to acquire the address. Google moves an alias address within a minute. The caller
-// must retry.
+// acquireTimeout limits one attempt to acquire the address. Google moves an alias address within a minute. After a
+// time-out, the caller must try again.
 const acquireTimeout = 90 * time.Second
 
 // Acquire implements infra.LeaderNetwork. With kind load_balancer it does nothing, because the load balancer's health
@@ -155,7 +155,7 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 		if !p.holds(nic) {
 			continue
 		}
-		// A stale fingerprint means that another server has taken the address.
+		// If the fingerprint is stale, another server has already taken the address.
 		if err := p.setAliases(ctx, what, self.Name, nic, p.without(nic)); err != nil && !passing(err) {
 			return err
 		}

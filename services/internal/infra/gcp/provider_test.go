@@ -102,8 +102,8 @@ func TestRefusalsHaveTheirClasses(t *testing.T) {
 	}
 }
 
-// TestRateOfTheProjectIsNamed makes all calls that a project may make in a minute, and one more. The refusal names the
-// quota. In the next minute the same request is accepted.
+// TestRateOfTheProjectIsNamed makes all calls that a project may make in a minute, and one more. The error of the last
+// call must contain the quota. In the next minute the same request is accepted.
 func TestRateOfTheProjectIsNamed(t *testing.T) {
 	c := newTestCloud(t)
 	var throttled []string

@@ -32,7 +32,7 @@ type metadata struct {
 	Starting time.Time `json:"starting,omitzero"`
 }
 
-// encode returns the content of the XML element.
+// encode returns the metadata as the content of the XML element.
 func (m metadata) encode() (string, error) {
 	raw, err := json.Marshal(m)
 	if err != nil {

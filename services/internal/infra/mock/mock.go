@@ -63,8 +63,8 @@ type Outcome struct {
 	Err error
 	// Lost makes the call take effect, but the caller gets infra.Indeterminate.
 	Lost bool
-	// Late, if positive, delays the effect by this time, while the caller gets infra.Indeterminate immediately. A late
-	// read never gets an answer.
+	// Late, if positive, is the delay of the effect. The caller gets infra.Indeterminate immediately. A late read never
+	// gets an answer.
 	Late time.Duration
 	// Lag is the age of the state that a read returns.
 	Lag time.Duration

@@ -38,7 +38,7 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (state in
 	return state, err
 }
 
-// HasRoom implements infra.SubnetCapacity. It considers only the limits of whole subnets.
+// HasRoom implements infra.SubnetCapacity. It considers only those limits of a subnet that apply to all instance types.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (room map[string]bool, err error) {
 	err = p.read(ctx, Call{Kind: HasRoom}, func(_, _ time.Time) error {
 		room = make(map[string]bool, len(subnets))

@@ -295,7 +295,8 @@ func (p *Provider) settings(o order, m metadata) (url.Values, error) {
 		"net0":        {network},
 		"ide2":        {p.seedVolume(o.Tags.Instance) + ",media=cdrom"},
 		"smbios1":     {smbios},
-		// A VM that ended stays off, because the server decides what happens next.
+		// Proxmox VE must not start the VM when its node boots, because the server decides what happens to a VM that
+		// ended.
 		"onboot":     {"0"},
 		"protection": {"0"},
 	}, nil

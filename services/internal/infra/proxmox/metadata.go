@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// The VMIDs of instances. Proxmox VE proposes the lowest free VMID from 100 on, so its proposals do not reach this
-// range.
+// minVMID and maxVMID are the bounds of the VMIDs of instances. Proxmox VE proposes the lowest free VMID from 100 on,
+// so its proposals do not reach this range.
 const minVMID, maxVMID = 1_000_001, 999_999_999
 
 // vmidOf returns the VMID of an instance. The VMID depends only on the instance ID, so an instance ID has at most one
@@ -41,7 +41,7 @@ type metadata struct {
 	Deleted time.Time `json:"deleted,omitzero"`
 }
 
-// marker precedes the metadata. Its number is the version of the format.
+// marker precedes the metadata in a description. The number in it is the version of the format.
 const marker = "nstance/1 "
 
 // encode returns the description of a VM.
@@ -73,7 +73,7 @@ func splitTags(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
-// hasOwner reports whether tags name an owner.
+// hasOwner reports whether the tags of a VM include the tag of an owner.
 func hasOwner(tags string) bool {
 	for _, tag := range splitTags(tags) {
 		if strings.HasPrefix(tag, tagPrefix) {

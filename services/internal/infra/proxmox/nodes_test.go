@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestMigration moves a VM to another node. It is still the same VM, and is deleted on that node.
+// TestMigration moves a VM to another node. The provider must still find the same VM, and delete it on the other node.
 func TestMigration(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -39,7 +39,8 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// TestMigrationDuringList moves a VM after the list has read which node has it. The list must not lack the VM.
+// TestMigrationDuringList moves a VM while List runs: after List has read on which node the VM is. The result of List
+// must contain the VM.
 func TestMigrationDuringList(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -199,8 +199,8 @@ const (
 	startGrace = 30 * time.Second
 )
 
-// describe translates a VM. status is the VM's status according to its node. It is "" if the node does not answer or no
-// longer has the VM.
+// describe converts a VM to an infra.VM. status is the VM's status according to its node. It is "" if the node does not
+// answer or no longer has the VM.
 func (p *Provider) describe(vmid int, status string, m metadata) infra.VM {
 	vm := infra.VM{ProviderID: strconv.Itoa(vmid), State: infra.Unknown, Tags: m.Tags, Hostname: m.Hostname,
 		LaunchedAt: m.Created}

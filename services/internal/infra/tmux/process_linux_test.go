@@ -6,7 +6,7 @@ import (
 )
 
 func FuzzParseStat(f *testing.F) {
-	// The format of proc_pid_stat(5), with a misleading command.
+	// A line in the format of proc_pid_stat(5). The name of its command is "a) Z 1", which looks like the next fields.
 	const line = "26036 (a) Z 1) S 26032 26036 26035 34816 26036 4194304 95 0 0 0 0 0 0 0 20 0 7 0 1234567 2871296 " +
 		"256 1844\n"
 	f.Add(line)
