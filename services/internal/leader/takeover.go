@@ -104,7 +104,7 @@ func (l *Leader) readStrays(ctx context.Context) error {
 
 // Collect lists the provider's VMs and checks the provider's subnets for capacity at every collection interval, or
 // sooner after a failure. It also fills the pools of reservations. It returns when ctx ends. Collect uses the list from
-// TakeOver as its first list, because a second list of thousands of VMs would delay the work that the first one caused.
+// TakeOver as its first list. A second list of thousands of VMs would delay the work that the first one caused.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// The data of AWS is from https://docs.aws.amazon.com/ec2/latest/instancetypes/: from the columns vCPUs and memory on
-// the pages about general purpose, compute optimized, memory optimized, storage optimized and accelerated computing
-// types. All type names contain a dot.
+// The data of AWS is from the columns vCPUs and memory of tables at
+// https://docs.aws.amazon.com/ec2/latest/instancetypes/. The tables are on the pages about general purpose, compute
+// optimized, memory optimized, storage optimized and accelerated computing types. All type names contain a dot.
 
 // ratios is the memory per vCPU in MiB, by family. It has only families in which all sizes have the same ratio.
 var ratios = func() map[string]int64 {

@@ -22,7 +22,7 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 		"a1.4xlarge": "16 32Gi",
 		"g4dn.metal": "96 384Gi", "g5.48xlarge": "192 768Gi", "p4d.24xlarge": "96 1152Gi", "i3.16xlarge": "64 488Gi",
 		"i3.metal": "72 512Gi", "is4gen.medium": "1 6Gi", "d2.8xlarge": "36 244Gi",
-		// GCP.
+		// Sizes of GCP types, copied from tables on Google's pages.
 		"n1-standard-1": "1 3840Mi", "n1-highmem-96": "96 624Gi", "n1-highcpu-2": "2 1843Mi",
 		"n1-highcpu-8": "8 7373Mi", "n2-standard-80": "80 320Gi", "n2-highmem-128": "128 864Gi",
 		"n2d-highcpu-224": "224 224Gi", "e2-micro": "2 1Gi", "e2-small": "2 2Gi", "e2-medium": "2 4Gi",
@@ -57,8 +57,8 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 	}
 }
 
-// TestTables checks that no exception has the size that follows from its family and name, that families with the size
-// medium have a ratio, and that no name of GCP contains a dot.
+// TestTables checks the tables for three properties. No exception has the size that follows from its family and name.
+// Each family with the size medium has a ratio. No name of GCP contains a dot.
 func TestTables(t *testing.T) {
 	for instanceType, m := range exceptions {
 		family, size, _ := strings.Cut(instanceType, ".")
