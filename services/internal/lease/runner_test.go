@@ -685,8 +685,8 @@ func TestUndecodableLockIsNotTakenOver(t *testing.T) {
 	})
 }
 
-// TestHostileReplayedLock plays a writer of the bucket who writes an earlier, released lock back while another server
-// leads. The standby must not believe the release, because the leader still acts.
+// TestHostileReplayedLock acts as a client that writes an earlier, released lock back into the bucket while another
+// server leads. The standby must not believe the release, because the leader still acts.
 func TestHostileReplayedLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)

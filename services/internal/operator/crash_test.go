@@ -19,8 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// everyKill names an environment variable. If it is set, TestOperatorKilledAtEveryChange kills the operator at every
-// change, which takes about ten minutes. Otherwise the test kills it at a sample of the changes.
+// everyKill is the name of an environment variable. If it is set, TestOperatorKilledAtEveryChange kills the operator at
+// every change, which takes about ten minutes. Otherwise the test kills it at a sample of the changes.
 const everyKill = "NSTANCE_TEST_EVERY_KILL"
 
 var errKilled = errors.New("the process was killed")
@@ -145,8 +145,8 @@ func runKilled(deployment *testDeployment, at int, after bool) []string {
 	return s.changes
 }
 
-// TestOperatorKilledAtEveryChange kills the operator at its changes. After a restart it must reach the same result:
-// nothing exists twice and nothing is missing.
+// TestOperatorKilledAtEveryChange runs the scenario many times. Each run kills the operator before or after a different
+// change. After a restart the operator must reach the same result: nothing exists twice and nothing is missing.
 func TestOperatorKilledAtEveryChange(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")

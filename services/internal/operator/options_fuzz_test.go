@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator"
 )
 
-// FuzzParseOptions parses a command line with one argument per line. The result has valid listen addresses, or the
-// error names the flag.
+// FuzzParseOptions parses a command line with one argument per line. Either the result has valid listen addresses, or
+// the error contains the flag.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--config=c.yaml\n--health-probe-bind-address=127.0.0.1:1\n--metrics-bind-address=:8080\n--leader-elect",

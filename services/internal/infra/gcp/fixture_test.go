@@ -163,8 +163,8 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 	}
 }
 
-// balance makes an instance group, and a backend service with two forwarding rules. The function set changes an
-// instance's health as seen through the second forwarding rule.
+// balance makes an instance group, and a backend service with two forwarding rules. The function set makes an instance
+// healthy or unhealthy for the second forwarding rule.
 func (c *testCloud) balance(group, service string) (set func(vm infra.VM, healthy bool)) {
 	const region = "projects/p/regions/us-central1/"
 	unhealthy := map[string]bool{}

@@ -124,7 +124,7 @@ func parseKeys(body []byte) (map[string]*rsa.PublicKey, error) {
 	return keys, nil
 }
 
-// identityToken holds the claims that the provider checks. They are in identity tokens of Google's format "full".
+// identityToken holds the claims that the provider checks in an identity token of Google's format "full".
 type identityToken struct {
 	jwt.RegisteredClaims
 

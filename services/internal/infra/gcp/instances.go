@@ -250,8 +250,8 @@ func deletes(operationType string) bool {
 		operationType == "compute.instances.preempted"
 }
 
-// stateOf translates an instance's status. An instance that is being deleted is Stopping until it is gone.
-// https://cloud.google.com/compute/docs/instances/instance-lifecycle
+// stateOf converts an instance's status to an infra.State. An instance that is being deleted is Stopping until it is
+// gone. https://cloud.google.com/compute/docs/instances/instance-lifecycle
 func stateOf(in *compute.Instance) infra.State {
 	switch in.Status {
 	case "PROVISIONING", "STAGING", "PENDING":
@@ -269,7 +269,7 @@ func stateOf(in *compute.Instance) infra.State {
 	}
 }
 
-// describe translates an instance to an infra.VM.
+// describe converts an instance to an infra.VM.
 func (p *Provider) describe(in *compute.Instance) infra.VM {
 	vm := infra.VM{ProviderID: strconv.FormatUint(in.Id, 10), State: stateOf(in), Hostname: in.Name,
 		Account: p.cfg.Project}

@@ -231,7 +231,7 @@ var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffMigrated:  "migrated away",
 }
 
-// stateOf translates the state of a domain. A domain that was never started is Stopped.
+// stateOf converts the state of a domain to an infra.State. A domain that was never started is Stopped.
 // https://libvirt.org/html/libvirt-libvirt-domain.html#virDomainState
 func stateOf(state libvirt.DomainState, reason int32) (infra.State, string) {
 	switch state {
@@ -260,7 +260,7 @@ const (
 	startGrace = 10 * time.Second
 )
 
-// describe translates a domain to a VM. leases holds the IP addresses of the VM's network by MAC address.
+// describe converts a domain to an infra.VM. leases holds the IP addresses of the VM's network by MAC address.
 func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	vm := infra.VM{ProviderID: providerID(d.host, d.dom.UUID), State: d.state, Tags: d.tags, EndReason: d.reason,
 		Hostname: d.metadata.Hostname, LaunchedAt: d.metadata.Created, Addresses: leases[d.mac]}

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// The pause between two attempts to follow the events of a host doubles from watchSoonest to watchLatest.
+// The pause between two attempts to connect to a host for its events. It doubles from watchSoonest up to watchLatest.
 const (
 	watchSoonest = 100 * time.Millisecond
 	watchLatest  = 10 * time.Second

@@ -234,7 +234,7 @@ func TestFullStorage(t *testing.T) {
 	}
 }
 
-// TestStartFails asks for a VM that QEMU refuses to start. Its disk and its userdata are removed.
+// TestStartFails asks for a VM that QEMU refuses to start. The VM's disk and userdata must be removed.
 func TestStartFails(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

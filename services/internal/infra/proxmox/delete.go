@@ -97,8 +97,8 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 		if err != nil {
 			return err
 		}
-		// A VM that was not configured yet has the settings of its template. These may start the VM at boot, or protect
-		// it from deletion.
+		// A VM that was not configured yet has the settings of its template. The template's settings may start the VM
+		// at boot, or protect the VM from deletion.
 		form := url.Values{"description": {description}, "onboot": {"0"}, "protection": {"0"},
 			"tags": {ownerTag(config.metadata.Tags.Owner) + ";" + config.metadata.Tags.Instance.String()}}
 		if err = p.writeConfig(ctx, node, vmid, config.digest, form); err == nil {

@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// The data of GCP is from https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
-// …/memory-optimized-machines and …/accelerator-optimized-machines, from the columns vCPUs and memory of each type.
-// Type names contain no dot. On these pages, GB means GiB.
+// The data of GCP is from the columns vCPUs and memory on
+// https://cloud.google.com/compute/docs/general-purpose-machines, …/compute-optimized-machines,
+// …/memory-optimized-machines and …/accelerator-optimized-machines. Type names contain no dot. On these pages, GB means
+// GiB.
 
 // predefined holds the series whose types are named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing
 // numbers of vCPUs. The memory of a type is rounded to the nearest MiB, but for c4 it is rounded down to a whole GiB.

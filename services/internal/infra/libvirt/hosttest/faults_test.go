@@ -287,7 +287,7 @@ func awaitID(t *testing.T, changed <-chan ident.ID, want ident.ID) {
 	}
 }
 
-// awaitEnd waits until the provider says that a VM is not alive.
+// awaitEnd waits until the provider no longer reports a VM as alive.
 func awaitEnd(t *testing.T, p *libvirt.Provider, vm infra.VM) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
