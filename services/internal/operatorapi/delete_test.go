@@ -54,7 +54,7 @@ func TestDeleteInstance(t *testing.T) {
 	if drain.GetReason() != "no longer needed" || drain.GetInstance().GetState() != "deleting" {
 		t.Errorf("%v", drain)
 	}
-	// A later request with another reason changes nothing.
+	// A second request to delete the instance, with another reason, changes neither the reason nor the deadline.
 	w.Clock.Advance(time.Second)
 	again, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id.String(),
 		Reason: "other"})
@@ -62,7 +62,7 @@ func TestDeleteInstance(t *testing.T) {
 		!again.GetInstance().GetDeleteDeadline().AsTime().Equal(answer.GetInstance().GetDeleteDeadline().AsTime()) {
 		t.Errorf("%v, %v", again, err)
 	}
-	// The instance is drained, terminated, and deleted.
+	// As soon as its drain is acknowledged, the instance is terminated. Its record then becomes a tombstone.
 	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
 		InstanceId: id.String()}); err != nil {
 		t.Fatal(err)
@@ -94,8 +94,8 @@ func TestDeleteInstance(t *testing.T) {
 	}
 }
 
-// TestDeleteInstanceDecrement checks that DeleteInstance with decrement deletes the chosen instance and creates no
-// replacement. A repeated call does not lower the size again.
+// TestDeleteInstanceDecrement checks that DeleteInstance with Decrement set deletes the requested instance, lowers the
+// group's size by one and creates no replacement. A repeated call does not lower the size again.
 func TestDeleteInstanceDecrement(t *testing.T) {
 	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 3)
@@ -147,7 +147,8 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 			t.Errorf("%v", i)
 		}
 	}
-	// The instance that was chosen earlier is gone. The next decrement drops it from the group's entry in the bucket.
+	// The instance that the first decrement removed is gone. The next decrement deletes its ID from the group's entry
+	// in the bucket.
 	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
 		Decrement: true})
 	if err != nil || answer.GetGroup().GetSize() != 1 {

@@ -7,5 +7,5 @@ func (s *Service) Tune(queue int, pace, resync time.Duration) {
 	s.queue, s.pace, s.resync = queue, pace, resync
 }
 
-// Recheck sets the time between two checks of a watching operator's record.
+// Recheck sets how often the server checks that the operator of an open watch is still registered.
 func (s *Service) Recheck(every time.Duration) { s.recheck = every }

@@ -72,8 +72,8 @@ func document(more string) string {
 }`, more)
 }
 
-// testShard is a leader of shard "a" in term 3, and an operator of the tenant prod. The leader has everything behind
-// the API except agents.
+// testShard is a leader of shard "a" in term 3, and an operator of the tenant prod. The leader has a bucket and a
+// provider, but no agents.
 type testShard struct {
 	*transporttest.Cluster
 	nstancev1.OperatorServiceClient
@@ -112,7 +112,7 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 	a.ConfigureGroups(groups, changed)
 }
 
-// renderer returns a minimal machine. Templates have separate tests.
+// renderer returns a minimal machine without a template. Other tests cover the templates.
 type renderer struct{}
 
 func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
@@ -247,7 +247,7 @@ func newJournal(t testing.TB, ctx context.Context, w *testShard) *journal.Journa
 	return j
 }
 
-// operatorRole avoids a conflict with the variable authority in newTestShard.
+// operatorRole exists because a variable in newTestShard hides the package authority.
 const operatorRole = authority.RoleOperator
 
 func notLeader() error {
@@ -306,7 +306,7 @@ func (w *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.C
 	return nstancev1.NewOperatorServiceClient(conn)
 }
 
-// rival returns a client of the other tenant's operator.
+// rival returns a client for an operator of a second tenant, named rival.
 func (w *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
@@ -329,7 +329,7 @@ func (w *testShard) breakStore(fault func(mem.Request) mem.Fault) {
 
 func outOfOrder(mem.Request) mem.Fault { return mem.Fault{Err: errors.New("out of order")} }
 
-// provide sets the script of the provider.
+// provide sets the function that answers calls to the provider.
 func (w *testShard) provide(script func(context.Context, mock.Call) mock.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -529,7 +529,7 @@ func wants(t testing.TB, what string, err error, code codes.Code, words ...strin
 	}
 }
 
-// isNotLeader checks that an error names the leader.
+// isNotLeader checks that an error contains the address of the actual leader.
 func isNotLeader(t testing.TB, what string, err error) {
 	t.Helper()
 	wants(t, what, err, codes.Unavailable)

@@ -13,7 +13,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// reading parses bytes as a request. gRPC rejects bytes that are not a message.
+// reading decodes the bytes of a request and calls the method with it. Bytes that are not a message give
+// InvalidArgument: gRPC rejects them, too.
 func reading[Q any, PQ interface {
 	*Q
 	proto.Message

@@ -138,7 +138,7 @@ func errNoGroup(key config.GroupKey) error {
 	return status.Errorf(codes.NotFound, "group: there is no group %s", key.Group)
 }
 
-// groupFault converts errors of the configuration to status errors.
+// groupFault converts an error from reading or changing a group to a status error.
 func (c *call) groupFault(key config.GroupKey, err error) error {
 	var refused *shardconfig.RefusedError
 	var superseded *shardconfig.SupersededError

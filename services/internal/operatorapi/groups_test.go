@@ -79,7 +79,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	// The durable groups have the requested values.
+	// The groups in the bucket have the values of the last request.
 	groups, _, _, err := w.state.ReadGroups(t.Context())
 	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" ||
 		groups.Term != 3 {
@@ -280,7 +280,7 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 	}
 }
 
-// A change survives a lost answer of the bucket. The ETag shows whether the change was applied.
+// The bucket stores a change, but its answer is lost. The client still gets a group with the current ETag.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 	w := newTestShard(t)
 	w.breakStore(func(r mem.Request) mem.Fault {

@@ -77,7 +77,7 @@ func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInsta
 	})
 }
 
-// instance finds one of the tenant's instances.
+// instance returns the tenant's instance with the given ID.
 func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	id, err := instanceID(text)
 	if err != nil {
@@ -87,7 +87,7 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	if ok && view.Record.Tenant == c.tenant {
 		return view, nil
 	}
-	// On NotFound, the client would forget an instance that the leader is about to adopt.
+	// Do not return NotFound here: the client would forget an instance that the leader is about to adopt.
 	if left, unsettled := c.state().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
 			"instance_id: %s was reserved by an earlier leader and is being recovered: try again", id)
@@ -99,8 +99,8 @@ func errNoInstance(id ident.ID) error {
 	return status.Errorf(codes.NotFound, "instance_id: there is no instance %s", id)
 }
 
-// DeleteInstance returns when the intent to delete is durable. For an instance that is being deleted it can only
-// shorten the drain. It does nothing for a deleted instance.
+// DeleteInstance returns when the intent to delete is durable. If the instance is already being deleted, DeleteInstance
+// can only shorten its drain. It does nothing for a deleted instance.
 func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
 	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
@@ -146,7 +146,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 
 // decrement lowers the size of an instance's group by one and marks the instance for removal. Both changes are one
 // write to the group's entry in the bucket. The planner then deletes the instance (rule 44), also in a later term. If
-// the instance is marked already or deleted, decrement changes nothing.
+// the instance has the mark already, or is deleted, decrement changes nothing.
 func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
 	if view.Record.OnDemand {
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
@@ -253,8 +253,8 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 				ahead.Round(time.Second))
 		}
 	}
-	// For an existing ID, the rest of the request is not checked, because the configuration may have changed since the
-	// first request.
+	// If an instance with the ID exists, the rest of the request is not checked, because the configuration may have
+	// changed since the first request.
 	_, _, lives := c.state().Record(id)
 	if !lives {
 		if err := c.checkInstance(req); err != nil {
@@ -305,9 +305,9 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	return nil
 }
 
-// create starts a creation, or returns the one in progress with the same ID. lives means that the instance exists
-// already. The creation does not use the client's context, because a request to the provider must be recorded even if
-// the client has disconnected.
+// create starts a creation, or returns the one in progress with the same ID. The parameter lives is true if the
+// instance exists already. The creation continues when the client disconnects: once the provider has been called, the
+// result must be recorded.
 func (c *call) create(key config.GroupKey, id ident.ID, lives bool, instanceType string,
 	vars map[string]string) (*creation, error) {
 	c.mu.Lock()

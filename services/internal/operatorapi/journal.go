@@ -70,8 +70,8 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	if query.After, err = parsePosition("after", req.GetAfter()); err != nil {
 		return c.ended(err)
 	}
-	// Subscribe before the list is read, so that no event is missed. An event that is in the list and in the
-	// subscription is sent once: sending it from the list moves the position past it.
+	// Subscribe before the list is read, so that no event is missed. An event may be both in the list and in the
+	// subscription. It is sent once, because the subscription's events up to the last one sent are skipped.
 	sub := c.Journal.Subscribe(s.queue)
 	defer sub.Close()
 	query.Limit = eventPage
@@ -154,7 +154,7 @@ func journalEvent(e record.Event) *nstancev1.JournalEvent {
 		Message: e.Message, TookSeconds: e.TookSeconds}
 }
 
-// position writes the place of an event as "TERM-SEQUENCE".
+// position returns the position of an event in the journal as "TERM-SEQUENCE".
 func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Sequence) }
 
 // parsePosition parses a text from position. The empty text means the place before all events.

@@ -95,7 +95,8 @@ func TestListEventsRefusals(t *testing.T) {
 	}
 }
 
-// TestFollowEvents checks that a client gets the stored events, then each new one once, and continues after a position.
+// TestFollowEvents checks that a client gets the stored events, and then each new event once. A client that gives the
+// position of an event gets only the events after it.
 func TestFollowEvents(t *testing.T) {
 	w := newTestShard(t)
 	add := func(n int) {

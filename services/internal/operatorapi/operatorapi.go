@@ -43,7 +43,7 @@ type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
 	Cluster, Shard string
-	// ID identifies this server. Incarnation is written into records.
+	// ID identifies this server, and Incarnation this process of it. Records contain the Incarnation of their writer.
 	ID, Incarnation string
 	Leader          *leader.Leader
 	Config          *shardconfig.Manager
@@ -53,7 +53,7 @@ type Leader struct {
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
 	Journal        *journal.Journal
-	// Status describes the leadership. StepDown makes the leader hand over soon.
+	// Status describes the leadership. StepDown makes this server hand the leadership over to another server soon.
 	Status   func() Leading
 	StepDown func()
 	Store    Store
@@ -77,8 +77,8 @@ type Service struct {
 
 	// queue is the number of events that a watch stream may be behind.
 	queue int
-	// pace is the shortest time between two renderings of a group for one stream. resync is the time between two
-	// renderings of all groups, which happen even without an event, because parts of a status depend on the time alone.
+	// pace is the shortest time between two renderings of a group for one stream. resync is how often a stream renders
+	// all groups, even without an event: parts of a status change with time alone.
 	pace, resync time.Duration
 	// recheck is the time between two checks of whether a stream's operator is still admitted.
 	recheck time.Duration
@@ -97,7 +97,7 @@ func New(leader func() (*Leader, error)) *Service {
 
 // call is one call of one operator.
 type call struct {
-	// Context ends with the client's call and with the leadership.
+	// Context is cancelled when the client's call ends, or the leadership.
 	context.Context
 	*Leader
 	service  *Service
@@ -108,8 +108,8 @@ type call struct {
 	// name and role are those of the operator's record.
 	name string
 	role record.OperatorRole
-	// next is the key for which the call renews the certificate. It is nil for a renewal with the same key and for
-	// other calls.
+	// next is the new key for which the certificate is renewed. It is nil if the renewal keeps the old key, and for
+	// calls other than a renewal.
 	next ed25519.PublicKey
 	// refused names the group and the fields of a refused request; nil: none.
 	refused []any

@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// An operator's record is read again after operatorFresh, or after refusalMemory if the operator was refused. If
-	// the bucket cannot be read then, an admitted operator stays admitted until the last record read is operatorMemory
-	// old.
+	// The record of an admitted operator is read again after operatorFresh, the record of a refused one after
+	// refusalMemory. While the bucket cannot be read, an admitted operator stays admitted until operatorMemory after
+	// the last read.
 	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
@@ -105,8 +105,9 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 	case rec.Removed():
 		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
 	case bytes.Equal(rec.PreviousKey, c.peer.PublicKey) && c.renews(rec.PublicKey):
-		// The key was replaced, but the operator did not receive the answer. It may repeat the renewal with the
-		// replaced key. Do not remember this admission, because all other calls with that key must be refused.
+		// An earlier renewal replaced the key, but the operator may not have received the answer. It may repeat that
+		// renewal with the replaced key. Do not remember this admission, because all other calls with that key must be
+		// refused.
 		return rec, token, nil
 	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
 		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
@@ -122,13 +123,13 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 	return rec, token, err
 }
 
-// RenewHeader is the response header that asks an operator to renew its certificate early, because the CA is being
-// rotated. It holds "now".
+// RenewHeader is a response header with the value "now". It asks an operator to renew its certificate early, because
+// the CA is being rotated.
 const RenewHeader = "nstance-renew-certificate"
 
 // mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
-// false while there is no rotation. The shards notice the end of a rotation at different times. If the end counted as a
-// step, each shard would ask for a renewal.
+// false while there is no rotation. The end of a rotation is not a step: each shard notices it at another time, and
+// would then ask for one more renewal.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }
@@ -138,13 +139,13 @@ func (c *call) requestRenewal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators[c.admission()].mustRenew {
-		// SetHeader fails only after the response has begun. Then the response to the operator's next call has the
-		// header.
+		// The error is ignored: SetHeader fails only if the response has already begun. The operator's next response
+		// then has the header.
 		_ = grpc.SetHeader(c.client, metadata.Pairs(RenewHeader, "now"))
 	}
 }
 
-// renews reports whether the call is a renewal for a key.
+// renews reports whether the call is a renewal that asks for the given key.
 func (c *call) renews(key []byte) bool { return len(c.next) > 0 && bytes.Equal(c.next, key) }
 
 // forgetPreviousKey removes the previous key from the record, because the operator has used the key of its last
@@ -187,8 +188,8 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		}
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
 			ID: c.operator}
-		// If the record names another certificate than the presented one, a renewal already happened. The client may
-		// not have received the answer, so the recorded certificate is issued again.
+		// If the client does not present the certificate in the record, the certificate was already renewed, and the
+		// client may not have received the answer. So the recorded certificate is issued again.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) || c.renews(rec.PublicKey) {
 			if cert, ok := c.Issuer.Reissue(identity, ed25519.PublicKey(rec.PublicKey), rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {

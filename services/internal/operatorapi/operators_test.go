@@ -47,7 +47,7 @@ func list(t testing.TB, client nstancev1.OperatorServiceClient) error {
 	return err
 }
 
-// remove makes an operator's record a tombstone, as an administrator's command does.
+// remove makes the operator's record a tombstone. An administrator removes an operator in the same way.
 func (w *testShard) remove(t testing.TB) {
 	t.Helper()
 	rec, token, err := w.state.GetOperator(t.Context(), "prod", w.id)
@@ -206,7 +206,7 @@ func TestRenewCertificate(t *testing.T) {
 		!rec.Certificate.NotAfter.Equal(cert.NotAfter) || rec.Revision != 2 || rec.Writer != "incarnation-1" {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// After a lost answer, the client gets the same certificate, and nothing is written.
+	// If the answer was lost and the client asks again, it gets the same certificate, and nothing is written.
 	again, err := w.renew(t, w)
 	if err != nil || !again.Equal(cert) {
 		t.Errorf("another certificate, %v", err)
@@ -227,8 +227,8 @@ func TestRenewCertificate(t *testing.T) {
 	wants(t, "the first one is over", list(t, w.dial(t, w.cert)), codes.Unauthenticated)
 }
 
-// TestRenewalChangesTheKey: a renewal replaces the key. The replaced key can only repeat the renewal, and not even that
-// once the operator has used the new one.
+// TestRenewalChangesTheKey: a renewal replaces the key. With the replaced key, an operator can only repeat that
+// renewal, and only until it has used the new key.
 func TestRenewalChangesTheKey(t *testing.T) {
 	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour)
@@ -270,7 +270,8 @@ func TestRenewalChangesTheKey(t *testing.T) {
 	}
 }
 
-// A certificate that an administrator issued with another validity is replaced by one with the standard validity.
+// An administrator may have issued a certificate with another lifetime. A renewal replaces it by a certificate with the
+// standard lifetime.
 func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour) // the CA is older than every certificate

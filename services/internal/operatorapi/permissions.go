@@ -12,8 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// permitGroup refuses a change of a group that raises the tenant's usage above its quotas. A concurrent CreateInstance
-// may exceed the quota of instances, by the number of instances that it creates while the group is written.
+// permitGroup refuses a change of a group if the tenant's usage would then exceed its quotas. Instances that
+// CreateInstance creates while the group is being written are not counted. The usage may exceed the quota by their
+// number.
 func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
 	c.mu.Lock()
 	before := c.usage()
@@ -27,7 +28,7 @@ func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
 	return c.refusal(codes.ResourceExhausted, key, config.CheckQuota(shard, key.Tenant, before, after))
 }
 
-// permitInstance refuses one more on-demand instance than the tenant's quota permits. Call with mu held.
+// permitInstance refuses an on-demand instance if the tenant's quota does not permit one more. Call with mu held.
 func (c *call) permitInstance(key config.GroupKey) error {
 	before := c.usage()
 	after := before
@@ -62,8 +63,8 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns an error that lists found, the problems with the forbidden fields of a group. It returns nil if found
-// is empty.
+// refusal returns an error that lists the problems in found: forbidden fields of a group, or exceeded quotas. It
+// returns nil if found is empty.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil

@@ -18,9 +18,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// sharedDocument configures a shard of two tenants. The template vault is for the tenant prod alone. Operators of both
-// tenants may use the template shared, for groups of at most 4 instances. They may set one argument and choose an
-// instance type from t4g.*. The tenant rival may have 2 groups and 6 instances.
+// sharedDocument configures a shard of two tenants. Only the tenant "prod" may use the template "vault". Operators of
+// both tenants may use the template "shared", for groups of at most 4 instances. They may set one argument and choose
+// an instance type from t4g.*. The tenant "rival" may have 2 groups and 6 instances.
 const sharedDocument = `{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "a", "provider": {"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"},
@@ -55,7 +55,7 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// takeRefusals returns the logged refusals since the last call.
+// takeRefusals returns the refusals that were logged since its last call.
 func (b *logBuffer) takeRefusals(t testing.TB) (refusals []map[string]any) {
 	t.Helper()
 	b.mu.Lock()
@@ -73,9 +73,9 @@ func (b *logBuffer) takeRefusals(t testing.TB) (refusals []map[string]any) {
 	return refusals
 }
 
-// TestHostileOperator sends requests with which a tenant's operator may try to get more than it is allowed: another
-// tenant's data, cloud resources that its template does not name, and more than its quotas. Each request is refused
-// with an error that names the field and what to do, and with one entry of the log. No request changes anything.
+// TestHostileOperator sends requests by which a tenant's operator may try to exceed its permissions. They ask for
+// another tenant's data, for cloud resources outside its template, and for more than its quotas. Each request is
+// refused and logged once. The error says which field is wrong and what to do. No request changes anything.
 func TestHostileOperator(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
@@ -293,7 +293,7 @@ func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
 	}
 }
 
-// TestRefusedRolesAreLogged checks that the log names a viewer that tries to change something.
+// TestRefusedRolesAreLogged checks that the log has an entry for a viewer that tries to change something.
 func TestRefusedRolesAreLogged(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))

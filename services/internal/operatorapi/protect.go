@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ProtectInstance protects an instance, or ends its protection. The planner neither replaces a protected instance
-// voluntarily nor removes it to lower the size (rule 54). The group's entry in the bucket names the instance, so that
-// the protection outlasts the leader.
+// ProtectInstance protects an instance, or ends its protection. The planner does not remove a protected instance to
+// lower the size, and replaces it only if it must (rule 54). The group's entry in the bucket lists the instance, so
+// that later leaders protect it, too.
 func (s *Service) ProtectInstance(ctx context.Context, req *nstancev1.ProtectInstanceRequest) (
 	*nstancev1.ProtectInstanceResponse, error) {
 	return unary(s, ctx, "protect the instance", req, (*call).protectInstance)

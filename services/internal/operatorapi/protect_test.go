@@ -13,7 +13,7 @@ import (
 )
 
 // TestProtectInstance checks that a scale-down spares a protected instance, and that the protection is durable before
-// the answer. IDs of instances that are gone disappear from the group's entry.
+// the client gets the answer. When an instance is gone, its ID is deleted from the group's entry.
 func TestProtectInstance(t *testing.T) {
 	w := newTestShard(t)
 	ids := w.grow(t, "fleet", 3)
@@ -63,7 +63,7 @@ func TestProtectInstance(t *testing.T) {
 	if id := parse(t, gone.GetInstance().GetInstanceId()); id != ids[1] {
 		t.Errorf("%v goes, want %v", id, ids[1])
 	}
-	// A deletion that a person asks for is permitted.
+	// A person may delete a protected instance.
 	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{
 		InstanceId: oldest.String()}); err != nil {
 		t.Fatal(err)

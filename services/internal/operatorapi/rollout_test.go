@@ -59,7 +59,7 @@ func TestRolloutOfAGroup(t *testing.T) {
 }
 
 // TestResumeStartsAHaltedRollout checks that ResumeGroup resets a rollout's count of failures, also for a group that is
-// not paused, and leaves no override.
+// not paused. A static group has no override afterwards.
 func TestResumeStartsAHaltedRollout(t *testing.T) {
 	w := newTestShard(t)
 	key := config.GroupKey{Tenant: "prod", Group: "static"}
@@ -89,7 +89,8 @@ func TestRolloutJSON(t *testing.T) {
 	wants(t, "static", err, codes.FailedPrecondition, "rollout_json")
 }
 
-// TestPurchaseJSON checks that purchase_json reaches a dynamic group, and that it can be cleared.
+// TestPurchaseJSON checks that purchase_json sets the purchase options of a dynamic group, and that they can be
+// cleared.
 func TestPurchaseJSON(t *testing.T) {
 	w := newTestShard(t)
 	upsert := func(req *nstancev1.UpsertGroupRequest) error {
@@ -114,8 +115,8 @@ func TestPurchaseJSON(t *testing.T) {
 	}
 }
 
-// TestDisruptionJSON checks that disruption_json and schedules_json reach a dynamic group, that they can be cleared, and
-// that a schedule may not exceed dynamic.max_size.
+// TestDisruptionJSON checks that disruption_json and schedules_json change a dynamic group, and that their values can
+// be cleared. The size in a schedule must not exceed the limit dynamic.max_size.
 func TestDisruptionJSON(t *testing.T) {
 	w := newTestShard(t)
 	upsert := func(req *nstancev1.UpsertGroupRequest) error {

@@ -19,7 +19,8 @@ import (
 // Leading describes a server's leadership.
 type Leading struct {
 	Version string
-	// LeaseLeft is how long the server may act without another renewal. It is nil if the server leads without a lock.
+	// LeaseLeft is how long the server may act if it cannot renew its lease. It is nil if the server leads without a
+	// lock.
 	LeaseLeft *time.Duration
 	// Heir and Standbys are the IDs of servers. Heir is "" if there is none.
 	Heir     string
@@ -57,7 +58,7 @@ func methodOf(ctx context.Context) string {
 	return method[strings.LastIndexByte(method, '/')+1:]
 }
 
-// GetShardStatus returns the shard's leadership, the state of its configuration, and its standing errors.
+// GetShardStatus returns the shard's leadership, the state of its configuration, and its unresolved errors.
 func (s *Service) GetShardStatus(ctx context.Context, req *nstancev1.GetShardStatusRequest) (
 	*nstancev1.GetShardStatusResponse, error) {
 	return unary(s, ctx, "shard status", req, (*call).shardStatus)

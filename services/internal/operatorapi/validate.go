@@ -94,8 +94,8 @@ func checkVars(vars map[string]string) error {
 	return nil
 }
 
-// parseArgs parses args_json as strictly as the bucket's document of dynamic groups. It keeps numbers as they are, and
-// rejects duplicate names. It returns nil for {}, which means that the group has no arguments of its own.
+// parseArgs parses args_json as strictly as the dynamic groups in the bucket are parsed. It keeps numbers as they are,
+// and rejects duplicate names. It returns nil for {}, which means that the group has no arguments of its own.
 func parseArgs(text string) (map[string]any, error) {
 	spec, err := parseObject("args_json", "args", text)
 	if err != nil || len(spec.Args) == 0 {
@@ -162,7 +162,7 @@ type upsert struct {
 	drain *config.Duration
 	// rollout is the parsed rollout_json; nil if the request has none.
 	rollout *config.Rollout
-	// disruption, purchase and schedules are those of disruption_json, purchase_json and schedules_json; nil if the
+	// disruption, purchase and schedules are the parsed disruption_json, purchase_json and schedules_json; nil if the
 	// request has none.
 	disruption *config.Disruption
 	purchase   *config.Purchase

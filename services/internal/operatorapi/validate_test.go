@@ -110,8 +110,8 @@ func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
 	}
 }
 
-// FuzzUpsert checks that every request is rejected with the name of a field or stays within the limits. An accepted
-// group can be written and read again.
+// FuzzUpsert checks that a request is either within the limits, or rejected with the name of a field. An accepted group
+// can be written and read again.
 func FuzzUpsert(f *testing.F) {
 	for _, req := range []*nstancev1.UpsertGroupRequest{
 		{Group: "g", Size: proto.Uint32(3), Template: "t", ArgsJson: `{"a": [1, {"b": null}]}`},
@@ -151,7 +151,8 @@ func FuzzUpsert(f *testing.F) {
 			"prod": {req.GetGroup(): spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
 		for _, p := range problems.Errors() {
-			// Only a check against the shard's configuration finds errors in these fields.
+			// ParseGroups does not know the shard's configuration, without which the values of these fields cannot be
+			// checked.
 			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
 				!strings.Contains(p.Path, "instance_types") &&
 				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {

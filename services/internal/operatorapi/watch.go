@@ -27,9 +27,10 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve repeatedly calls the function next and sends its results to the client. It returns when the client disconnects,
-// falls behind, or is removed, and when the leadership ends. A client that does not read blocks only the sending
-// goroutine. That goroutine ends with the stream, because grpc cancels a blocked send when the handler returns.
+// serve repeatedly calls the function next and sends its results to the client. It returns when the leadership ends, or
+// when the client disconnects, falls behind or is removed. A client that does not read blocks only the sending
+// goroutine. That goroutine ends after serve has returned, because grpc cancels a blocked send when the handler
+// returns.
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
 	out, failed := make(chan *M), make(chan error, 1)
 	defer close(out)
@@ -82,7 +83,7 @@ func refusal(ctx context.Context) error {
 // refusedStream is the cause with which readmit ends a stream.
 type refusedStream struct{ error }
 
-// ended converts the end of a stream to a status error, and logs it if it is a refusal.
+// ended converts the error that ended a stream to a status error. If the client was refused, it logs the refusal.
 func (c *call) ended(err error) error {
 	if errors.Is(err, watch.ErrSlow) && c.Err() == nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
@@ -201,8 +202,7 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 	return out
 }
 
-// WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed. It renders the
-// status when it sends the group.
+// WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed.
 func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
 	c, end, err := s.begin(to.Context(), nil)
 	if err != nil {

@@ -39,7 +39,7 @@ func TestWatchGroups(t *testing.T) {
 		full.GetStatus().GetGroup() != "fleet" {
 		t.Errorf("%v", full)
 	}
-	// A change by Terraform is sent like any other.
+	// A changed configuration reaches the watch in the same way as a changed group.
 	w.configure(t, document(`"images": {},`))
 	refreshed, err := w.RefreshConfig(t.Context(), &nstancev1.RefreshConfigRequest{})
 	if err != nil || refreshed.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
@@ -80,7 +80,7 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 	}
 }
 
-// A change that depends on the time alone is sent without an event.
+// When time alone changes a group's status, the new status is sent although there was no event.
 func TestWatchGroupsReportsTimedChanges(t *testing.T) {
 	w := newTestShard(t)
 	w.service.Tune(100, time.Millisecond, 20*time.Millisecond)
@@ -247,8 +247,8 @@ func TestSlowWatchers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// HTTP/2's flow control window holds some thousands of events. Each event is about another instance, so none
-	// coalesce.
+	// HTTP/2's flow control lets some thousands of events through to a client that does not read, so many more are
+	// sent. Each event is about another instance, so that no event replaces another.
 	for range 20_000 {
 		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})
@@ -273,7 +273,8 @@ func TestSlowWatchers(t *testing.T) {
 	fresh.await("an event", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
 }
 
-// Streams end with the leadership and name the new leader, also for clients that do not read.
+// When the leadership ends, all streams end with an error that contains the new leader, also those of clients that do
+// not read.
 func TestStreamsEndWithTheLeadership(t *testing.T) {
 	w := newTestShard(t)
 	w.service.Tune(1<<20, time.Millisecond, time.Hour)

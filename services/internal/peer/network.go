@@ -64,8 +64,8 @@ type end struct {
 	incoming bool
 }
 
-// link is one stream to another process. The goroutine of the link sends queued messages (out) until done is closed,
-// and then those that are still queued.
+// link is one stream to another process. The goroutine of the link sends queued messages from out. When done is closed,
+// it still sends the messages that are already queued.
 type link struct {
 	end
 	out  chan election.Message
@@ -79,7 +79,7 @@ func newLink(peer election.Peer, incoming bool) *link {
 
 func (l *link) close() { l.once.Do(func() { close(l.done) }) }
 
-// pump sends messages until the link is closed, and then those that are still queued.
+// pump sends queued messages until the link is closed. It then sends the messages that are still in the queue.
 func (l *link) pump(send func(message any) error) error {
 	for {
 		select {

@@ -134,8 +134,8 @@ func TestLeaderAndStandbyExchangeMessages(t *testing.T) {
 	a.network.Send(b.self, f)
 	b.hears(t, f)
 
-	// A follower that has taken over announces its takeover, and then follows no server. The announcement still
-	// arrives.
+	// A follower takes over, announces its takeover to the former leader, and then follows no server. The announcement
+	// still arrives.
 	taken := election.TookOver{Leader: a.self, Standby: b.self, Term: 4}
 	b.network.Send(a.self, taken)
 	b.network.Follow(record.Lock{})
@@ -211,8 +211,8 @@ func TestMissingLinkIsLogged(t *testing.T) {
 	}
 }
 
-// TestLinkAfterALeadership checks the duration that is logged for a missing link. It must not include the time in which
-// this server had no leader to follow.
+// TestLinkAfterALeadership checks for how long a link was missing according to the log. The time in which this server
+// had no leader to follow must not be included.
 func TestLinkAfterALeadership(t *testing.T) {
 	c := transporttest.New(t)
 	log := make(loggedMessages, 1000)

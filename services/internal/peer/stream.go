@@ -22,8 +22,8 @@ import (
 const (
 	// helloTime is the time within which the other side must connect and send its hello.
 	helloTime = 5 * time.Second
-	// redialAfter is the first pause before another attempt to connect to the holder. The pause doubles up to
-	// redialMost, which is short so that a follower reconnects soon after a partition.
+	// redialAfter is the pause after the first failed attempt to connect to the holder. The pause doubles up to
+	// redialMost. redialMost is short, so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
 	// warnEvery is the time between two warnings of a link that is missing.
 	warnEvery = time.Minute

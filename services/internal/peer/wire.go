@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// maxFrame is the largest frame in bytes. It has room for a lock whose texts have their maximum length and every
-	// byte escaped.
+	// maxFrame is the maximum size of a frame in bytes. It suffices for a lock in which every text has its maximum
+	// length and every byte is escaped.
 	maxFrame = 64 << 10
 	// maxName is the maximum length in bytes of a server's ID, and of its incarnation. The lock has the same limit.
 	maxName = 512
-	// maxLength is the longest promise that a message may ask for.
+	// maxLength is the maximum duration of a promise that a heartbeat may ask for.
 	maxLength = time.Minute
 )
 
@@ -34,8 +34,8 @@ type frame struct {
 	TookOver  *election.TookOver `json:"took_over,omitempty"`
 }
 
-// heartbeat is an election.Heartbeat as JSON. It contains the lock as in the store, so that the receiver decodes it
-// like a lock that was read from the store.
+// heartbeat is an election.Heartbeat as JSON. It contains the lock in the format of the store, so that the receiver can
+// decode it like a lock that it read from the store.
 type heartbeat struct {
 	election.Heartbeat
 	Lock json.RawMessage
