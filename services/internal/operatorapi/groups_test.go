@@ -79,7 +79,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	// The groups in the bucket have the values of the last request.
+	// The bucket contains the group with the values that the requests set.
 	groups, _, _, err := w.state.ReadGroups(t.Context())
 	if spec := groups.Tenants["prod"]["fleet"]; err != nil || *spec.Size != 3 || spec.Vars["role"] != "db" ||
 		groups.Term != 3 {

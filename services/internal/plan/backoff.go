@@ -20,8 +20,9 @@ const (
 // over reports whether the hour in which notices were counted has ended.
 func (n Notices) over(now time.Time) bool { return !now.Before(n.Since.Add(noticeWindow)) }
 
-// backoff returns what makes the group's creations wait: failed creations (rule 25) or notices (rule 39), whichever
-// lasts longer. Notices are counted for one hour. until is the end of this hour, or zero if no notices count.
+// backoff returns the backoff that the group must observe: the one for failed creations (rule 25) or the one for
+// notices (rule 39), whichever ends later. until is the end of the hour in which the notices are counted, or zero if no
+// notices count.
 func (g *group) backoff() (b Backoff, until time.Time) {
 	b = g.Backoff
 	if g.Notices.Backoff.Failures == 0 || g.Notices.over(g.Now) {
@@ -42,9 +43,9 @@ func (b Backoff) rule() int {
 	return 25
 }
 
-// Until returns when the group may try to create again (rule 25), or zero if there was no failure. The wait is 1 s
-// after the first failure and doubles up to 5 min, plus or minus 10 %. The 10 % come from a hash, so that groups do not
-// act in step and planning stays pure.
+// Until returns when the group may try to create again (rule 25), or zero if no creation failed. The wait is 1 s after
+// the first failure and doubles up to 5 min, plus or minus 10 %. A hash decides these 10 %, so that groups try at
+// different times and the same input gives the same plan.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -58,7 +59,7 @@ func (b Backoff) Until(key config.GroupKey) time.Time {
 }
 
 // retryReady reports whether a failed action may be tried again. The wait is 1 s after the first failure and doubles up
-// to 1 min, plus or minus 10 % that come from a hash.
+// to 1 min. A hash makes it up to 10 % shorter or longer.
 func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.Time) {
 	if f.Count == 0 {
 		return true, time.Time{}
@@ -86,9 +87,9 @@ func hashID(id ident.ID) uint64 {
 	return h.Sum64()
 }
 
-// createsAllowed returns how many of the wanted creates may start now, and steps that say why the others may not. A
-// group creates nothing while it backs off. Afterwards, the more often it failed, the fewer instances it creates at a
-// time. The create budget is a further limit.
+// createsAllowed returns how many of the wanted instances may be created now. out contains the reasons why the others
+// may not. A group creates nothing during its backoff. After the backoff, each further failure halves the number of
+// instances that it creates at a time. The create budget is another limit.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

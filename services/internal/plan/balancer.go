@@ -6,36 +6,37 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// BalancerHealth is what the load balancers of an instance's group have told this leader about the instance (rule 59).
+// BalancerHealth is what this leader has learned about an instance from the load balancers of its group (rule 59).
 type BalancerHealth struct {
-	// WasHealthy: a load balancer called the instance healthy, and at that time no other one called it unhealthy.
+	// WasHealthy: in at least one round of questions, a load balancer called the instance healthy and none called it
+	// unhealthy.
 	WasHealthy bool
-	// Refused: a load balancer called the instance unhealthy in the last round of questions, even if its verdict does
-	// not count yet.
+	// Refused: in the last round of questions, a load balancer called the instance unhealthy. This includes a verdict
+	// that is ignored because the instance is new.
 	Refused bool
-	// Rounds counts the successive rounds in which a load balancer called the instance unhealthy and its verdict
-	// counted.
+	// Rounds counts the successive rounds, up to balancerRounds, in which a load balancer called the instance
+	// unhealthy. Verdicts that are ignored because the instance is new are not counted.
 	Rounds uint8
-	// Failed names the load balancer whose verdict counts, with its reason; "": none.
+	// Failed is the load balancer because of which the instance counts as unhealthy, with its reason; "": none.
 	Failed string
 }
 
-// balancerRounds is the number of successive rounds of questions in which a load balancer must call an instance
-// unhealthy. The cloud's own threshold applies in addition, before the first of these rounds.
+// balancerRounds is the number of successive rounds of questions after which an instance counts as unhealthy, if a load
+// balancer called it unhealthy in each of them. Load balancers have their own threshold for failed checks, too.
 const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.
 type BalancerVerdict struct {
-	// Healthy: a load balancer calls the instance healthy, and none calls it unhealthy. Failed names one that calls it
-	// unhealthy, with its reason. If both are zero, none has decided.
+	// Healthy: a load balancer calls the instance healthy, and none calls it unhealthy. Failed is a load balancer that
+	// calls the instance unhealthy, with its reason. If both are zero, no load balancer has decided.
 	Healthy bool
 	Failed  string
 }
 
-// ApplyBalancerVerdict applies rule 59 (load-balancer health): it returns the instance after an answer of its load
-// balancers. grace is the [StartGrace] of the group. failed reports whether the verdict made the instance unhealthy.
-// After a better verdict, the next report makes the instance healthy again. A verdict on a leaving instance is ignored,
-// because the drain removes the instance from its load balancers.
+// ApplyBalancerVerdict applies rule 59 (load-balancer health): it returns the instance after a round of questions to
+// its load balancers. grace is the [StartGrace] of the group. failed reports whether the verdict made the instance
+// unhealthy. If a later verdict is better, the instance can become healthy with its next report. A leaving instance is
+// returned unchanged, because its drain removes it from its load balancers.
 func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
 	failed bool) {
 	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))

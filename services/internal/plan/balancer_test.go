@@ -27,8 +27,8 @@ func TestRule60WaitsNoLongerThanTheGrace(t *testing.T) {
 	}
 }
 
-// TestRule60SilentInstanceThatNeverJoinedGoesFirst checks which of two silent instances is deleted: the one that the
-// load balancers never called healthy, not the one that has served.
+// TestRule60SilentInstanceThatNeverJoinedGoesFirst checks which of two silent instances is deleted. The load balancers
+// never called the first one healthy, so it must be deleted. The second one has served, so it must stay.
 func TestRule60SilentInstanceThatNeverJoinedGoesFirst(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

@@ -8,7 +8,7 @@ const (
 	CauseScaleDown   Cause = "scale_down"
 	CauseUnhealthy   Cause = "unhealthy"
 	CauseHealthCheck Cause = "health_check"
-	// CauseLoadBalancer is the verdict of a load balancer that the instance is unhealthy (rule 59).
+	// CauseLoadBalancer: a load balancer called the instance unhealthy (rule 59).
 	CauseLoadBalancer Cause = "load_balancer"
 	CauseGone         Cause = "gone"
 	CauseExpired      Cause = "expired"

@@ -8,8 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is the state of an instance with regard to its group's size. The classes are in the order of the classification
-// table. In this order, rule 19 deletes instances that have healthy replacements.
+// class is the state of an instance with regard to its group's size. The order is that of the classification table.
 type class uint8
 
 const (
@@ -24,10 +23,10 @@ const (
 	classExpired
 	classHeld   // as classSilent, but the unhealthy guard holds: counts and stays
 	classSilent // or with a failing health check or verdict of a load balancer; see classExpired
-	// Instances of these two classes count towards the size, but are not accepted as replacements of others.
+	// The next two classes count towards the size, but their instances are not accepted as replacements of others.
 	classUnreadyDrifted
 	classUnready
-	// Instances of these three classes count towards the size and are healthy. Waves replace them (rule 20).
+	// The next three classes count towards the size, and their instances are healthy. Waves replace these (rule 20).
 	classDrifted
 	classAged
 	classReturning
@@ -35,8 +34,8 @@ const (
 	classes = int(iota)
 )
 
-// available reports whether instances of a class run and may serve. This includes silent and unhealthy ones, because
-// the fault may be elsewhere.
+// available reports whether instances of a class run and count as available. This includes silent and unhealthy ones,
+// because the fault may be outside the instance.
 func (c class) available() bool {
 	switch c {
 	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
@@ -66,12 +65,12 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is the reason to delete an instance of this row regardless of other instances, or CauseNone.
+	// cause is why the planner deletes an instance of this row even if the group has its size, or CauseNone.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
-	// applies is the rest of the condition; nil means that there is no more. It only reads the group. until is when its
-	// answer may change without an event; zero means never.
+	// applies checks the conditions that needs cannot express; nil: there are none. It must not change the group. until
+	// is when its result may change with time alone; zero: never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
@@ -99,8 +98,8 @@ var rules = [...]rule{
 		func(g *group, i subject) (bool, time.Time) { return g.isOlder(i.Instance, g.Settings.OnDemandAge) }},
 	{9, "on-demand", classOnDemand, CauseNone, factOnDemand, nil},
 	{10, "expired", classExpired, CauseExpired, 0, func(g *group, i subject) (bool, time.Time) {
-		// Expired instances count as available. An instance that never registered must not count as available, so it
-		// never expires. Rule 7 (registration_timeout) deletes it.
+		// An instance that never registered does not expire, because expired instances count as available and this one
+		// is not. Rule 7 (registration_timeout) deletes it.
 		if i.has(factUnregistered) {
 			return false, time.Time{}
 		}
@@ -138,21 +137,21 @@ type group struct {
 	guard          Guard
 	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
 	guardedUntil   time.Time // when it ends by time alone; zero: unknown
-	// anyReportMatters: some instance is not well, so any report from it may change the plan.
+	// anyReportMatters: any report may change the plan, for example because an instance is not well.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
 	facts            []facts // by instance
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
-	// earliestReport is the oldest of the last reports of instances that report in time. Its instance must report next.
-	// It is zero if no instance reports in time.
+	// earliestReport is the last report of the instance that is due to report next. Only instances that report in time
+	// are considered; zero: there are none.
 	earliestReport time.Time
 }
 
 func (g *group) class(n int) class { return rules[g.rows[n]].class }
 
-// cause returns the reason to delete an instance regardless of others, or CauseNone.
+// cause returns why instance n is deleted even if the group has its size, or CauseNone.
 func (g *group) cause(n int) Cause {
 	if g.Instances[n].OnDemand && g.class(n) == classOnDemand && g.emptying() {
 		return g.scaleDownCause()
@@ -163,13 +162,13 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running counts the registered instances that run, even if they are being deleted for their silence. late is how
-	// many of these the unhealthy guard counts. unhealthy is how many would be replaced without the guard.
+	// running counts the registered instances that run, also those that are deleted because they are silent. Of these,
+	// late counts those that the unhealthy guard counts, and unhealthy those that are replaced without the guard.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is being recorded. Otherwise a store that
-	// does not answer, or a leader that dies, would lead to more VMs than size and surge allow.
+	// failing counts failed creations, and running instances whose deletion is being recorded. Both are replaced only
+	// when the deletion is durable. Until then, the store may fail or the leader may die, and VMs would be too many.
 	failing int
-	// draining are leaving instances that still run and that the provider was not asked to terminate yet.
+	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
 }
 
@@ -196,7 +195,7 @@ func (t *tally) unavailable() int {
 // total counts towards the size.
 func (t *tally) total() int { return t.available() + t.unavailable() }
 
-// classifyGroup classifies every instance. It evaluates the unhealthy guard first, which depends on all of them.
+// classifyGroup classifies every instance. Before that, it evaluates the unhealthy guard for the group.
 func classifyGroup(s Snapshot) *group {
 	size, until := s.Group.SizeAt(s.Now) // rule 51
 	g := &group{Snapshot: s, desired: max(0, size), surge: max(1, s.Group.MaxSurge),
@@ -307,7 +306,7 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports notes when the next report of an instance will be missed, or that any report may change the plan.
+// addReports records when the next report of an instance is overdue, or that any report may change the plan.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
@@ -354,13 +353,13 @@ func (g *group) isRemoved(i *Instance) bool {
 	return len(g.Group.Removed) > 0 && slices.Contains(g.Group.Removed, i.ID) && !i.awaitsCreate()
 }
 
-// awaitsCreate reports whether it is still unknown if the VM exists. Only the answer to the create call, or the action
-// Settle, can tell.
+// awaitsCreate reports whether the leader does not know yet if the VM exists. It can learn this only from the answer to
+// the create call, or from the action Settle.
 func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the provider's answer. If the answer is incomplete, a missing VM is of unknown state.
+// providerState is the VM's state according to the provider. If an incomplete answer lacks the VM, it is unknown.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown
@@ -393,9 +392,9 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. Until an agent connects to this leader, the fault may be the leader's. So the
-// time-out begins at the earliest with the first connection, or with the leadership in a group without registered
-// instances. While the unhealthy guard holds, only on-demand instances can be overdue.
+// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before an agent has connected
+// to this leader: until then, the leader may be at fault. In a group without registered instances, it begins at the
+// latest with the leadership or the launch. While the unhealthy guard holds, only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {
@@ -441,9 +440,9 @@ func (g *group) isSilent(i subject) (bool, time.Time) {
 	return neverHealthy, sooner(until, due)
 }
 
-// failsCheck is rule 52: a health check fails. For an instance that was never healthy, this counts only after the time
-// that rule 12 allows. Its program may still be starting, and instances with a program that never starts must not be
-// replaced in quick succession.
+// failsCheck is rule 52: a health check fails. For an instance that was never healthy, this counts only after
+// [group.healthyBy], because its program may still be starting. If the program never starts, the wait also prevents
+// replacements in quick succession.
 func (g *group) failsCheck(i subject) (bool, time.Time) {
 	switch {
 	case i.FailedCheck == "" || i.has(factUnregistered):
@@ -461,7 +460,7 @@ func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }
 
-// isOlder reports whether an instance was launched longer ago than the given age. With age zero, none was.
+// isOlder reports whether an instance was launched longer ago than the given age. For age zero, it returns false.
 func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 	if age <= 0 {
 		return false, time.Time{}
@@ -493,8 +492,8 @@ func Drifted(group *config.Group, image string, i *Instance) bool {
 		hasOldImage(group, image, i)
 }
 
-// hasOldImage is rule 55: it reports whether the query of the group's image finds another image than the instance's. If
-// one of the two images is unknown, the instance does not count as outdated.
+// hasOldImage is rule 55: it reports whether the query of the group's image finds an image other than that of the
+// instance. If one of the two images is unknown, the instance does not count as outdated.
 func hasOldImage(group *config.Group, image string, i *Instance) bool {
 	return group.Rollout.OnImageChange && image != "" && i.Image != "" && i.Image != image
 }

@@ -12,9 +12,9 @@ const (
 	// orphanPercent (rule 36).
 	fewOrphans    = 2
 	orphanPercent = 5
-	// unusedRetention is the longest time for which the tombstone of a reservation without a VM is kept. A late create
-	// call of an earlier leader may still make the VM. While the tombstone exists, this VM is a stray (rule 37).
-	// Afterwards it is an orphan (rule 35).
+	// unusedRetention is the longest time for which the tombstone of a reservation without a VM is kept. During this
+	// time, a create call of an earlier leader may still take effect, and its VM is a stray (rule 37). Without the
+	// tombstone, such a VM is an orphan (rule 35).
 	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.
 	collectRetry = 10 * time.Second
@@ -30,7 +30,7 @@ type ShardSnapshot struct {
 	Listed Observed[int]
 	// Strays are the VMs of the latest provider list that no live record claims. VMs of Leftovers may be among them.
 	Strays []Stray
-	// Leftovers are reservations that no leader of this term will use.
+	// Leftovers are reservations for which this leader will create no VM, such as those of earlier leaders.
 	Leftovers []Leftover
 	// Tombstones are the records in state deleted.
 	Tombstones []Tombstone
@@ -42,21 +42,22 @@ type ShardSnapshot struct {
 // not among them.
 type Stray struct {
 	ProviderID string
-	// Instance is zero if the tag could not be read. Such a VM is left alone: its record cannot be looked for.
+	// Instance is the ID in the VM's tag; zero if the tag cannot be read. Such a VM is left alone, because its record
+	// cannot be found.
 	Instance   ident.ID
 	State      ProviderState
 	LaunchedAt time.Time
-	// Tombstone: the VM's record is a tombstone. Claimed: the record with the VM's instance ID is live, but names
-	// another VM. A claimed VM is left alone too.
+	// Tombstone: the VM's record is a tombstone. Claimed: the record with the VM's instance ID is live, but contains
+	// the provider ID of another VM. A claimed VM is left alone.
 	Tombstone, Claimed bool
-	// Reads are the times, in order, at which a direct read of the VM's record found nothing.
+	// Reads are the times at which the VM's record was read directly and not found, oldest first.
 	Reads []time.Time
 	Busy  bool // an action for it is under way
 	// Confirmed: a person confirmed that the VM may be terminated although there are many orphans.
 	Confirmed bool
 }
 
-// Leftover is a reservation that no leader of this term will use.
+// Leftover is a reservation for which this leader will create no VM, such as one of an earlier leader.
 type Leftover struct {
 	Instance ident.ID
 	Busy     bool // an action for it is under way
@@ -147,9 +148,9 @@ func (s *Stray) isOrphan() bool {
 	return s.runs() && !s.Instance.IsZero() && !s.Tombstone && !s.Claimed
 }
 
-// collectStray plans the next step towards the termination of a stray: by rule 37 if its record is a tombstone, and
-// else by rule 35 (orphans). The key of an orphan's record is first read twice, one collection interval apart. The
-// second read comes after the registration time-out.
+// collectStray plans the next step towards the termination of a stray. A stray whose record is a tombstone is
+// terminated (rule 37). For an orphan, the record is first looked for twice (rule 35). The second read is at least one
+// collection interval after the first, and not before the end of the registration time-out.
 func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
 		return
@@ -182,7 +183,7 @@ func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 }
 
 // removeTombstone removes an old tombstone (rule 38). Tombstones of unused reservations are removed earlier, because
-// every change of leader leaves some. listed are the instances whose VMs are in the latest list.
+// every change of leader adds some. listed are the instances whose VMs are in the provider's latest list.
 func (s *ShardSnapshot) removeTombstone(out *steps, t *Tombstone, listed map[ident.ID]bool) {
 	retention := s.Settings.Retention
 	if t.Unused {
@@ -196,7 +197,7 @@ func (s *ShardSnapshot) removeTombstone(out *steps, t *Tombstone, listed map[ide
 	s.addRetried(out, Action{Kind: RemoveTombstone, Instance: t.Instance, Reason: "its retention time has ended"})
 }
 
-// addRetried plans an action now, and again if it has no effect.
+// addRetried plans an action now. If the action has no effect, it is planned again after collectRetry.
 func (s *ShardSnapshot) addRetried(out *steps, a Action) {
 	out.add(a)
 	out.wait(s.Now.Add(collectRetry))

@@ -5,8 +5,9 @@ import "time"
 // terminateRetry is the time after which a VM's termination is requested again if the provider still has the VM.
 const terminateRetry = time.Minute
 
-// IsDraining reports whether a deletion must still wait for the drain of the instance's node. The VM may still run, its
-// termination was not requested, no operator has acknowledged the drain, and the deadline is ahead.
+// IsDraining reports whether the termination of an instance must still wait for the drain of its node. It waits while
+// the VM may run, no termination was requested, no operator has acknowledged the drain, and the deadline is in the
+// future.
 func IsDraining(i *Instance, now time.Time) bool {
 	return i.runs() && !i.Drained && i.TerminateRequested.IsZero() && i.DeleteDeadline.After(now)
 }

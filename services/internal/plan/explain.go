@@ -12,9 +12,9 @@ type Verdict struct {
 	// Rule is the number of the first rule of the classification table that applies, and RuleName its name.
 	Rule     int
 	RuleName string
-	// Cause is why the instance is deleted regardless of others, or CauseNone.
+	// Cause is why the instance is deleted even if the group has its size, or CauseNone.
 	Cause Cause
-	// Until is when another rule may apply without an event; zero: never.
+	// Until is when time alone may make another rule apply; zero: never.
 	Until time.Time
 }
 
@@ -24,7 +24,7 @@ type Explanation struct {
 	// Desired is the number of instances that the plan aims at. It differs from the group's size if the group is
 	// emptied.
 	Desired int
-	// Guarded means that the unhealthy guard holds (rule 26).
+	// Guarded means that the unhealthy guard forbids replacements (rules 26 and 61).
 	Guarded bool
 	// Verdicts has one entry for each instance, in the order of the snapshot.
 	Verdicts []Verdict

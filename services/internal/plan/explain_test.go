@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
-// TestExplain checks that Explain has the plan of Next and names the rule, cause and time of each instance.
+// TestExplain checks that Explain returns the plan of Next, and the rule, cause and time of each instance.
 func TestExplain(t *testing.T) {
 	f := plantest.New(1)
 	f.Settings.EligibleAge = 24 * time.Hour
@@ -54,7 +54,7 @@ func TestRule61Explain(t *testing.T) {
 	}
 }
 
-// TestExplainRollout checks that a plan says what a rollout waits for, and until when.
+// TestExplainRollout checks that a plan contains the reason why a rollout waits, and when the reason ends.
 func TestExplainRollout(t *testing.T) {
 	const hour = time.Hour
 	for _, tt := range []struct {

@@ -10,9 +10,9 @@ const (
 	filesSettle = 5 * time.Second
 )
 
-// FilesState decides when the server sends the files of one instance again, although the group's configuration has not
-// changed: because files are missing, or because a certificate is due for renewal. A changed configuration is a
-// PushFiles action instead. The zero value is an instance of which nothing is known.
+// FilesState decides when the server sends the files of one instance again although the group's configuration has not
+// changed. The reason is missing files, or a certificate that is due for renewal. When the configuration changes, the
+// action PushFiles sends the files instead. The zero value means that nothing is known of the instance.
 type FilesState struct {
 	// Incomplete means that the last full report lacked a file or had an error, or that the last batch was not sent.
 	Incomplete bool
@@ -27,24 +27,24 @@ type FilesState struct {
 
 // FilesReport is what a report of an agent says about its files.
 type FilesReport struct {
-	// Reported, Sent and Current are hashes of runtime configurations. Reported is from the agent's report. Sent is
-	// that of the last batch of this leadership, and empty before the first batch. Current is that of the group.
+	// Reported, Sent and Current are hashes of runtime configurations. Reported is the hash in the agent's report. Sent
+	// is the hash of the last batch that this leader sent; "": none. Current is the hash of the group's configuration.
 	Reported, Sent, Current string
 	// Full means that the report lists the files. Complete and RenewAt are valid only then. Complete means that the
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
-	// Recheck means that the agent's files may differ from those that new instances get, although the configuration is
-	// the same.
+	// Recheck means that new instances may get other files than this agent has, although the configuration has not
+	// changed.
 	Recheck bool
 }
 
-// FilesDue returns the state after a report, and whether to send a batch now. If so, the state counts the attempt.
+// FilesDue returns the state after a report, and whether to send a batch now. Attempts then includes this batch.
 func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState, due bool) {
 	if report.Full {
 		s.RenewAt = report.RenewAt
 	}
-	// A report about the files of another configuration changes nothing: PushFiles will replace them.
+	// If neither the report nor the last batch has the current configuration, PushFiles will replace the files.
 	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
 		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
 			!report.Full && s.Incomplete

@@ -14,7 +14,7 @@ const forgetGroupRetry = 10 * time.Second
 // allocates little, because it runs on every event.
 //
 // Apart from [Create], [Ask] and alerts, Next plans at most one action per instance, and none while work for the
-// instance is under way. An action that had no effect is planned again unchanged.
+// instance is under way. If an action had no effect, a later plan contains the same action again.
 func Next(s Snapshot) Decision {
 	if s.Group.Deleted && !s.Group.Static && len(s.Instances) == 0 && s.PendingCreates == 0 {
 		return Decision{
@@ -45,7 +45,7 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end without an event; zero: unknown.
+	// blockedUntil and rolloutUntil are when time alone ends the reasons in blocked and rollout; zero: unknown.
 	blockedUntil, rolloutUntil time.Time
 }
 
@@ -59,14 +59,14 @@ func (s *steps) wait(until time.Time) {
 
 func (s *steps) block(reason string) { s.blockUntil(reason, time.Time{}) }
 
-// blockUntil notes why the group is not at its size, and when that reason ends without an event; zero: unknown.
+// blockUntil records why the group is not at its size, and when time alone ends that reason; zero: unknown.
 func (s *steps) blockUntil(reason string, until time.Time) {
 	if s.blocked == "" {
 		s.blocked, s.blockedUntil = reason, until
 	}
 }
 
-// waitRollout notes why a rollout waits, and when that reason ends without an event; zero: unknown.
+// waitRollout records why a rollout waits, and when time alone ends that reason; zero: unknown.
 func (s *steps) waitRollout(reason string, until time.Time) {
 	s.wait(until)
 	if s.rollout == "" {
@@ -100,7 +100,8 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
-			// The removal phase has planned the deletion of this instance, or waits for the answer to its create call.
+			// For a chosen instance, the removal phase has planned the deletion, or waits for the answer to its create
+			// call.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
 			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:
@@ -110,7 +111,8 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 	}
 }
 
-// planSettlement settles a reservation of this term whose create call ended without an answer that could be recorded.
+// planSettlement settles a reservation of this term. Its create call has ended, but no answer is recorded, so that it
+// is unknown whether the VM exists.
 func (g *group) planSettlement(out *steps, i *Instance) {
 	if i.Work != Idle {
 		return
@@ -119,7 +121,7 @@ func (g *group) planSettlement(out *steps, i *Instance) {
 		Reason: "reserved, but nothing is under way for it"})
 }
 
-// attempt plans an action of an instance unless the last failure f is too recent.
+// attempt plans action a, unless it failed too recently. f is its last failure.
 func (g *group) attempt(out *steps, f Failure, a Action) {
 	if ready, until := retryReady(a.Instance, f, g.Now); !ready {
 		out.wait(until)

@@ -810,15 +810,15 @@ func forced(s *plan.Snapshot)   { s.Settings.ForcedAge = 2 * time.Hour }
 func eligible(s *plan.Snapshot) { s.Settings.EligibleAge = 2 * time.Hour }
 func balanced(s *plan.Snapshot) { s.Group.LoadBalancers = []string{"www"} }
 
-// answered marks the provider's answers about all instances as new.
+// answered sets the time of the provider's answers about all instances to now.
 func answered(s *plan.Snapshot) {
 	for n := range s.Instances {
 		s.Instances[n].Provider.At = now
 	}
 }
 
-// TestFirmWakeUp checks NextIfReporting, the wake-up time if all healthy instances report in time. It must not be later
-// than NextPlan if any report can change the plan.
+// TestFirmWakeUp checks NextIfReporting, which is when to plan again if all healthy instances report in time. If any
+// report may change the plan, NextIfReporting must not be later than NextPlan.
 func TestFirmWakeUp(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}

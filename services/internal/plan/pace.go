@@ -11,8 +11,8 @@ const (
 	paceMost   = 10 * time.Second
 	paceWindow = time.Second // throttled answers within it count once
 	paceMemory = time.Minute // after the last throttled answer
-	// createsAhead is how many create calls of a group may wait for their turn. It is low, because a later decision is
-	// based on newer information.
+	// createsAhead is how many create calls of a group may wait for their turn. It is low, because a decision that is
+	// made later uses newer information.
 	createsAhead = 4
 
 	reasonPaced = "the provider throttles creates"
@@ -34,8 +34,8 @@ func (p Pace) ApplyCall(now time.Time) Pace {
 	return p
 }
 
-// ApplyThrottled returns the pace after a throttled answer. Calls that were sent side by side are throttled together,
-// so their answers count once.
+// ApplyThrottled returns the pace after a throttled answer. The provider usually throttles concurrent calls together,
+// so that their throttled answers count only once.
 func (p Pace) ApplyThrottled(now time.Time) Pace {
 	switch {
 	case !p.Limited(now):
@@ -49,7 +49,7 @@ func (p Pace) ApplyThrottled(now time.Time) Pace {
 	return p
 }
 
-// ApplyAccepted returns the pace after an answer that was definite and not throttled.
+// ApplyAccepted returns the pace after a create call with a definite result, unless the call was throttled.
 func (p Pace) ApplyAccepted(now time.Time) Pace {
 	if !p.Limited(now) {
 		return Pace{}
@@ -65,7 +65,7 @@ type Turn struct {
 }
 
 // NextTurn is rule 42 (take turns): it returns the index of the waiting call whose turn is next. waiting is in the
-// order of arrival. served is the number of the last turn of each group.
+// order of arrival. Turns have increasing numbers; served holds the number of the last turn of each group.
 func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 	best := 0
 	for n := range waiting {
@@ -84,13 +84,13 @@ func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 // WaitingCreates are the create calls that wait for their turn.
 type WaitingCreates struct {
 	Pace Pace
-	// Needed and Voluntary count the waiting calls of the group. ShardNeeded counts the waiting calls of all groups,
-	// without voluntary ones.
+	// Needed and Voluntary count the waiting calls of the group. ShardNeeded counts the calls of all groups that would
+	// count as Needed.
 	Needed, Voluntary, ShardNeeded int
 }
 
-// paced is rule 43 (create late). It returns how many of the lacking instances, and how many voluntary replacements,
-// may be created now.
+// paced is rule 43 (create late). The group lacks as many instances as lacking says, and needs voluntary replacements.
+// paced returns how many of each may be created now.
 func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	var out steps
 	w := &g.Waiting

@@ -52,8 +52,9 @@ func TestRandomHistoriesKeepTheRules(t *testing.T) {
 	}
 }
 
-// TestFalseSilenceRemovesFewInstances cuts all agents off within one and a half report intervals, while their VMs run.
-// At most max_unhealthy instances of the group may be removed. If new VMs are cut off too, none may be removed.
+// TestFalseSilenceRemovesFewInstances cuts off all agents, one by one within one and a half report intervals, while
+// their VMs run. At most max_unhealthy instances of the group may be removed. If new VMs are cut off too, none may be
+// removed.
 func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 	for seed := range int64(400) {
 		rng := rand.New(rand.NewSource(seed))
@@ -84,9 +85,9 @@ func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 	}
 }
 
-// TestRule52FailingChecksRemoveFewInstances lets a health check fail on every instance, spread over at most one and a
-// half report intervals. If the check also fails on new VMs, no instance is removed. If new VMs pass it, at most
-// max_unhealthy are removed, because the checks of all others fail before the first new VM has booted.
+// TestRule52FailingChecksRemoveFewInstances lets a health check fail on all instances, one by one within one and a half
+// report intervals. If the check also fails on new VMs, no instance is removed. If it passes on new VMs, at most
+// max_unhealthy instances are removed: the check fails on all others before the first new VM has booted.
 func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
 	for seed := range int64(150) {
 		rng := rand.New(rand.NewSource(seed))
@@ -129,8 +130,9 @@ func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
 	}
 }
 
-// TestRule59AVerdictOnAllRemovesNone lets a load balancer call every instance unhealthy, new ones too, spread over one
-// and a half rounds of questions. None of them is removed, because no replacement proves to be better (rule 60).
+// TestRule59AVerdictOnAllRemovesNone lets a load balancer call every instance unhealthy, new ones too, one by one
+// within one and a half rounds of questions. No instance is removed, because the load balancer calls no replacement
+// healthy (rule 60).
 func TestRule59AVerdictOnAllRemovesNone(t *testing.T) {
 	for seed := range int64(150) {
 		rng := rand.New(rand.NewSource(seed))
@@ -164,7 +166,7 @@ func TestRule59AVerdictOnAllRemovesNone(t *testing.T) {
 	}
 }
 
-// TestArbitrarySnapshotsKeepTheRules checks that even unreachable snapshots lead to decisions that break no rule.
+// TestArbitrarySnapshotsKeepTheRules checks that decisions break no rule, even for snapshots that cannot occur.
 func TestArbitrarySnapshotsKeepTheRules(t *testing.T) {
 	for seed := range int64(20000) {
 		checkSeed(t, seed)

@@ -31,9 +31,9 @@ func (g *group) surplus(b bought) bought {
 	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}
 }
 
-// countBought counts the instances that count towards the size, except leaving ones and those that power off. It also
-// excludes the instances that are marked in chosen. A nil chosen excludes none. Creations under way that have no
-// instance ID yet are counted, too.
+// countBought counts the instances that count towards the size, and the creations that have no instance ID yet. It
+// leaves out instances that are leaving or power off, and those that are marked in chosen. If chosen is nil, none is
+// marked.
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {
@@ -63,8 +63,8 @@ func (g *group) buy(a Action, b *bought) Action {
 	return a
 }
 
-// leave subtracts instance n, which an action replaces, from the counts b. A negative n means that the action replaces
-// no instance.
+// leave subtracts instance n from the counts b, because an action replaces it. If n is negative, the action replaces no
+// instance.
 func (g *group) leave(n int, b *bought) {
 	if n >= 0 {
 		b.add(g.Instances[n].Spot, -1)
@@ -119,9 +119,9 @@ func (g *group) mayReturn(n int) (int, steps) {
 	return n, out
 }
 
-// preferSurplus sorts the candidates for removal, which are in the order of their ranks. Of spot and on-demand
-// instances, the group may have too many of one kind (rule 56). Candidates of that kind come first, but after silent
-// ones (rank 0). chosen marks the instances that are removed anyway.
+// preferSurplus changes the order of the candidates for removal, which are sorted by rank. The group may have too many
+// instances of one kind (spot or on demand, rule 56). Candidates of that kind are moved to the front, but behind silent
+// instances (rank 0). chosen marks the instances whose removal is already decided.
 func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return

@@ -7,8 +7,8 @@ import (
 )
 
 // planQuestion is rule 31. The provider is asked about an instance in four cases: its stream was lost, it missed one
-// report, shutdown_grace runs since its agent announced a power-off, or its termination was requested. An announced
-// restart excuses a lost stream. Further questions follow at doubling intervals.
+// report, its agent announced a power-off, or its termination was requested. The first two cases do not count during an
+// announced restart. The interval between questions doubles.
 func (g *group) planQuestion(out *steps, i subject) {
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
 		return // by far the most instances: they report in time and have announced nothing
@@ -33,7 +33,7 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if !i.Connected && !i.LostAt.IsZero() {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
-	// The schedule already contains the next report of an instance that reports in time.
+	// For an instance that reports in time, the schedule already contains when its next report is overdue.
 	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (i.has(factUnwell) || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// reason puts a cause into words. The words contain nothing that changes from pass to pass.
+// reason describes a cause in words. The text contains nothing that changes from one plan to the next.
 func (g *group) reason(i *Instance, cause Cause) string {
 	switch cause {
 	case CauseUnregistered:
@@ -47,7 +47,7 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	return string(cause)
 }
 
-// withEndReason adds what the provider says of a VM's end.
+// withEndReason adds to a reason why the VM ended, if the provider said so.
 func withEndReason(reason string, i *Instance) string {
 	if i.EndReason == "" {
 		return reason
@@ -64,8 +64,8 @@ func (g *group) replacedReason(i *Instance, cause Cause) string {
 }
 
 // planCreates plans new instances. They fill up the group to its size, and so take the place of lost instances (rule
-// 18). Up to max_surge above the size, they also replace instances that run but will be deleted (rules 19 and 20). wave
-// is how many replacements begin now by rule 20.
+// 18). Up to max_surge above the size, they also replace instances that run but will be deleted (rules 19 and 20). The
+// parameter wave is how many replacements rule 20 permits now.
 func (g *group) planCreates(removed removals, wave int) (out steps) {
 	t := &g.tally
 	total := t.total() + t.failing
@@ -113,8 +113,8 @@ func (g *group) create(n int) Action {
 	return Action{Kind: Create, Replaces: i.ID, Cause: cause, Reason: g.reason(i, cause), Rule: g.ruleOf(n, cause)}
 }
 
-// replaceable returns a function that yields, class by class, the indexes of managed instances of the given classes
-// that are not chosen for removal. After the last index, it yields -1.
+// replaceable returns a function that yields the indexes of managed instances of the given classes, class by class. It
+// leaves out instances that are chosen for removal. After the last index, it yields -1.
 func (g *group) replaceable(chosen []bool, of ...class) func() int {
 	n := 0
 	return func() int {
@@ -133,7 +133,7 @@ func (g *group) replaceable(chosen []bool, of ...class) func() int {
 	}
 }
 
-// planDeletion plans the durable intent to delete.
+// planDeletion plans the action Mark, which records durably that the instance must be deleted.
 func (g *group) planDeletion(out *steps, n int, cause Cause, reason string) {
 	i := &g.Instances[n]
 	if i.Work != Idle {

@@ -17,10 +17,10 @@ const (
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// planWave begins a wave of replacements (rule 20) if one is due. It returns how many instances are deleted only after
-// their replacements are healthy. With max_unavailable, it plans the deletions first and returns 0 (rule 48), except
-// for a return to spot. Instances that never registered are deleted first, then other unready ones, then those that
-// serve.
+// planWave begins a wave of replacements (rule 20) if one is due. The result counts the replacements that come first:
+// the replaced instances are deleted later. With max_unavailable, planWave plans the deletions first and returns 0
+// (rule 48), unless the wave only returns instances to spot. Instances that never registered are deleted first, then
+// other unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {
 	t := &g.tally
 	n, waits := g.wave()
@@ -58,9 +58,9 @@ func (g *group) mayBeUnavailable() int {
 	return max(0, g.Group.Rollout.MaxUnavailable-g.tally.of[classHeld])
 }
 
-// wave is rule 20: how many drifted or aged instances are replaced now. A wave starts while the group is at its size
-// and no instance is draining, silent or booting. If instances have drifted, a wave also starts while some are held by
-// the guard, or are unready and drifted. The new configuration may cure them.
+// wave is rule 20: it returns how many outdated instances may be replaced now. A wave starts while the group is at its
+// size and no instance is draining, silent or booting. If instances have drifted, a wave also starts although the
+// unhealthy guard holds some, or although drifted ones are unready: the new configuration may repair them.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
@@ -113,7 +113,8 @@ func (g *group) closed() (yes bool, opens time.Time) {
 }
 
 // withinHour is rule 50: it returns how many of n instances may be replaced now without exceeding max_per_hour. It
-// counts the instances that were created within the hour, because their records survive a fail-over.
+// counts the instances that were created within the last hour. Their records contain that time, so that a new leader
+// can count them, too.
 func (g *group) withinHour(n int) (int, steps) {
 	var out steps
 	most := g.Group.MaxPerHour
@@ -143,8 +144,8 @@ func (g *group) withinHour(n int) (int, steps) {
 	return left, out
 }
 
-// canaryWave is rule 46: how many drifted instances may be replaced now, given the number of canaries so far. Canaries
-// are instances with the present configuration that are healthy or held by the guard.
+// canaryWave is rule 46: it returns how many drifted instances may be replaced now. This depends on the number of
+// canaries: instances with the present configuration that are healthy or held by the unhealthy guard.
 func (g *group) canaryWave() (n int, out steps) {
 	canary, bake := g.Group.Rollout.Canary, g.Group.Rollout.BakeTime.D()
 	baked, young := 0, 0
@@ -184,8 +185,8 @@ func (g *group) canaryWave() (n int, out steps) {
 	return canary - baked - young, out
 }
 
-// halted is rule 47: too many instances with the present configuration failed to register or are unhealthy. Silent ones
-// that the guard holds count although they are not deleted.
+// halted is rule 47: too many instances with the present configuration failed to register or are unhealthy. Instances
+// that the unhealthy guard holds are not deleted, but count here.
 func (g *group) halted() bool {
 	limit := g.Group.Rollout.HaltOnFailures
 	if limit == 0 {
@@ -200,7 +201,8 @@ func (g *group) halted() bool {
 	return n >= limit
 }
 
-// haltReason says why the rollout is halted. The text has no number, because it must not change from pass to pass.
+// haltReason says why the rollout is halted. The text does not contain the number of failures, because it must not
+// change with every failure.
 func (g *group) haltReason() string {
 	return fmt.Sprintf("the rollout is halted: at least %d instances with the new configuration failed to register or "+
 		"became unhealthy", g.Group.Rollout.HaltOnFailures)

@@ -47,7 +47,7 @@ func TestThousandInstancesLostTogether(t *testing.T) {
 	}
 }
 
-// started returns a converged group of 500 instances without drain time-out, whose configuration has just changed.
+// started returns a group of 500 healthy instances without drain time-out. Its configuration has just changed.
 func started(t *testing.T, rollout config.Rollout) *plantest.Fleet {
 	t.Helper()
 	f := plantest.New(1)
@@ -94,8 +94,8 @@ func TestRule20FiveHundredInWaves(t *testing.T) {
 	}
 }
 
-// TestRule47BadVersionIsHaltedAfterTheCanary checks that a configuration whose instances never register replaces none
-// of 500 instances and is tried once.
+// TestRule47BadVersionIsHaltedAfterTheCanary checks a new configuration with which no instance registers: the group
+// creates one instance with it, and replaces none of its 500 instances.
 func TestRule47BadVersionIsHaltedAfterTheCanary(t *testing.T) {
 	f := started(t, config.Rollout{Canary: 1, HaltOnFailures: 1})
 	f.Mute = true
@@ -114,8 +114,8 @@ func TestRule47BadVersionIsHaltedAfterTheCanary(t *testing.T) {
 	}
 }
 
-// TestRule47LateFailureIsHaltedWithinItsWave checks that a configuration that fails from the third instance on is
-// halted in the wave of its first failures.
+// TestRule47LateFailureIsHaltedWithinItsWave checks a configuration that fails from the third instance on. The rollout
+// is halted in the wave in which instances first fail.
 func TestRule47LateFailureIsHaltedWithinItsWave(t *testing.T) {
 	f := started(t, config.Rollout{Canary: 2, BakeTime: config.Duration(time.Minute), HaltOnFailures: 2})
 	for range 3600 {
@@ -199,8 +199,8 @@ func TestRule26CountsDeletionsOfTheFormerLeader(t *testing.T) {
 	}
 }
 
-// TestRule61FaultThatEnds lets the health checks or the network of 6 of 10 instances fail together, and then recover
-// one after the other. None of them is replaced, even if the leader changes meanwhile.
+// TestRule61FaultThatEnds makes the health checks or the network of 6 of 10 instances fail together. The instances
+// recover one after the other. None of them is replaced, even if the leader changes meanwhile.
 func TestRule61FaultThatEnds(t *testing.T) {
 	minute := config.Duration(time.Minute)
 	two := 2
@@ -326,7 +326,7 @@ func TestRule56ShareOfSpotInstances(t *testing.T) {
 	}
 }
 
-// TestRule56RollAndScaleDownKeepTheShare checks that a rollout and a smaller size keep the share of spot instances.
+// TestRule56RollAndScaleDownKeepTheShare checks that a rollout and a scale-down keep the share of spot instances.
 func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -345,7 +345,7 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	}
 }
 
-// TestRule56SilentInstanceServesAsNoKind checks that a smaller size removes a failing instance. The healthy one stays,
+// TestRule56SilentInstanceServesAsNoKind checks that a scale-down removes a failing instance. The healthy one stays,
 // although the group has too many instances of its kind (spot or on demand).
 func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	f := plantest.New(1)

@@ -21,10 +21,10 @@ func overdueAfter(report time.Time, interval time.Duration) time.Time {
 	return report.Add(missedToAsk*interval + reportSlack(interval))
 }
 
-// silentSince returns the time since which an instance may have been silent. This is the time of its last report, or of
-// its registration if it has not reported yet, but not before silenceFrom. A registration after the last report is
-// ignored, because a server with a fast clock recorded it. ok is false if the instance is not registered, or if this
-// leader cannot judge silence yet.
+// silentSince returns the time since which an instance may have been silent: the time of its last report or, if it has
+// not reported yet, of its registration. The result is never before silenceFrom. If the registration is later than the
+// last report, it is ignored: the clock of the server that recorded it was fast. ok is false if the instance is not
+// registered, or if this leader cannot judge silence yet.
 func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false
@@ -67,13 +67,13 @@ func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, o
 // deletedWhileSilent reports whether an instance that is leaving was silent when its deletion was decided. It also
 // returns true if an earlier leader decided the deletion and the agent has not reported to this leader.
 func (i *Instance) deletedWhileSilent(silentAt time.Time) bool {
-	// DeletingAt is zero while the intent is being written.
+	// DeletingAt is zero until the decision to delete is recorded.
 	return i.DeletingAt.IsZero() || !i.DeletingAt.Before(silentAt) || i.LastReport.IsZero()
 }
 
-// deletedWhileFailing reports whether an instance that is leaving fails a health check that failed when its deletion
-// was decided. A check that fails because of the drain does not count. If an earlier leader decided the deletion, the
-// recorded reason tells whether a check failed.
+// deletedWhileFailing reports whether a leaving instance fails a health check, and already failed it when its deletion
+// was decided. A check that began to fail later does not count: the drain may be the reason. If an earlier leader
+// decided the deletion, the recorded reason tells whether a check failed.
 func (i *Instance) deletedWhileFailing() bool {
 	switch {
 	case i.FailedCheck != "" && (i.DeletingAt.IsZero() || !i.DeletingAt.Before(i.CheckFailedAt)):
@@ -84,10 +84,9 @@ func (i *Instance) deletedWhileFailing() bool {
 	return decidedBy(i.DeleteReason, 59) // the load balancers do not check it any longer
 }
 
-// lateAt returns when an instance begins to count as silent for the unhealthy guard. By then, its stream was lost or
-// one report is missed, and no announced restart is under way. One missed report is enough, because instances report at
-// different times. When the first instance becomes unhealthy, the guard must already count the others with the same
-// fault.
+// lateAt returns when an instance begins to count as silent for the unhealthy guard: its stream was lost or one report
+// is missed, and no announced restart is under way. One missed report is enough, because instances report at different
+// times. If a fault affects several instances, the guard must count all of them before the first one becomes unhealthy.
 func (i *Instance) lateAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {
@@ -110,7 +109,7 @@ func (i *Instance) reportsInTime(s *Settings, now time.Time) bool {
 // CountSilence returns how an instance counts for the shard's unhealthy guard (rule 26). running: it is registered, and
 // it runs according to the provider's last answer. silent: its stream was lost, it missed a report, it fails a health
 // check, or a load balancer called it unhealthy when asked last. An instance that is deleted for such a reason counts
-// until its VM is gone. Otherwise deletions would make room for more deletions.
+// until its VM is gone. If it did not count, each deletion would make the guard permit another one.
 func CountSilence(i *Instance, s Settings, silenceFrom, now time.Time) (running, silent bool) {
 	running, silent, _ = i.countSilence(&s, silenceFrom, now, i.reportsInTime(&s, now))
 	return running, silent
