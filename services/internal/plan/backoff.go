@@ -88,8 +88,8 @@ func hashID(id ident.ID) uint64 {
 }
 
 // createsAllowed returns how many of the wanted instances may be created now. out contains the reasons why the others
-// may not. A group creates nothing during its backoff. After the backoff, each further failure halves the number of
-// instances that it creates at a time. The create budget is another limit.
+// may not. A group creates nothing during its backoff. Afterwards it may create as many at a time as its size, halved
+// for each failure. The create budget is another limit.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

@@ -166,7 +166,7 @@ type tally struct {
 	// late counts those that the unhealthy guard counts, and unhealthy those that are replaced without the guard.
 	running, late, unhealthy int
 	// failing counts failed creations, and running instances whose deletion is being recorded. Both are replaced only
-	// when the deletion is durable. Until then, the store may fail or the leader may die, and VMs would be too many.
+	// when the deletion is durable. If the store fails or the leader dies before, VMs do not exceed size and surge.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -392,9 +392,10 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before an agent has connected
-// to this leader: until then, the leader may be at fault. In a group without registered instances, it begins at the
-// latest with the leadership or the launch. While the unhealthy guard holds, only on-demand instances can be overdue.
+// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before an agent connects to
+// this leader: until then, the leader may be at fault. While no agent has connected, a group without registered
+// instances uses the beginning of the leadership instead. While the unhealthy guard holds, only on-demand instances can
+// be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {

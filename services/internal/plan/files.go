@@ -44,7 +44,8 @@ func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState,
 	if report.Full {
 		s.RenewAt = report.RenewAt
 	}
-	// If neither the report nor the last batch has the current configuration, PushFiles will replace the files.
+	// The state changes only if the report or the last batch has the current configuration. Otherwise PushFiles will
+	// replace the files.
 	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
 		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
 			!report.Full && s.Incomplete

@@ -89,8 +89,8 @@ type WaitingCreates struct {
 	Needed, Voluntary, ShardNeeded int
 }
 
-// paced is rule 43 (create late). The group lacks as many instances as lacking says, and needs voluntary replacements.
-// paced returns how many of each may be created now.
+// paced is rule 43 (create late). lacking is the number of instances that the group lacks, and voluntary the number of
+// voluntary replacements that it wants. paced returns how many of each may be created now.
 func (g *group) paced(lacking, voluntary int) (int, int, steps) {
 	var out steps
 	w := &g.Waiting

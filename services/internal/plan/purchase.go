@@ -119,9 +119,9 @@ func (g *group) mayReturn(n int) (int, steps) {
 	return n, out
 }
 
-// preferSurplus changes the order of the candidates for removal, which are sorted by rank. The group may have too many
-// instances of one kind (spot or on demand, rule 56). Candidates of that kind are moved to the front, but behind silent
-// instances (rank 0). chosen marks the instances whose removal is already decided.
+// preferSurplus sorts the candidates for removal again, after a sort by rank. If the group has too many instances of
+// one kind (spot or on demand, rule 56), as many candidates of that kind come before the others. Only candidates of
+// rank 0 stay in front of them. chosen marks the instances whose removal is already decided.
 func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {
 		return

@@ -17,8 +17,8 @@ const (
 	reasonMayBeUnavailable = ", and max_unavailable lets it go first"
 )
 
-// planWave begins a wave of replacements (rule 20) if one is due. The result counts the replacements that come first:
-// the replaced instances are deleted later. With max_unavailable, planWave plans the deletions first and returns 0
+// planWave begins a wave of replacements (rule 20) if one is due. The result is the number of replacements that are
+// created before the old instances are deleted. With max_unavailable, planWave plans the deletions first and returns 0
 // (rule 48), unless the wave only returns instances to spot. Instances that never registered are deleted first, then
 // other unready ones, then those that serve.
 func (g *group) planWave(removed *removals) (replacedFirst int) {

@@ -21,13 +21,13 @@ type removals struct {
 	replaceFirst int    // chosen instances that rule 19 would replace
 }
 
-// planRemovals chooses the instances to delete: whatever exceeds the size, and instances with a healthy replacement.
+// planRemovals chooses the instances to delete: those beyond the size, and those with a healthy replacement.
 //
-// Available instances beyond the size are deleted immediately (rules 19 and 22). So an instance that must be replaced
-// is deleted only when its replacement has reported healthy, and never as the only one of a group of one. Instances
-// that are not available yet may exceed the size by the number of replacements in progress. The surplus beyond that is
-// deleted (rule 23). Leaving instances do not count, so no removal is planned twice. A chosen instance that cannot be
-// deleted yet still counts as chosen.
+// Available instances beyond the size are deleted immediately (rules 19 and 22). This is why an instance that must be
+// replaced stays until its replacement has reported healthy, even in a group of size one. Of the instances that are not
+// available yet, as many may exceed the size as there are replacements in progress. The others are deleted (rule 23).
+// Leaving instances do not count, so no removal is planned twice. If a chosen instance cannot be deleted yet, it still
+// counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -37,7 +37,7 @@ func (g *group) planRemovals() (r removals) {
 	r.chosen = make([]bool, len(g.Instances))
 	available := max(0, t.available()-g.desired)
 	leaving := t.replaceFirst() + t.of[classHeld] + min(g.surge, t.rotating()+t.of[classUnreadyDrifted])
-	// Replacements may have caused a part of the surplus. The rest is a scale-down.
+	// A part of the surplus may be replacements. The rest exists because the size became smaller: it is a scale-down.
 	down := max(0, surplus-min(g.surge, leaving))
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
 		down = surplus // nothing but drift or age, and no instance that could be a replacement
@@ -48,8 +48,8 @@ func (g *group) planRemovals() (r removals) {
 			r.block(reasonProtected)
 		}
 	}
-	// Creates under way that have no ID yet cannot be marked for deletion, but count as chosen. The next pass sees them
-	// as instances.
+	// Creates that have no instance ID yet cannot be marked for deletion, but count as chosen for removal. A later plan
+	// treats them as instances, when they have IDs.
 	for chosen := removed + g.PendingCreates; ; {
 		tolerated := min(g.surge, g.replaceableLeft(r.chosen), max(0, g.desired-g.wellLeft(r.chosen)))
 		n := g.removeUnavailable(&r, surplus-chosen-tolerated)
@@ -60,11 +60,11 @@ func (g *group) planRemovals() (r removals) {
 	}
 }
 
-// removeAvailable chooses n of the available instances and returns how many it chose. It chooses fewer if the others
-// are protected (rule 54). The first down instances are a scale-down (rule 22). Of these, silent ones go first, then
-// those of a kind (spot or on demand) of which the group has too many (rule 56). Next are those that would be replaced
-// anyway, then the oldest. The remaining instances have healthy replacements (rule 19): expired ones go first, then
-// silent ones, then drifted and aged ones.
+// removeAvailable chooses n of the available instances for removal, or fewer if the others are protected (rule 54). It
+// returns how many it chose. The parameter down is how many of them are a scale-down (rule 22). In a scale-down, silent
+// ones go first, then those of a kind (spot or on demand) of which the group has too many (rule 56), then those that
+// would be replaced anyway, then the oldest. The other removed instances have healthy replacements (rule 19): expired
+// ones go first, then silent ones, then drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -104,9 +104,9 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 }
 
 // removeUnavailable is rule 23. It chooses up to n of the instances that are not available, and returns how many.
-// Creates under way come first. Then come instances of a kind (spot or on demand) of which the group has too many (rule
-// 56). Of equals, those that never registered go first, beginning with the newest. The others follow, beginning with
-// the oldest.
+// Instances that are being created come first. Then come instances of a kind (spot or on demand) of which the group has
+// too many (rule 56). Of equals, those that never registered go first, beginning with the newest. The others follow,
+// beginning with the oldest.
 //
 // Instances that this leader has not heard of stay for now (rule 24). An unregistered instance also stays if the group
 // needs its kind: when it is healthy, rule 22 removes another one.
@@ -156,8 +156,8 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 	return n
 }
 
-// waitedForAgents is rule 24: instances that this leader has not heard of may be removed like any others once the
-// registration time-out is over. A group on its way to zero does not wait.
+// waitedForAgents is rule 24: when the registration time-out is over, instances that this leader has not heard of may
+// be removed like any others. If the group is to become empty, it does not wait.
 func (g *group) waitedForAgents() (bool, time.Time) {
 	if g.desired == 0 || g.LeaderSince.IsZero() {
 		return true, time.Time{}
@@ -180,7 +180,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	r.planned += len(r.actions) - before
 }
 
-// replaceableLeft counts the instances that may have a replacement under way, without those chosen for removal.
+// replaceableLeft counts the instances for which a replacement may be in progress, without those chosen for removal.
 func (g *group) replaceableLeft(chosen []bool) int {
 	n := 0
 	for k := range g.rows {
@@ -222,7 +222,8 @@ type candidate struct {
 }
 
 // scaleDownRank orders available instances for a scale-down (rule 22). replacedRank orders them for a deletion after a
-// replacement (rule 19). Rank 0 is for silent instances in rule 22, and for creates under way in rule 23.
+// replacement (rule 19). The lowest rank is removed first. Rank 0 means silent in rule 22, and being created in rule
+// 23.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
 		classReturning: 1, classWell: 2}
@@ -236,9 +237,9 @@ func (g *group) candidate(n, rank int) candidate {
 	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Silent instances that were never healthy, or never healthy in their load balancers, go first. Of these, the
-		// newest goes first, because the oldest has most likely served. Of instances that never registered, the newest
-		// goes first, because it has made the least progress.
+		// Silent instances go first if they were never healthy, or never healthy in their load balancers. Of these, the
+		// newest goes first, because an older one is more likely to have served. Of instances that never registered,
+		// the newest goes first, because it has made the least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 

@@ -11,7 +11,7 @@ import (
 
 const (
 	// absenceGrace is how long after its creation a VM may be unknown to the provider, or missing from a complete list,
-	// without counting as gone. Clouds list a new VM only eventually
+	// without counting as gone. A cloud may list a new VM late
 	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
 	absenceGrace = time.Minute
 	// lateDrain is the longest drain that a leader grants when it learns late of a deletion.
@@ -29,7 +29,7 @@ const (
 	Upgrade
 )
 
-// Report is what planning needs of an agent's report.
+// Report contains what the planner uses of an agent's report.
 type Report struct {
 	Healthy        bool
 	RuntimeHash    string
@@ -46,9 +46,11 @@ type Report struct {
 type ReportEffect struct {
 	// Changed: the plan may change. Otherwise the report only proves that the agent is alive.
 	Changed bool
-	// Recovered, Failed: the instance became healthy or unhealthy, or this is the first report.
+	// Recovered: the report made the instance healthy. Failed: it made the instance unhealthy. A first report is one or
+	// the other.
 	Recovered, Failed bool
-	// Noticed, PowersOff, Restarts: the report is the first with a termination notice, a power-off or a restart.
+	// Noticed, PowersOff, Restarts: this report is the first to announce a termination notice, a power-off or a
+	// restart.
 	Noticed, PowersOff, Restarts bool
 	// EndsBackoff: an instance of the group works, so that creations need not wait any longer.
 	EndsBackoff bool
@@ -56,14 +58,15 @@ type ReportEffect struct {
 	NoticeCounts bool
 }
 
-// ApplyReport returns the instance after a report that arrived now. A notice stays until the VM is gone.
+// ApplyReport returns the instance after a report that arrived at the time now. Once reported, a termination notice
+// stays with the instance, even if later reports lack it.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	before, first := i, i.LastReport.IsZero()
 	if r.FailedCheck == "" {
 		r.FailedCheck = i.Balancer.Failed // rule 59
 	}
-	// Rule 53: until its health checks have passed, a new instance is not healthy. Until then the health of an older
-	// instance does not change.
+	// Rule 53: while health checks are pending, a healthy instance may stay healthy, but an unhealthy one cannot become
+	// healthy.
 	i.Healthy = r.Healthy && r.FailedCheck == "" && (!r.ChecksPending || before.Healthy)
 	i.EverHealthy = i.EverHealthy || i.Healthy
 	i.ChecksPending, i.FailedCheck = r.ChecksPending, r.FailedCheck
@@ -127,11 +130,11 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 	return i
 }
 
-// ApplyRecord returns the instance after its record was read or written (rule 30). before is the record as it was
-// known. A leader may learn of a deletion when most of the drain time has passed, because the write was answered late
-// or no server led. It then grants half of the drain time again, at most 30 s, so that operators hear of the deletion
-// before the VM ends. Only an explicit deletion makes a known deadline earlier (rule 40), and only if this leader has
-// not postponed the deadline.
+// ApplyRecord returns the instance after its record was read or written (rule 30). before is the previous record. A
+// leader may learn of a deletion when most of the drain time has passed, because the write was answered late or no
+// server led. It then grants half of the drain time again, at most 30 s, so that operators hear of the deletion before
+// the VM ends. Once the leader knows the deadline, only an explicit deletion makes it earlier (rule 40), and only if
+// the leader has not postponed it.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -156,8 +159,8 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 // ProviderAnswer is what the provider said of one instance.
 type ProviderAnswer struct {
 	Asked time.Time
-	// Absent: the VM is missing from a list that covers it (see [Covered]), or the provider does not know it. The other
-	// fields are zero.
+	// Absent: the provider does not know the VM, or the VM is missing from a list that should contain it (see
+	// [Covered]). The fields below are then zero.
 	Absent bool
 	// State is ProviderUnknown if the answer does not tell the state.
 	State      ProviderState
@@ -166,8 +169,9 @@ type ProviderAnswer struct {
 	EndReason  string // see [Instance]
 }
 
-// Covered reports whether a list from the provider covers the instance's VM. The provider could not list VMs whose IDs
-// have a prefix in unlisted. If unlisted is not empty, the list does not cover a VM whose ID is unknown.
+// Covered reports whether a list from the provider would contain the instance's VM if the VM existed. The list lacks
+// VMs whose IDs begin with a prefix in unlisted. If there is such a prefix, a VM with an unknown ID may be missing,
+// too.
 func Covered(i Instance, unlisted []string) bool {
 	return len(unlisted) == 0 || i.ProviderID != "" && !slices.ContainsFunc(unlisted, func(prefix string) bool {
 		return strings.HasPrefix(i.ProviderID, prefix)
@@ -176,16 +180,16 @@ func Covered(i Instance, unlisted []string) bool {
 
 // ProviderEffect says what a provider's answer changed.
 type ProviderEffect struct {
-	// Stale: the answer to a later question came first. This answer is ignored.
+	// Stale: the answer is ignored, because the answer to a question that was asked later is already known.
 	Stale bool
-	// Changed: the state changed, or is known completely for the first time.
+	// Changed: the VM's state changed, or is known completely for the first time.
 	Changed bool
 	// Lost: the VM ended or is ending, and no deletion of the instance was decided.
 	Lost bool
 }
 
-// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM is gone if it is older than a
-// minute and its create call has been answered. Otherwise its state stays what it was.
+// ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM counts as gone if it is older
+// than a minute and its create call has been answered. Otherwise the last known state remains.
 func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect) {
 	if a.Asked.Before(i.Provider.At) {
 		return i, ProviderEffect{Stale: true}
@@ -219,7 +223,7 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 	}
 }
 
-// ApplyWorkResult returns the instance after the work that was under way for it ended.
+// ApplyWorkResult returns the instance at the end of its work. failed reports whether the work failed.
 func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
 	if i.Work == Maintaining {
 		i.MaintenanceFailed = i.MaintenanceFailed.after(failed, now)
@@ -230,7 +234,7 @@ func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
 	return i
 }
 
-// ApplyAskResult returns the instance after a question to the provider ended. failed: there was no answer.
+// ApplyAskResult returns the instance after a question to the provider. failed means that the provider did not answer.
 func ApplyAskResult(i Instance, failed bool, now time.Time) Instance {
 	i.AskFailed = i.AskFailed.after(failed, now)
 	i.Asking = false
@@ -244,8 +248,8 @@ func (f Failure) after(failed bool, now time.Time) Failure {
 	return Failure{}
 }
 
-// ApplyCreateFailure returns a group's backoff after a failed creation. Creations that ran side by side fail together:
-// failures while the group already waits count as one.
+// ApplyCreateFailure returns a group's backoff after a failed creation. Concurrent creations often fail together, so
+// failures during the backoff do not count again.
 func ApplyCreateFailure(b Backoff, key config.GroupKey, reason string, now time.Time) Backoff {
 	b.Reason = reason
 	if b.Failures == 0 || !now.Before(b.Until(key)) {

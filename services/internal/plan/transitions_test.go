@@ -332,8 +332,8 @@ func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
 			t.Errorf("%s: the planner sees %s, want %s", c.name, got, c.want)
 		}
 	}
-	// The recorded deadline had passed when this leader learned of the deletion, so it granted more drain time (rule
-	// 30).
+	// The leader learned of the deletion after the recorded deadline, so it granted more drain time (rule 30). An
+	// earlier deadline in the record must not take that time back.
 	before := record.Instance{ID: id(1), State: record.Deleting, DeletingAt: ago(time.Minute),
 		DeleteDeadline: ago(10 * time.Second)}
 	rec := before
@@ -427,7 +427,7 @@ func formerly(reason string, change func(*plan.Instance)) plan.Instance {
 	})
 }
 
-// TestRule26CountSilence checks that the guard counts silence across groups.
+// TestRule26CountSilence checks which instances the shard's unhealthy guard counts as running and as silent.
 func TestRule26CountSilence(t *testing.T) {
 	s := snapshot(0).Settings
 	soon := silentDeleting()
@@ -539,7 +539,8 @@ func TestRule59Verdicts(t *testing.T) {
 			t.Errorf("%s: %+v, healthy %v, failed %v; want %q, %v", c.name, i.Balancer, i.Healthy, failed, c.want,
 				c.failed)
 		}
-		// After the next report, the instance is healthy unless a verdict counts or a health check fails.
+		// After the next report, the instance is healthy unless a load balancer's verdict or a health check makes it
+		// unhealthy.
 		report := plan.Report{Healthy: true, RuntimeHash: i.RuntimeHash}
 		if c.i.FailedCheck != c.want {
 			report.FailedCheck = c.i.FailedCheck

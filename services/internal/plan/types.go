@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Observed is a value that may be incomplete. Nothing may be deleted because it is missing from an incomplete value.
+// Observed is a value that may be incomplete. Nothing may be deleted because an incomplete value does not contain it.
 type Observed[T any] struct {
 	Value    T
 	Complete bool
@@ -30,7 +30,7 @@ const (
 	// ProviderStopped means stopped or failed: the VM does not run, but the provider still has it. It must be
 	// terminated before it is forgotten.
 	ProviderStopped ProviderState = "stopped"
-	// ProviderGone means deleted, or absent from a complete list for longer than the grace (see
+	// ProviderGone means deleted, or absent from a complete list more than a minute after the VM's creation (see
 	// [ApplyProviderAnswer]). Nothing is left to terminate.
 	ProviderGone ProviderState = "gone"
 )
@@ -81,7 +81,7 @@ type Instance struct {
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
 	LastReport    time.Time
-	// Connected: a health stream is open now. LostAt: when the last one closed.
+	// Connected: a health stream is open now. LostAt: when the previous stream closed; zero while one is open.
 	Connected bool
 	LostAt    time.Time
 	// Notice: the cloud will take the VM away (spot), by NoticeDeadline if that was announced.
@@ -101,8 +101,8 @@ type Instance struct {
 	// TerminateRequested: when the provider accepted a delete.
 	TerminateRequested time.Time
 	// InLoadBalancers: the instance is registered with every load balancer of the group. BalancedAt is when
-	// InLoadBalancers or the group's load balancers changed last. FilesSent is the runtime hash of the files that were
-	// last sent completely.
+	// InLoadBalancers or the group's load balancers last changed. FilesSent is the runtime hash of the last files that
+	// were sent without an error.
 	InLoadBalancers bool
 	BalancedAt      time.Time
 	FilesSent       string
@@ -130,7 +130,7 @@ type Backoff struct {
 type Notices struct {
 	Since time.Time // when the first one of the current hour was reported
 	Count int       // in that hour
-	// Backoff is the group's backoff for the notices beyond its size.
+	// Backoff makes the group wait after more notices than its size.
 	Backoff Backoff
 }
 
@@ -142,12 +142,12 @@ type Settings struct {
 	Terminating bool
 }
 
-// ShardHealth is the shard-wide count for the unhealthy guard (rule 26). Running counts the registered instances that
-// run according to the provider's last answer. Silent counts those of them that are silent or failing. See
+// ShardHealth counts the shard's instances for the unhealthy guard (rule 26). Running counts the registered instances
+// that run according to the provider's last answer. Of these, Silent counts the silent and failing ones. See
 // [CountSilence].
 type ShardHealth struct {
 	Running, Silent int
-	// HoldUntil is that of the shard's [Guard].
+	// HoldUntil is when the latest recovery period of the shard ends, see [Guard].
 	HoldUntil time.Time
 }
 
@@ -163,20 +163,20 @@ type Snapshot struct {
 	// that no agent has connected yet.
 	SilenceFrom time.Time
 	Instances   []Instance
-	// PendingCreates are creates of this group that have no instance ID yet.
+	// PendingCreates counts the creates of this group that have no instance ID yet.
 	PendingCreates int
-	// PendingSpot are those of PendingCreates that are spot instances.
+	// PendingSpot counts those PendingCreates that will be spot instances.
 	PendingSpot int
 	// SpotRefusedAt is when the provider last had no spot capacity for the group. It is zero if that has not happened
 	// to this leader.
 	SpotRefusedAt time.Time
 	Shard         ShardHealth
-	// Guard is the Guard in the last Decision about the group.
+	// Guard is the Guard of the previous Decision about the group.
 	Guard   Guard
 	Backoff Backoff
 	Notices Notices
-	// CreateBudget is how many creates may start now; negative: no limit. CreateBudgetAt is when the budget grows next;
-	// zero: unknown.
+	// CreateBudget is how many create calls may start now; negative: no limit. CreateBudgetAt is when the budget grows
+	// next; zero: unknown.
 	CreateBudget   int
 	CreateBudgetAt time.Time
 	// CreateEvery is the value of create_rate_limit if this setting determines CreateBudget, otherwise 0.
@@ -207,25 +207,26 @@ const (
 	RaiseError   Kind = "raise_error"
 	ResolveError Kind = "resolve_error"
 
-	// TerminateStray makes the tombstone durable if there is none (create-if-absent), then terminates the VM. This
-	// kind and those below come from [CollectGarbage].
+	// TerminateStray terminates a stray VM. If the VM has no record, a tombstone is written first (create-if-absent).
+	// This kind and the ones after it are planned by [CollectGarbage].
 	TerminateStray  Kind = "terminate_stray"
 	ConfirmOrphan   Kind = "confirm_orphan" // read the record's key directly
 	Settle          Kind = "settle"         // find out whether a reservation's VM exists: adopt it or write a tombstone
 	RemoveTombstone Kind = "remove_tombstone"
 )
 
-// Action is one thing to do. It is a comparable value. Reason is a sentence for logs and events.
+// Action is one step that the planner asks for. Two actions can be compared with ==. Reason is a sentence for logs and
+// events.
 type Action struct {
 	Kind       Kind
 	Instance   ident.ID
 	ProviderID string
-	// Replaces, with Create, is the instance that the new one replaces.
+	// Replaces is the instance that the new instance of a Create action replaces; zero: none.
 	Replaces ident.ID
-	// Voluntary, with Create: the instance that it replaces still runs.
+	// Voluntary: the instance that a Create action replaces still runs.
 	Voluntary bool
-	// Spot, with Create: the new instance is a spot instance. Fallback: without spot capacity, the instance is bought
-	// on demand.
+	// Spot: a Create action makes a spot instance. Fallback: if there is no spot capacity, it makes one on demand
+	// instead.
 	Spot, Fallback bool
 	Reason         string
 	// Cause comes with Mark, and with Create if the new instance replaces one.
@@ -234,7 +235,7 @@ type Action struct {
 	Deadline time.Time
 	// Alert comes with RaiseError and ResolveError.
 	Alert AlertKind
-	// Rule is the number of the rule behind Mark, Create and RaiseError; 0: none.
+	// Rule is the number of the rule that led to a Mark, Create or RaiseError action; 0: none.
 	Rule int
 }
 
@@ -246,7 +247,7 @@ func (a Action) Why() string {
 	return fmt.Sprintf("%s (rule %d)", a.Reason, a.Rule)
 }
 
-// decidedBy reports whether [Action.Why] returned this reason for an action of this rule.
+// decidedBy reports whether a text from [Action.Why] ends with the given rule.
 func decidedBy(reason string, rule int) bool {
 	return reason != "" && strings.HasSuffix(reason, fmt.Sprintf(" (rule %d)", rule))
 }
@@ -255,12 +256,12 @@ func decidedBy(reason string, rule int) bool {
 type Decision struct {
 	Actions []Action
 	Schedule
-	// Blocked says why the group is not at its size. It is empty when the group is at its size or on the way.
-	// BlockedUntil is when that reason ends without an event; zero: unknown.
+	// Blocked says why the group cannot reach its size now. It is empty when the group is at its size, or nothing stops
+	// it. BlockedUntil is when time alone ends that reason; zero: unknown.
 	Blocked      string
 	BlockedUntil time.Time
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
-	// way. RolloutUntil is when that reason ends without an event; zero: unknown.
+	// way. RolloutUntil is when time alone ends that reason; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
 	// Guard must be passed on in the group's next Snapshot.

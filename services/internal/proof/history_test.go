@@ -72,7 +72,8 @@ func (r recorded) Get(ctx context.Context, key string) (objstore.Object, error) 
 	return obj, err
 }
 
-// Put implements objstore.Store. A definite error other than a conflict means that nothing was written.
+// Put implements objstore.Store. If it fails with another error than ErrConflict or ErrIndeterminate, nothing was
+// written, and the history gets no entry.
 func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
 	sum := md5.Sum(body) //nolint:gosec // see the import
 	o := op{client: r.client, put: true, token: hex.EncodeToString(sum[:]), begin: r.history.now()}
@@ -102,7 +103,8 @@ func (r recorded) Put(ctx context.Context, key string, body []byte, cond objstor
 	return token, err
 }
 
-// wrote counts the locks that named an heir, and the heirs that then became leader. It sees only acknowledged writes.
+// wrote is called after each acknowledged write of the lock. It counts how often the lock gets a new heir, and how
+// often an heir becomes leader.
 func (h *history) wrote(body []byte) {
 	lock, err := record.DecodeLock(body)
 	if err != nil {
@@ -129,7 +131,7 @@ func (h *history) lock() record.Lock {
 	return h.last
 }
 
-// heirs returns how many heirs were named, and how many of them took over.
+// heirs returns how often the lock got a new heir, and how often an heir took over.
 func (h *history) heirs() (named, inherited int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -144,12 +146,12 @@ func (h *history) add(o op) {
 	h.ops = append(h.ops, o)
 }
 
-// settled decides the outcome of writes with an unknown result from the rest of the history. Every write of the lock is
-// conditional on one version, and a replaced version never returns. So of all requests that write the same version, at
-// most one takes effect:
+// settled decides which writes with an unknown result took effect. Every write of the lock is conditional on one
+// version, and a replaced version never returns. So of all requests that write the same version, at most one takes
+// effect:
 //
 //   - If one of these requests was acknowledged, it took effect.
-//   - If none was acknowledged, but the version was seen, one of the unknown requests took effect before that.
+//   - If none was acknowledged, but a client has seen the version, an unknown request had taken effect by then.
 //   - Otherwise none took effect.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}
@@ -232,8 +234,8 @@ func (h *history) check(t *testing.T) {
 		}
 	}
 	for i, o := range settled(h.ops) {
-		// Porcupine expects the calls of one client in sequence, but a write that takes effect late overlaps the next
-		// one. So each call gets a separate client.
+		// Porcupine expects that the calls of one client do not overlap. But a write that takes effect late overlaps
+		// the client's next call. So each call gets a separate client.
 		operations = append(operations, porcupine.Operation{ClientId: i, Input: o, Call: o.begin, Output: nil,
 			Return: o.end})
 	}

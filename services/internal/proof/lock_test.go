@@ -38,7 +38,7 @@ const (
 )
 
 var (
-	// options make elections quick. The elector derives all other durations from these two.
+	// options make elections quick. The elector derives all other durations from Lease and Renew.
 	options = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond}
 	// peerOptions are options with heirs.
 	peerOptions = election.Options{Lease: 800 * time.Millisecond, Renew: 200 * time.Millisecond,
@@ -86,8 +86,8 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 }
 
-// reign is a period in which a process had authority. The process was asked for its authority at the beginning of the
-// period, at its end, and often between.
+// reign is a period in which a process had authority. The process checked its authority at the beginning of the period,
+// at its end, and often between.
 type reign struct {
 	Process    string
 	Term       uint64
@@ -124,7 +124,7 @@ func (r *reigns) since(at election.Instant) bool {
 }
 
 // act checks the authority in a loop, and records the times at which the process had it. It reads the clock before each
-// check: a process that has authority at the check also had it at the earlier time of the reading.
+// check. If the process has authority at the check, it also had it when the clock was read.
 func act(ctx context.Context, clock lease.Clock, a *lease.Authority, extend func(election.Instant)) {
 	ticker := time.NewTicker(500 * time.Microsecond)
 	defer ticker.Stop()
@@ -184,7 +184,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// electionRun is one lock and its candidates.
+// electionRun is the election for one lock.
 type electionRun struct {
 	options election.Options
 	clock   lease.Clock
@@ -236,13 +236,13 @@ func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	w := &weather{electionRun: e, proxies: proxies, relays: relays, rng: rand.New(rand.NewPCG(seed, 9))}
 	w.play(duration)
 	w.fair()
-	// On a good network a candidate must lead soon, even if delayed requests from a bad network still arrive. It must
-	// have an heir if another process runs.
+	// On a good network a candidate must lead soon, even if delayed requests from the bad network still arrive.
 	from := e.clock.Now()
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("no server leads although the network works again")
 	}
-	// No process lives for more than ten seconds, so on a good network some heir takes over.
+	// Every process restarts within ten seconds. So on a good network, the leader soon ends while it has an heir, and
+	// the heir takes over.
 	if e.cluster != nil && !within(30*time.Second, func() bool {
 		_, inherited := e.history.heirs()
 		return inherited > 0
@@ -287,8 +287,8 @@ type candidate struct {
 	source *transport.Source
 }
 
-// stand takes part in the election until ctx ends. Every few seconds it restarts with another incarnation, as a
-// restarted process does.
+// stand takes part in the election until ctx ends. Every few seconds it leaves and takes part again under a new
+// incarnation, as a restarted process does.
 func (c *candidate) stand(ctx context.Context) {
 	for life := 0; ctx.Err() == nil; life++ {
 		name := fmt.Sprintf("%s-%d", c.id, life)
@@ -308,7 +308,7 @@ func (c *candidate) stand(ctx context.Context) {
 			config.Self.Addresses.Election = c.relay.addr
 			config.Links, hangUp = c.connect(config.Self.Peer())
 		}
-		// An error means that the release of the lock got no answer, which is expected on this unreliable network.
+		// Run returns an error if the release of the lock gets no answer. That is expected on this unreliable network.
 		_ = lease.Run(run, config)
 		hangUp()
 		end()
@@ -352,8 +352,8 @@ type weather struct {
 	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the weather about once per second. If leaders have heirs, every other change waits until a leader has an
-// heir. It then cuts the leader off from the heir and the bucket at the same time: promises exist for that case.
+// play changes the weather about once per second. If leaders have heirs, about half of the changes cut a leader off
+// from its heir and from the bucket at the same time. Promises must keep that case safe.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -379,8 +379,8 @@ func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change gives each path to the bucket no fault, one kind of fault, all kinds, or no answers at all. It changes the
-// connections between servers more often.
+// change gives each path to the bucket no fault, one kind of fault, all kinds, or no answers at all. Meanwhile, it
+// changes the connections between the servers three times.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}
@@ -415,7 +415,7 @@ func (w *weather) nothing() map[fault]int {
 }
 
 // betray waits for a leader with an heir. It then cuts the leader off from its heir and the bucket. In half of the
-// cases, the connections between the servers are slow before that, so that promises arrive late.
+// cases, it first slows down the connections between the servers, so that promises arrive late.
 func (w *weather) betray() {
 	w.fair()
 	if w.rng.IntN(2) == 0 {

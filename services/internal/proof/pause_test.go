@@ -189,7 +189,7 @@ func TestPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		overtaken++
-		// A leader that still acts would act many times within half a lease.
+		// If the stopped process still acted as leader, it would do so within half a lease.
 		within(options.Lease/2, func() bool { return false })
 	}
 	for _, p := range children {
@@ -206,9 +206,9 @@ func TestPause(t *testing.T) {
 	t.Logf("%d leaderships, %d leaders were stopped beyond their lease and overtaken", terms, overtaken)
 }
 
-// TestSuspendedTime checks that the clock of leases counts while a machine is suspended. A time namespace
-// (time_namespaces(7)) sets CLOCK_BOOTTIME ahead of all other clocks, as a suspension does, and the lease clock
-// follows.
+// TestSuspendedTime checks that the clock of leases counts while a machine is suspended. Instead of a suspension, a
+// time namespace (time_namespaces(7)) sets CLOCK_BOOTTIME ahead of all other clocks. The clock of leases must then be
+// ahead, too.
 func TestSuspendedTime(t *testing.T) {
 	if testing.Short() {
 		t.Log("namespaces are left out of a short run")

@@ -12,8 +12,7 @@ import (
 )
 
 // relay is an unreliable path to one server's election port. It delays bytes, holds them back in one direction or both,
-// and cuts and refuses connections. A TCP stream loses nothing in the middle, so lost packets appear as late or missing
-// bytes.
+// and cuts and refuses connections. It drops no bytes between others, because TCP sends lost packets again.
 type relay struct {
 	addr  string
 	ended context.Context //nolint:containedctx // of the test: everything in here ends with it
@@ -126,7 +125,8 @@ func (r *relay) serve(conn net.Conn) {
 	both.Wait()
 }
 
-// carry forwards the bytes of one direction. Each piece is delayed by the delay that was set when the piece arrived.
+// carry forwards the bytes of one direction. The delay that is set when a piece arrives decides how late it is
+// forwarded.
 func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	type piece struct {
 		due   time.Time
@@ -163,8 +163,8 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	}
 }
 
-// set changes the weather. The weather fair removes the delay of connections, slowPeers sets a delay, and all others
-// keep the present delay.
+// set changes the weather. With fair, connections have no delay; with slowPeers, they get a random delay. Any other
+// weather leaves the delay as it is.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	switch weather {
 	case fair:

@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// checkClaims checks the host name and addresses that an agent sends. The agent's values are not recorded: the record
-// gets those of the provider.
+// checkClaims checks the host name and addresses that an agent sends. They are not recorded: the record gets the host
+// name and addresses that the provider reports.
 func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
 		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
@@ -68,8 +68,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 	if err != nil {
 		return certificate{}, err
 	}
-	// The log is written first. A logged certificate that is never used does no harm, but a used certificate must be in
-	// the log.
+	// The certificate log is written before the record. A logged certificate that is never used does no harm, but a
+	// used certificate must be in the log.
 	if err := c.leader.Store.AppendCertLog(c.ctx, record.CertLog{
 		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant,
 		Instance: id, Term: c.leader.Term,
@@ -79,7 +79,7 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("certificate log", err)
 	}
 
-	// If another registration changes the record first, this registration is checked again, against the changed record.
+	// If another registration changes the record first, Update calls the function again with the changed record.
 	var refusal error
 	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
 		if spent, refusal = c.check(r); refusal != nil {
@@ -124,9 +124,9 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 	r.Hostname = cmp.Or(r.Hostname, vm.Hostname, r.ID.String())
 }
 
-// checkAddress checks that the client calls from an address of the instance's VM, if the provider knows the addresses.
-// A stolen nonce is therefore of no use on another VM. While the VM does not run yet, the provider may still add
-// addresses, so the client must retry.
+// checkAddress checks that the client calls from an address of the instance's VM, so that a stolen nonce is of no use
+// on another VM. If the provider knows no address, any is accepted. While the VM does not run yet, the provider may
+// still add addresses, so the client must retry.
 func (c *call) checkAddress() error {
 	vm, _ := c.leader.State.VM(c.claims.ID)
 	from := transport.PeerAddress(c.ctx)
@@ -184,8 +184,8 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 	}
 }
 
-// unknown returns the error for an instance that the leader does not know. It reads the bucket before a permanent
-// refusal, because the leader may not have settled the records of an earlier term yet.
+// unknown returns the error for an instance that the leader does not know. The leader may not have settled the records
+// of an earlier term yet. So unknown reads the bucket before it refuses the client for good.
 func (c *call) unknown() error {
 	id := c.claims.ID
 	if _, dead := c.leader.State.Tombstone(id); dead {

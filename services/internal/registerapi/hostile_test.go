@@ -94,7 +94,7 @@ func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
 	}
 }
 
-// TestHostileNonceIsLogged checks that the log names the source of a registration with a bad nonce.
+// TestHostileNonceIsLogged checks that a registration with a bad nonce is logged with the client's address.
 func TestHostileNonceIsLogged(t *testing.T) {
 	w, logs := newTestLeader(t), &transporttest.Logs{}
 	w.service.Log = logs.Logger()

@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// operator registers an operator. The jti of the nonce is the operator's ID. Creating the record under that ID consumes
-// the nonce.
+// operator registers an operator. The nonce contains the operator's ID (its jti). Creating the record under that ID
+// consumes the nonce.
 func (c *call) operator() (certificate, error) {
 	if !c.expired {
 		cert, ref, err := c.issue()
@@ -37,7 +37,7 @@ func (c *call) operator() (certificate, error) {
 	return c.operatorAgain()
 }
 
-// operatorAgain answers a registration with a consumed nonce, or with an expired one.
+// operatorAgain answers a registration whose nonce is consumed or expired.
 func (c *call) operatorAgain() (certificate, error) {
 	for {
 		rec, token, err := c.leader.Store.GetOperator(c.ctx, c.claims.Tenant, c.claims.ID)

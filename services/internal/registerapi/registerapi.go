@@ -43,7 +43,7 @@ type Store interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
 }
 
-// Registrar holds the dependencies with which the leader of one term registers clients.
+// Registrar holds what the leader of one term needs to register clients.
 type Registrar struct {
 	// Context ends with the leadership.
 	Context        context.Context
@@ -56,14 +56,14 @@ type Registrar struct {
 	// NonceKeys verify nonces.
 	NonceKeys []ed25519.PublicKey
 	Issuer    transport.Issuer
-	// CheckAddress reports whether a registration must come from an address of the instance's VM, if the provider knows
-	// its addresses.
+	// CheckAddress reports whether a registration must come from an address of the instance's VM. If the provider knows
+	// no address of the VM, any address is accepted.
 	CheckAddress func() bool
-	// Attest checks an agent's proof that it runs on a VM. It succeeds if the configuration requires no proof. An error
-	// of another class than [infra.Denied] means that the proof could not be checked, so the agent tries again. If
-	// Attest is nil, no proof is checked.
+	// Attest checks an agent's proof that it runs on a VM. It succeeds if the configuration requires no proof. It fails
+	// with [infra.Denied] if the proof is wrong. After any other error, the agent tries again, because the proof could
+	// not be checked. If Attest is nil, no proof is checked.
 	Attest func(ctx context.Context, proof []byte, vm infra.VM) error
-	// Record adds an event to the journal: a refused registration, or the registration of an operator.
+	// Record adds an event to the journal: that a registration was refused, or that an operator was registered.
 	Record func(record.Event)
 }
 
@@ -202,8 +202,8 @@ func (c *call) try(nonce string, role authority.Role, register func(*call) (cert
 	return cert, err
 }
 
-// nonceError converts an error of a nonce to a status error. Only a nonce that is not valid yet is worth a retry,
-// because the clocks may differ.
+// nonceError converts an error of a nonce to a status error. A retry helps only if the nonce is not valid yet, which
+// happens if the clocks of two servers differ.
 func nonceError(err error) error {
 	code := codes.InvalidArgument
 	switch {
@@ -244,7 +244,7 @@ func (c *call) identity() authority.Identity {
 	return authority.Identity{Role: c.claims.Role, Cluster: c.leader.Cluster, Tenant: c.claims.Tenant, ID: c.claims.ID}
 }
 
-// again returns the certificate that the record names, for a client that did not get the first answer. It writes
+// again returns the certificate in the record, for a client that did not get the answer to its registration. It writes
 // nothing. ok is false if the client needs a new certificate.
 func (c *call) again(ref record.CertificateRef) (certificate, bool) {
 	cert, ok := c.leader.Issuer.Reissue(c.identity(), c.key, ref)

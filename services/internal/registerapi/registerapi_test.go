@@ -192,7 +192,8 @@ func TestRegisterAgent(t *testing.T) {
 	}
 }
 
-// After a lost answer, the same key gets the same certificate, also after the nonce has expired. Nothing is written.
+// If an answer is lost, the client registers again with the same key and gets the same certificate, even after the
+// nonce has expired. Nothing is written.
 func TestSameKeyAgain(t *testing.T) {
 	w := newTestLeader(t)
 	id, key := w.Created(t), transporttest.NewKey(t)
@@ -218,7 +219,7 @@ func TestSameKeyAgain(t *testing.T) {
 	_, err = w.register(w.nonce(t, id, nil), key)
 	wants(t, "another nonce", err, codes.PermissionDenied, "another key or nonce")
 
-	// Late in the certificate's life a new one is issued and recorded.
+	// When less than half of the certificate's validity is left, a new certificate is issued and recorded.
 	w.Clock.Advance(5 * 24 * time.Hour)
 	late, err := w.register(nonce, key)
 	if err != nil {
@@ -304,8 +305,8 @@ func (s hookedStore) AppendCertLog(ctx context.Context, entry record.CertLog) er
 	return s.Store.AppendCertLog(ctx, entry)
 }
 
-// TestRegistrationOfAnInstanceThatChanges checks that an authorized registration is rejected if the record changes
-// before the registration is written.
+// TestRegistrationOfAnInstanceThatChanges checks that a registration is refused if the record changes after the checks
+// and before the registration is written.
 func TestRegistrationOfAnInstanceThatChanges(t *testing.T) {
 	other := transporttest.Public(transporttest.NewKey(t))
 	for name, test := range map[string]struct {
@@ -442,8 +443,9 @@ func TestRefusedAgents(t *testing.T) {
 	wants(t, "a clock that is behind", err, codes.Unavailable, "not valid yet")
 }
 
-// TestRegisteredBeforeCreated registers an agent before the provider's answer is recorded. The agent must retry and
-// then completes the record itself. The executor's later update keeps the registration.
+// TestRegisteredBeforeCreated registers an agent while the answer to the create call is not recorded yet. The agent
+// must retry. When the provider reports the VM, the registration completes the record. The executor's later update
+// keeps the registration.
 func TestRegisteredBeforeCreated(t *testing.T) {
 	w := newTestLeader(t)
 	id, key := w.Reserved(t, false), transporttest.NewKey(t)
@@ -659,7 +661,8 @@ func FuzzRegisterAgent(f *testing.F) {
 	})
 }
 
-// Each registration uses a separate connection, as in production. Client and server share the process.
+// BenchmarkRegisterAgent measures registrations. Each one uses a separate connection, as in production. Client and
+// server share the process.
 func BenchmarkRegisterAgent(b *testing.B) {
 	w := newTestLeader(b)
 	b.ReportAllocs()

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// start begins one action, as the executor does. The next snapshot shows the work in progress; its result follows
-// later.
+// start begins one action. As with the real executor, the next snapshot shows the work in progress, and the result
+// follows later.
 func (f *Fleet) start(a plan.Action) {
 	vm := f.VM(a.Instance)
 	switch a.Kind {
@@ -127,7 +127,7 @@ func (f *Fleet) startCreate(a plan.Action) {
 	})
 }
 
-// created records the answer to a create call, or a later leader's discovery of the VM by its tag.
+// created updates the instance when its create call is answered, or when a later leader finds the VM by its tag.
 func (f *Fleet) created(vm *VM) {
 	vm.Work, vm.State, vm.LaunchedAt = plan.Idle, record.Created, f.Now
 	f.see(vm, f.Now)
@@ -142,7 +142,7 @@ func (f *Fleet) created(vm *VM) {
 	})
 }
 
-// see applies an answer of the provider about one VM.
+// see tells the leader what the provider answered about one VM.
 func (f *Fleet) see(vm *VM, asked time.Time) {
 	vm.Instance, _ = plan.ApplyProviderAnswer(vm.Instance, plan.ProviderAnswer{Asked: asked, State: vm.Truth,
 		Absent: vm.Truth == plan.ProviderUnknown})
@@ -231,8 +231,8 @@ func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	})
 }
 
-// Crash ends the leader and starts another one, which has none of the state that was only in memory. For each write and
-// call in progress, landed decides whether it took effect.
+// Crash ends the leader and starts another one, without the state that was only in memory. For each write and call in
+// progress, the function landed decides whether it takes effect.
 func (f *Fleet) Crash(landed func() bool) {
 	term := f.term
 	f.term++

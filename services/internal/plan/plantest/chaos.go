@@ -57,7 +57,7 @@ func randomRollout(rng *rand.Rand) config.Rollout {
 		OnImageChange: rng.Intn(2) == 0}
 }
 
-// disturbed gives a group random limits in disruption, and in some cases a schedule with random sizes.
+// disturbed sets random disruption limits for a group, and in some cases a schedule with random sizes.
 func disturbed(rng *rand.Rand, g *config.Group) {
 	g.MaxPerHour = rng.Intn(4)
 	if rng.Intn(2) == 0 {
@@ -160,7 +160,7 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	return s
 }
 
-// Trouble causes one random fault and notes it in the transcript. [Fleet.Calm] ends the faults that last.
+// Trouble causes one random fault and notes it in the transcript. Some faults last until [Fleet.Calm].
 func (f *Fleet) Trouble(rng *rand.Rand) {
 	var running []*VM
 	for _, vm := range f.VMs {
@@ -248,7 +248,7 @@ func (f *Fleet) Trouble(rng *rand.Rand) {
 	}
 }
 
-// Calm ends every fault that lasts.
+// Calm ends all faults that are still in effect.
 func (f *Fleet) Calm() {
 	f.Note("calm")
 	f.Refuse, f.Mute, f.Broken, f.Deaf, f.Fails = "", false, false, false, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// voluntary are the causes of deletions that the planner chooses. All other causes follow a loss.
+// voluntary are the causes of deletions that the planner chooses to make. The other causes are losses and requests.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true,
 	plan.CauseLoadBalancer: true, plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}

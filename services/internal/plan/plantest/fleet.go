@@ -30,7 +30,7 @@ type Fleet struct {
 	// Write, Create, Boot, End and Ask are durations: of a bucket write, a create call, a boot until registration, a
 	// VM's termination, and a question to the provider.
 	Write, Create, Boot, End, Ask time.Duration
-	// Reserve is how long a create action waits for an instance ID. Zero means that a reservation is available.
+	// Reserve is how long a create action waits for an instance ID. Zero means that it gets an ID immediately.
 	Reserve time.Duration
 	// DrainAfter is how long an operator takes to drain a node. Zero means that it never reports the node as drained.
 	DrainAfter time.Duration
@@ -48,11 +48,11 @@ type Fleet struct {
 	NoAnswer bool
 	// Broken makes every write fail. Deaf makes every question to the provider fail.
 	Broken, Deaf bool
-	// Spread makes the agents of added instances report at different times. Otherwise they report together.
+	// Spread makes the agents of instances from [Fleet.Add] report at different times. Otherwise they report together.
 	Spread bool
 	// Image is the ID of the image that new VMs are made from, and that the query of the group's image finds.
 	Image string
-	// Shard is the contribution of the rest of the shard to the guard's counts.
+	// Shard counts the instances of the shard's other groups for the unhealthy guard.
 	Shard plan.ShardHealth
 
 	VMs []*VM // sorted by ID, until they are forgotten
@@ -77,7 +77,7 @@ type Fleet struct {
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
-	// asked holds the reason of the last question about an instance, if no other action on it followed.
+	// asked has an entry for each instance whose last action was a question to the provider: the question's reason.
 	asked map[ident.ID]string
 	err   error
 }
@@ -86,7 +86,7 @@ type Fleet struct {
 type VM struct {
 	plan.Instance
 	Name string
-	// Truth is the true state of the machine: running, going, stopped or gone.
+	// Truth is the true state of the machine: running, going (about to stop), stopped or gone.
 	Truth plan.ProviderState
 	// Agent means that the agent runs. Cut means that the network between it and the server is cut.
 	Agent, Cut bool
@@ -298,7 +298,7 @@ func (f *Fleet) Pass() (wake time.Time) {
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
-		// The actions just started may change alerts and events once.
+		// The actions that have just started may lead to new alerts and events, but only once.
 		f.apply(again)
 		s = f.Snapshot()
 		again = plan.Next(s)
@@ -320,8 +320,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	return wake
 }
 
-// checkFirm checks that no action is due before NextIfReporting if every expected report arrives in time. It changes
-// the snapshot's instances.
+// checkFirm checks that no action is due before NextIfReporting if every expected report arrives in time. It overwrites
+// the instances of s.
 func (f *Fleet) checkFirm(s plan.Snapshot, d plan.Decision) {
 	ahead := 3 * s.Settings.HealthInterval
 	if !d.NextIfReporting.IsZero() {
@@ -364,7 +364,8 @@ func (f *Fleet) fail(format string, args ...any) {
 	}
 }
 
-// write adds an action to the transcript. It omits repetitions of the same question.
+// write adds an action to the transcript. A question is omitted if the instance's previous action was the same
+// question.
 func (f *Fleet) write(a plan.Action) {
 	if a.Kind == plan.Ask && f.asked[a.Instance] == a.Reason {
 		return
@@ -398,7 +399,8 @@ func (f *Fleet) write(a plan.Action) {
 	}
 }
 
-// after runs fn after the time d, if the leader of the given term still leads then. With term 0, any leader may lead.
+// after runs fn when the time d has passed. fn does not run if the leader of the given term no longer leads. With term
+// 0, it runs under any leader.
 func (f *Fleet) after(d time.Duration, term int, fn func()) {
 	f.sequence++
 	e := effect{at: f.Now.Add(d), sequence: f.sequence, term: term, run: fn}

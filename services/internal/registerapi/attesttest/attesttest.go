@@ -28,7 +28,7 @@ import (
 // Thief is a process that has stolen the nonce of a victim's VM. It calls the registration port of a leader that uses
 // the cloud's provider, from an address of the victim's VM.
 type Thief struct {
-	// Victim is the VM whose nonce the thief has, and Own the VM that the thief runs on.
+	// Victim is the VM whose nonce the thief has. Own is the VM on which the thief runs.
 	Victim, Own infra.VM
 
 	leader *leadertest.Leader
@@ -83,8 +83,8 @@ func (thief *Thief) Register(t *testing.T, proof []byte) error {
 	return err
 }
 
-// Refused checks that a registration with the proof is refused with the reason, and that it does not consume the nonce.
-// The log and the journal must contain the refusal with its source address.
+// Refused checks that a registration with the given proof is refused for the given reason, and does not consume the
+// nonce. The log and the journal must contain the refusal with the client's address.
 func (thief *Thief) Refused(t *testing.T, name string, proof []byte, reason string) {
 	t.Helper()
 	id := thief.Victim.Tags.Instance.String()

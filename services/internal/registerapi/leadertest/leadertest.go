@@ -46,7 +46,7 @@ type Leader struct {
 	wake   chan struct{}
 }
 
-// Group is the group of all instances.
+// Group is the group to which all instances belong.
 var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
 
 // New returns a leader whose active configuration has the group.
@@ -100,7 +100,7 @@ func (*Leader) Remaining() time.Duration { return time.Minute }
 // Confirm implements execute.Authority.
 func (*Leader) Confirm(context.Context) error { return nil }
 
-// Refuse implements execute.Authority. It ends the leadership, because a higher term exists.
+// Refuse implements execute.Authority. It is called when there is a higher term, and ends the leadership.
 func (l *Leader) Refuse(uint64) { l.Lose() }
 
 // Current returns nil during the leadership. Afterwards it returns the error that names another server as the leader.
@@ -171,7 +171,7 @@ func (l *Leader) reserved(t testing.TB) record.Instance {
 		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
-// Put writes a record as a leader of this term does, and adds the record to State.
+// Put writes a record to the bucket and adds it to State, as the leader would.
 func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	t.Helper()
 	token, err := l.Bucket.PutInstance(context.Background(), rec, token)
