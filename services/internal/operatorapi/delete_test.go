@@ -62,7 +62,7 @@ func TestDeleteInstance(t *testing.T) {
 		!again.GetInstance().GetDeleteDeadline().AsTime().Equal(answer.GetInstance().GetDeleteDeadline().AsTime()) {
 		t.Errorf("%v, %v", again, err)
 	}
-	// As soon as its drain is acknowledged, the instance is terminated. Its record then becomes a tombstone.
+	// When an operator acknowledges the drain, the instance is terminated, and its record becomes a tombstone.
 	if _, err := w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{
 		InstanceId: id.String()}); err != nil {
 		t.Fatal(err)
@@ -147,8 +147,8 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 			t.Errorf("%v", i)
 		}
 	}
-	// The instance that the first decrement removed is gone. The next decrement deletes its ID from the group's entry
-	// in the bucket.
+	// The instance that the first decrement removed is gone. The next decrement deletes the ID of that instance from
+	// the group's entry in the bucket.
 	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
 		Decrement: true})
 	if err != nil || answer.GetGroup().GetSize() != 1 {

@@ -97,7 +97,7 @@ func New(leader func() (*Leader, error)) *Service {
 
 // call is one call of one operator.
 type call struct {
-	// Context is cancelled when the client's call ends, or the leadership.
+	// Context is cancelled when the client's call or the leadership ends.
 	context.Context
 	*Leader
 	service  *Service

@@ -24,8 +24,8 @@ import (
 
 const (
 	// The record of an admitted operator is read again after operatorFresh, the record of a refused one after
-	// refusalMemory. While the bucket cannot be read, an admitted operator stays admitted until operatorMemory after
-	// the last read.
+	// refusalMemory. While the bucket cannot be read, an admitted operator stays admitted for operatorMemory after the
+	// last read.
 	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second

@@ -19,8 +19,8 @@ import (
 // Leading describes a server's leadership.
 type Leading struct {
 	Version string
-	// LeaseLeft is how long the server may act if it cannot renew its lease. It is nil if the server leads without a
-	// lock.
+	// LeaseLeft is how long the server may still act as leader if it does not renew its lease. It is nil if the server
+	// leads without a lock.
 	LeaseLeft *time.Duration
 	// Heir and Standbys are the IDs of servers. Heir is "" if there is none.
 	Heir     string

@@ -44,7 +44,7 @@ func (b Backoff) rule() int {
 }
 
 // Until returns when the group may try to create again (rule 25), or zero if no creation failed. The wait is 1 s after
-// the first failure and doubles up to 5 min, plus or minus 10 %. A hash decides these 10 %, so that groups try at
+// the first failure and doubles up to 5 min, plus or minus 10 %. A hash chooses the deviation, so that groups try at
 // different times and the same input gives the same plan.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {

@@ -34,8 +34,8 @@ const (
 	classes = int(iota)
 )
 
-// available reports whether instances of a class run and count as available. This includes silent and unhealthy ones,
-// because the fault may be outside the instance.
+// available reports whether instances of a class are assumed to serve. This includes silent and unhealthy ones, because
+// the fault may be outside the instance.
 func (c class) available() bool {
 	switch c {
 	case classExpired, classHeld, classSilent, classDrifted, classAged, classReturning, classWell:
@@ -65,7 +65,8 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why the planner deletes an instance of this row even if the group has its size, or CauseNone.
+	// cause is why the planner deletes an instance to which this row applies, even if the group has its size; or
+	// CauseNone.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
@@ -165,8 +166,9 @@ type tally struct {
 	// running counts the registered instances that run, also those that are deleted because they are silent. Of these,
 	// late counts those that the unhealthy guard counts, and unhealthy those that are replaced without the guard.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is being recorded. Both are replaced only
-	// when the deletion is durable. If the store fails or the leader dies before, VMs do not exceed size and surge.
+	// failing counts failed creations, and running instances whose deletion is being recorded. They are replaced when
+	// the deletion is durable. Otherwise a failing store or a dying leader could lead to more VMs than size and surge
+	// allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -359,7 +361,8 @@ func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the VM's state according to the provider. If an incomplete answer lacks the VM, it is unknown.
+// providerState is the VM's state according to the provider. A VM that is missing from an incomplete answer is
+// ProviderUnknown.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown

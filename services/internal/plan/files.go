@@ -39,7 +39,8 @@ type FilesReport struct {
 	Recheck bool
 }
 
-// FilesDue returns the state after a report, and whether to send a batch now. Attempts then includes this batch.
+// FilesDue returns the state after a report, and whether a batch must be sent now. If so, Attempts in the new state
+// includes the batch.
 func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState, due bool) {
 	if report.Full {
 		s.RenewAt = report.RenewAt

@@ -67,8 +67,8 @@ func (g *group) exceedsLimit() bool {
 	return g.guard.Exceeded || g.Shard.Exceeds()
 }
 
-// guardHolds reports whether too many instances are silent or failing (rule 26), or instances have time to recover
-// (rule 61). until is when the guard ends without an event; zero means unknown.
+// guardHolds reports whether the unhealthy guard forbids replacements: too many instances are silent or failing (rule
+// 26), or a recovery period is under way (rule 61). until is when time alone ends the guard; zero means unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}

@@ -121,7 +121,7 @@ func (g *group) planSettlement(out *steps, i *Instance) {
 		Reason: "reserved, but nothing is under way for it"})
 }
 
-// attempt plans action a, unless it failed too recently. f is its last failure.
+// attempt plans action a, unless that action failed too recently. f is its last failure.
 func (g *group) attempt(out *steps, f Failure, a Action) {
 	if ready, until := retryReady(a.Instance, f, g.Now); !ready {
 		out.wait(until)

@@ -33,7 +33,7 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if !i.Connected && !i.LostAt.IsZero() {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
-	// For an instance that reports in time, the schedule already contains when its next report is overdue.
+	// The schedule already contains the time at which the next report of an instance that reports in time is overdue.
 	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (i.has(factUnwell) || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}

@@ -59,8 +59,8 @@ func (g *group) mayBeUnavailable() int {
 }
 
 // wave is rule 20: it returns how many outdated instances may be replaced now. A wave starts while the group is at its
-// size and no instance is draining, silent or booting. If instances have drifted, a wave also starts although the
-// unhealthy guard holds some, or although drifted ones are unready: the new configuration may repair them.
+// size and no instance is draining, silent or booting. If instances have drifted, a wave starts even if the unhealthy
+// guard holds some instances, or if drifted ones are unready: the new configuration may repair them.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]

@@ -24,10 +24,10 @@ type removals struct {
 // planRemovals chooses the instances to delete: those beyond the size, and those with a healthy replacement.
 //
 // Available instances beyond the size are deleted immediately (rules 19 and 22). This is why an instance that must be
-// replaced stays until its replacement has reported healthy, even in a group of size one. Of the instances that are not
-// available yet, as many may exceed the size as there are replacements in progress. The others are deleted (rule 23).
-// Leaving instances do not count, so no removal is planned twice. If a chosen instance cannot be deleted yet, it still
-// counts as chosen.
+// replaced stays until its replacement has reported healthy, even in a group of size one. Instances that are not
+// available yet may exceed the size, but only by the number of replacements in progress. The surplus beyond that number
+// is deleted (rule 23). Leaving instances do not count, so no removal is planned twice. If a chosen instance cannot be
+// deleted yet, it still counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -48,8 +48,8 @@ func (g *group) planRemovals() (r removals) {
 			r.block(reasonProtected)
 		}
 	}
-	// Creates that have no instance ID yet cannot be marked for deletion, but count as chosen for removal. A later plan
-	// treats them as instances, when they have IDs.
+	// Creations that have no instance ID yet cannot be marked for deletion, but count as chosen for removal. Once they
+	// have an ID, the planner treats them as instances.
 	for chosen := removed + g.PendingCreates; ; {
 		tolerated := min(g.surge, g.replaceableLeft(r.chosen), max(0, g.desired-g.wellLeft(r.chosen)))
 		n := g.removeUnavailable(&r, surplus-chosen-tolerated)

@@ -130,11 +130,11 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 	return i
 }
 
-// ApplyRecord returns the instance after its record was read or written (rule 30). before is the previous record. A
-// leader may learn of a deletion when most of the drain time has passed, because the write was answered late or no
-// server led. It then grants half of the drain time again, at most 30 s, so that operators hear of the deletion before
-// the VM ends. Once the leader knows the deadline, only an explicit deletion makes it earlier (rule 40), and only if
-// the leader has not postponed it.
+// ApplyRecord returns the instance after its record was read or written (rule 30). before is the record that this
+// leader knew until then. A leader may learn of a deletion when most of the drain time has passed, because the write
+// was answered late or no server led. It then grants half of the drain time again, at most 30 s, so that operators hear
+// of the deletion before the VM ends. Once the leader knows the deadline, only an explicit deletion makes it earlier
+// (rule 40), and only if the leader has not postponed it.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:

@@ -130,7 +130,7 @@ type Backoff struct {
 type Notices struct {
 	Since time.Time // when the first one of the current hour was reported
 	Count int       // in that hour
-	// Backoff makes the group wait after more notices than its size.
+	// Backoff makes the group wait if it gets more notices than its size.
 	Backoff Backoff
 }
 

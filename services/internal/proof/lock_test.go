@@ -241,8 +241,8 @@ func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("no server leads although the network works again")
 	}
-	// Every process restarts within ten seconds. So on a good network, the leader soon ends while it has an heir, and
-	// the heir takes over.
+	// Every process restarts within ten seconds. So on a good network, a leader with an heir soon ends, and the heir
+	// takes over.
 	if e.cluster != nil && !within(30*time.Second, func() bool {
 		_, inherited := e.history.heirs()
 		return inherited > 0
@@ -353,7 +353,7 @@ type weather struct {
 }
 
 // play changes the weather about once per second. If leaders have heirs, about half of the changes cut a leader off
-// from its heir and from the bucket at the same time. Promises must keep that case safe.
+// from its heir and from the bucket at the same time. In this case, promises must prevent two leaders.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {

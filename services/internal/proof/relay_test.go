@@ -12,7 +12,7 @@ import (
 )
 
 // relay is an unreliable path to one server's election port. It delays bytes, holds them back in one direction or both,
-// and cuts and refuses connections. It drops no bytes between others, because TCP sends lost packets again.
+// and cuts and refuses connections. It never drops a part of a stream, because TCP sends lost packets again.
 type relay struct {
 	addr  string
 	ended context.Context //nolint:containedctx // of the test: everything in here ends with it

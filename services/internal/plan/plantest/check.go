@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// voluntary are the causes of deletions that the planner chooses to make. The other causes are losses and requests.
+// voluntary are the causes of deletions that the planner chooses to make. With any other cause, the instance was lost,
+// or its deletion was requested.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true,
 	plan.CauseLoadBalancer: true, plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}
