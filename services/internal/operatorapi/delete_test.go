@@ -105,7 +105,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 	chosen := ids[2] // a scale-down would remove the oldest
 	req := &nstancev1.DeleteInstanceRequest{InstanceId: chosen.String(), Decrement: true}
 
-	// One write stores the size and the chosen instance. If it fails, neither has changed.
+	// One write stores the new size and the ID of the chosen instance. If it fails, both stay unchanged.
 	w.breakStore(func(r mem.Request) mem.Fault {
 		if r.Op == mem.Put {
 			return outOfOrder(r)
@@ -160,7 +160,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 	}
 }
 
-// TestDeleteInstanceDecrementStatic checks that the decremented size of a static group is stored in the group's
+// TestDeleteInstanceDecrementStatic checks that a decrement of a static group stores the new size in the group's
 // override.
 func TestDeleteInstanceDecrementStatic(t *testing.T) {
 	w := newTestShard(t)
@@ -240,7 +240,7 @@ func TestTenants(t *testing.T) {
 	if err != nil || len(groups.GetGroups()) != 1 || groups.GetGroups()[0].GetGroup() != "theirs" {
 		t.Errorf("%v, %v", groups, err)
 	}
-	// A group with the same name in another tenant is another group.
+	// Groups of two tenants are different groups, even if they have the same name.
 	own := w.scale(t, "fleet", 0)
 	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick",
 		Size: ptr(uint32(0))}); err != nil {
@@ -289,7 +289,7 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// An instance that an earlier leader reserved is not created again before its state is known.
+// If an earlier leader reserved an instance, it is not created again before the leader knows whether its VM exists.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	w := newTestShard(t)
 	id := w.NewID(t, "knd")

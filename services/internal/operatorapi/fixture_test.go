@@ -50,7 +50,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// patience is a test's timeout for each step that has no intended delay.
+// patience is how long a test waits for a step that should happen immediately.
 const patience = 20 * time.Second
 
 // document returns the shard's configuration. more holds additional top-level members.
@@ -320,7 +320,7 @@ func (w *testShard) configure(t testing.TB, text string) {
 	}
 }
 
-// breakStore sets the faults of requests to the store.
+// breakStore sets the function that injects faults into requests to the store.
 func (w *testShard) breakStore(fault func(mem.Request) mem.Fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -160,7 +160,7 @@ func (c *call) groupFault(key config.GroupKey, err error) error {
 	return err
 }
 
-// refusedGroup lists every refused field of a group, under the names that the request uses.
+// refusedGroup returns an error that lists every refused field of a group, under the names that the request uses.
 func (c *call) refusedGroup(key config.GroupKey, err error) error {
 	var denied *config.DeniedError
 	if errors.As(err, &denied) {

@@ -131,7 +131,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)
 		case err != nil:
-			// The instance may have been deleted meanwhile for another reason, which also satisfies the request.
+			// If the instance was deleted meanwhile for another reason, the request has nothing left to do.
 			if now, ok := c.state().Instance(id); !ok || now.Record.State != record.Deleted {
 				return nil, err
 			}

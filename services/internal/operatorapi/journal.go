@@ -157,7 +157,7 @@ func journalEvent(e record.Event) *nstancev1.JournalEvent {
 // position returns the position of an event in the journal as "TERM-SEQUENCE".
 func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Sequence) }
 
-// parsePosition parses a text from position. The empty text means the place before all events.
+// parsePosition parses a text that position has returned. The empty text is the position before all events.
 func parsePosition(field, text string) (at cache.Position, err error) {
 	if text == "" {
 		return at, nil

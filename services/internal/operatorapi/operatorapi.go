@@ -37,8 +37,8 @@ type Store interface {
 	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
 }
 
-// Leader holds the dependencies with which the leader of one term serves operators. All fields except ConfigModified
-// are required. A Leader must not be copied after first use.
+// Leader holds what the leader of one term needs to serve operators. All fields except ConfigModified are required. A
+// Leader must not be copied after first use.
 type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
@@ -105,18 +105,19 @@ type call struct {
 	peer     *transport.Peer
 	tenant   string
 	operator ident.ID
-	// name and role are those of the operator's record.
+	// name and role come from the operator's record.
 	name string
 	role record.OperatorRole
 	// next is the new key for which the certificate is renewed. It is nil if the renewal keeps the old key, and for
 	// calls other than a renewal.
 	next ed25519.PublicKey
-	// refused names the group and the fields of a refused request; nil: none.
+	// refused holds the attributes with which a refused request is logged: its group and the refused fields. It is nil
+	// if there are none.
 	refused []any
 }
 
-// begin identifies the client and gets the leadership that serves the call. next is the key of a renewal, nil for other
-// calls. The caller must call end.
+// begin identifies the client and gets the leadership that serves the call. next is the new key in a renewal; nil for
+// other calls. The caller must call end.
 func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, end func(), err error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
@@ -203,7 +204,7 @@ func (c *call) lost() error {
 		&nstancev1.NotLeader{Shard: c.Shard})
 }
 
-// invalid returns an error that names a field of the request and its problem.
+// invalid returns an error that says what is wrong with a field of the request.
 func invalid(field, format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, field+": "+format, args...)
 }

@@ -301,7 +301,7 @@ func TestRenewCertificateOfAnotherLength(t *testing.T) {
 	}
 }
 
-// Concurrent renewals all return the one certificate that the record names.
+// Concurrent renewals all return the same certificate, which is the one in the record.
 func TestRenewCertificateAtOnce(t *testing.T) {
 	w := newTestShard(t)
 	w.Clock.Advance(20 * 24 * time.Hour)

@@ -21,7 +21,7 @@ func (s *Service) PauseGroup(ctx context.Context, req *nstancev1.PauseGroupReque
 	})
 }
 
-// ResumeGroup ends a pause, and starts a halted rollout again.
+// ResumeGroup ends the pause of a group's rollout, or starts a halted rollout again.
 func (s *Service) ResumeGroup(ctx context.Context, req *nstancev1.ResumeGroupRequest) (*nstancev1.ResumeGroupResponse,
 	error) {
 	return unary(s, ctx, "resume the group", req, func(c *call, req *nstancev1.ResumeGroupRequest) (
@@ -37,7 +37,7 @@ func (s *Service) ResumeGroup(ctx context.Context, req *nstancev1.ResumeGroupReq
 	})
 }
 
-// RollGroup replaces all instances of a group. The time of the call becomes the revision of the rollout.
+// RollGroup starts to replace all instances of a group. The time of the call becomes the revision of the rollout.
 func (s *Service) RollGroup(ctx context.Context, req *nstancev1.RollGroupRequest) (*nstancev1.RollGroupResponse,
 	error) {
 	return unary(s, ctx, "roll the group", req, func(c *call, req *nstancev1.RollGroupRequest) (

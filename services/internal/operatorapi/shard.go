@@ -82,7 +82,7 @@ func (c *call) shardStatus(*nstancev1.GetShardStatusRequest) (*nstancev1.GetShar
 	return answer, nil
 }
 
-// StepDown makes the leader hand over to another server.
+// StepDown makes the leader hand the leadership over to another server.
 func (s *Service) StepDown(ctx context.Context, req *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
 	return unary(s, ctx, "step down", req, (*call).stepDown)
 }

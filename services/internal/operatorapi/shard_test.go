@@ -31,7 +31,7 @@ func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nsta
 	return w.dial(t, cert)
 }
 
-// TestShardStatus checks that GetShardStatus returns the shard's leadership and its counts.
+// TestShardStatus checks that GetShardStatus describes the shard's leadership and counts its groups.
 func TestShardStatus(t *testing.T) {
 	w := newTestShard(t)
 	s, err := w.as(t, "", record.RoleViewer).GetShardStatus(t.Context(), &nstancev1.GetShardStatusRequest{})
@@ -45,7 +45,7 @@ func TestShardStatus(t *testing.T) {
 	}
 }
 
-// TestOperatorRoles shows what each role may do, and that the journal names the operator.
+// TestOperatorRoles checks what each role may do, and that events in the journal contain the operator's name.
 func TestOperatorRoles(t *testing.T) {
 	w := newTestShard(t)
 	viewer, operator, admin := w.as(t, "vera", record.RoleViewer), w.as(t, "olga", ""), w.as(t, "ada", record.RoleAdmin)

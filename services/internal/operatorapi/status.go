@@ -86,7 +86,7 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 	return out
 }
 
-// checkStatuses are the statuses of health checks on the wire.
+// checkStatuses maps the statuses of health checks to those of the protocol.
 var checkStatuses = map[shardstate.CheckStatus]nstancev1.HealthCheckState_Status{
 	shardstate.CheckStarting: nstancev1.HealthCheckState_STATUS_STARTING,
 	shardstate.CheckPassing:  nstancev1.HealthCheckState_STATUS_PASSING,
@@ -148,8 +148,8 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	return healthUnhealthy, v.UnhealthyReason()
 }
 
-// providerState returns the VM's state that the provider reported last. It returns Deleted if the instance is deleted
-// or its VM is gone, and Unknown if no state was reported.
+// providerState returns the state of the VM in the provider's last answer. It returns Deleted if the instance is
+// deleted or its VM is gone, and Unknown if there was no answer.
 func providerState(v shardstate.InstanceView) infra.State {
 	switch {
 	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:

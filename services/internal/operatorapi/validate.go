@@ -47,7 +47,7 @@ func instanceID(text string) (ident.ID, error) {
 	return id, nil
 }
 
-// word checks a text that another system interprets: printable UTF-8 of at most limit bytes.
+// word checks that a text consists of at most limit bytes of printable UTF-8. Another system interprets the text.
 func word(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:

@@ -154,8 +154,8 @@ func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	})
 }
 
-// deletions returns an event for each of the tenant's instances that is being deleted, followed by the end of the
-// snapshot.
+// deletions returns an event for each of the tenant's instances that is being deleted, and then the marker for the end
+// of the snapshot.
 func (c *call) deletions() []*nstancev1.InstanceEvent {
 	var out []*nstancev1.InstanceEvent
 	now := c.Now()
@@ -224,7 +224,7 @@ type groupWatch struct {
 	*call
 	sub   *watch.Subscription[config.GroupKey, config.GroupKey]
 	ready []*nstancev1.GroupEvent
-	// sent holds a digest of the status that was last sent, by group.
+	// sent holds, for each group, a digest of the status that was last sent.
 	sent map[string][sha256.Size]byte
 	// looked is the time at which all groups were last rendered. notBefore is the earliest time of the next rendering.
 	looked, notBefore time.Time
@@ -265,7 +265,7 @@ func (w *groupWatch) wait(ctx context.Context) error {
 		}
 		return err
 	}
-	// Changes that are already queued are rendered together.
+	// Render all changes together that are already queued.
 	over, stop := context.WithCancel(ctx)
 	stop()
 	for n := 0; err == nil && n < w.service.queue; n++ {

@@ -172,7 +172,7 @@ func TestWatchInstancesSnapshot(t *testing.T) {
 	}
 }
 
-// A VM that is not running has no drain.
+// If a VM is not running, its instance is not drained.
 func TestWatchInstancesWithoutDrain(t *testing.T) {
 	w := newTestShard(t)
 	made, err := w.create("", "static")

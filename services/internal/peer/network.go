@@ -47,7 +47,7 @@ type Network struct {
 	links  map[end]*link
 	inbox  *inbox
 	holder record.Lock
-	// turned is closed when holder changes.
+	// turned is closed when the field holder changes.
 	turned chan struct{}
 }
 
@@ -183,8 +183,8 @@ func (n *Network) removeLink(l *link) {
 	}
 }
 
-// deliver passes a message to the election. It returns false if the message does not name the other process as its
-// source, or this process as its destination.
+// deliver passes a message to the election. It returns false if the message's source is not the other process, or its
+// destination is not this process.
 func (n *Network) deliver(l *link, message any) bool {
 	var leader, follower election.Peer
 	received, ok := message.(election.Message)

@@ -280,7 +280,7 @@ func TestLinkReconnects(t *testing.T) {
 	t.Error("no link to the right process")
 }
 
-// call calls an election port directly.
+// call opens a stream to an election port, sends the messages in first, and returns the error that ends the stream.
 func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
 	t.Helper()
 	conn := c.Dial(t, addr, cert)

@@ -25,7 +25,7 @@ const (
 // hello is the first message in either direction. The sender's certificate also contains its ID.
 type hello struct{ From election.Peer }
 
-// frame is one message as JSON. One field is set.
+// frame is one message as JSON. Exactly one field is set.
 type frame struct {
 	Hello     *hello             `json:"hello,omitempty"`
 	Heartbeat *heartbeat         `json:"heartbeat,omitempty"`

@@ -8,11 +8,11 @@ import (
 
 // BalancerHealth is what this leader has learned about an instance from the load balancers of its group (rule 59).
 type BalancerHealth struct {
-	// WasHealthy: in at least one round of questions, a load balancer called the instance healthy and none called it
-	// unhealthy.
+	// WasHealthy means that in at least one round of questions, a load balancer called the instance healthy and none
+	// called it unhealthy.
 	WasHealthy bool
-	// Refused: in the last round of questions, a load balancer called the instance unhealthy. This includes a verdict
-	// that is ignored because the instance is new.
+	// Refused means that a load balancer called the instance unhealthy in the last round of questions. This includes a
+	// verdict that is ignored because the instance is new.
 	Refused bool
 	// Rounds counts the successive rounds, up to balancerRounds, in which a load balancer called the instance
 	// unhealthy. Verdicts that are ignored because the instance is new are not counted.
@@ -27,8 +27,8 @@ const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.
 type BalancerVerdict struct {
-	// Healthy: a load balancer calls the instance healthy, and none calls it unhealthy. Failed is a load balancer that
-	// calls the instance unhealthy, with its reason. If both are zero, no load balancer has decided.
+	// Healthy means that a load balancer calls the instance healthy, and none calls it unhealthy. Failed is a load
+	// balancer that calls the instance unhealthy, with its reason. If both are zero, no load balancer has decided.
 	Healthy bool
 	Failed  string
 }

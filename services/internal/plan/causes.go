@@ -19,13 +19,14 @@ const (
 	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"
 	CauseTerminating  Cause = "terminating"
-	// CauseUnregistered is a failed creation. Every deletion with this cause counts towards the group's [Backoff].
+	// CauseUnregistered: the instance's creation failed. Every deletion with this cause counts towards the group's
+	// [Backoff].
 	CauseUnregistered Cause = "unregistered"
-	// CauseRequested is a deletion that an operator or a person asked for.
+	// CauseRequested: an operator or a person asked for the deletion.
 	CauseRequested Cause = "requested"
 )
 
-// AlertKind names the kind of a standing error.
+// AlertKind is the kind of an error that stays active until it is resolved.
 type AlertKind string
 
 const (

@@ -65,8 +65,7 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why the planner deletes an instance to which this row applies, even if the group has its size; or
-	// CauseNone.
+	// cause is why the planner deletes such an instance even if the group has its size, or CauseNone.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
@@ -81,7 +80,7 @@ type subject struct {
 	facts
 }
 
-// rules is the classification table: the first that applies wins.
+// rules is the classification table: the first rule that applies to an instance determines its class.
 var rules = [...]rule{
 	{1, "leaving", classLeaving, CauseNone, factLeaving, nil},
 	{2, "creating", classCreating, CauseNone, factCreating, nil},
@@ -166,9 +165,8 @@ type tally struct {
 	// running counts the registered instances that run, also those that are deleted because they are silent. Of these,
 	// late counts those that the unhealthy guard counts, and unhealthy those that are replaced without the guard.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is being recorded. They are replaced when
-	// the deletion is durable. Otherwise a failing store or a dying leader could lead to more VMs than size and surge
-	// allow.
+	// failing counts failed creations, and running instances whose deletion is being recorded. If they were replaced
+	// before, a failing store or a dying leader could lead to more VMs than size and surge allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -361,8 +359,7 @@ func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the VM's state according to the provider. A VM that is missing from an incomplete answer is
-// ProviderUnknown.
+// providerState is the VM's state according to the provider. An incomplete answer cannot make it ProviderGone.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown
@@ -396,9 +393,8 @@ func Counts(i *Instance) bool {
 }
 
 // isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before an agent connects to
-// this leader: until then, the leader may be at fault. While no agent has connected, a group without registered
-// instances uses the beginning of the leadership instead. While the unhealthy guard holds, only on-demand instances can
-// be overdue.
+// this leader: until then, the leader may be at fault. In a group without registered instances, it begins with the
+// leadership until an agent connects. While the unhealthy guard holds, only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {

@@ -34,7 +34,7 @@ type ShardSnapshot struct {
 	Leftovers []Leftover
 	// Tombstones are the records in state deleted.
 	Tombstones []Tombstone
-	// OrphansRaised: the alert [AlertOrphans] is active.
+	// OrphansRaised means that the alert [AlertOrphans] is active.
 	OrphansRaised bool
 }
 
@@ -47,13 +47,13 @@ type Stray struct {
 	Instance   ident.ID
 	State      ProviderState
 	LaunchedAt time.Time
-	// Tombstone: the VM's record is a tombstone. Claimed: the record with the VM's instance ID is live, but contains
-	// the provider ID of another VM. A claimed VM is left alone.
+	// Tombstone means that the VM's record is a tombstone. Claimed means that the record with the VM's instance ID is
+	// live, but contains the provider ID of another VM. A claimed VM is left alone.
 	Tombstone, Claimed bool
 	// Reads are the times at which the VM's record was read directly and not found, oldest first.
 	Reads []time.Time
 	Busy  bool // an action for it is under way
-	// Confirmed: a person confirmed that the VM may be terminated although there are many orphans.
+	// Confirmed means that a person allowed to terminate the VM although there are many orphans.
 	Confirmed bool
 }
 
@@ -68,7 +68,7 @@ type Tombstone struct {
 	Instance  ident.ID
 	DeletedAt time.Time
 	Busy      bool // an action for it is under way
-	// Unused: the record was a reservation for which no VM was found.
+	// Unused means that the record was a reservation for which no VM was found.
 	Unused bool
 }
 

@@ -25,7 +25,7 @@ func spotTarget(p *config.Purchase, size int) int {
 	return max(0, size-p.OnDemandBase) * p.SpotPercent / 100
 }
 
-// surplus returns how many instances of each kind the group has beyond its purchase options.
+// surplus returns how many more instances of each kind the group has than its purchase options ask for.
 func (g *group) surplus(b bought) bought {
 	target := spotTarget(&g.Group.Purchase, g.desired)
 	return bought{spot: max(0, b.spot-target), onDemand: max(0, b.onDemand-(g.desired-target))}

@@ -364,8 +364,8 @@ func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	}
 }
 
-// TestRule58ReturnsInWindows checks that a return to spot begins in a window only, creates the replacement first even
-// with max_unavailable, and leaves protected instances alone.
+// TestRule58ReturnsInWindows checks that a return to spot begins only in a window. The replacement must be created
+// first, even with max_unavailable, and protected instances must stay.
 func TestRule58ReturnsInWindows(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)
@@ -390,8 +390,8 @@ func TestRule58ReturnsInWindows(t *testing.T) {
 	}
 }
 
-// TestRule39SpotReclaimOfAWholeGroup checks that all instances of a group are replaced in the pass that learns of their
-// notices.
+// TestRule39SpotReclaimOfAWholeGroup checks that all instances of a group are replaced as soon as the leader learns of
+// their notices.
 func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 1000
@@ -417,7 +417,7 @@ func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
 }
 
 // TestRule39HostileNoticesArePaced plays a group in which every agent reports a notice as soon as it is registered. In
-// each hour, the group may create twice its size, and what the backoff permits in addition.
+// each hour, the group may create twice as many instances as its size, plus those that the backoff permits.
 func TestRule39HostileNoticesArePaced(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 10

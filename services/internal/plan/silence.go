@@ -50,7 +50,7 @@ func (i *Instance) quietUntil(interval time.Duration) time.Time {
 
 // silentAt returns when an instance becomes unhealthy if no report comes. By then, it has missed three reports, and no
 // announced restart is under way. An instance that never reported to this leader also gets the time to come back (rule
-// 33). After an outage of all servers, its agent may be waiting for its next try.
+// 33): after an outage of all servers, its agent may be waiting for its next attempt to connect.
 func (i *Instance) silentAt(s *Settings, silenceFrom time.Time) (at time.Time, ok bool) {
 	since, ok := i.silentSince(silenceFrom)
 	if !ok {
@@ -153,7 +153,7 @@ func (i *Instance) countSilence(s *Settings, silenceFrom, now time.Time, inTime 
 	return true, silent, sooner(until, late)
 }
 
-// poweredOff reports whether shutdown_grace is over since the agent announced a power-off.
+// poweredOff reports whether shutdown_grace has passed since the agent announced a power-off.
 func (i *Instance) poweredOff(s *Settings, now time.Time) (off bool, until time.Time) {
 	if i.PowerOffAt.IsZero() {
 		return false, time.Time{}

@@ -214,8 +214,8 @@ func (g *group) wellLeft(chosen []bool) int {
 type candidate struct {
 	at   int // index of the instance
 	rank int
-	// inBalance: the group does not have too many instances of this instance's kind (spot or on demand). Instances of a
-	// kind of which the group has too many are removed first.
+	// inBalance means that the group does not have too many instances of this instance's kind (spot or on demand).
+	// Instances of a kind of which the group has too many are removed first.
 	inBalance bool
 	newest    bool // among equals the latest is removed first
 	launched  time.Time

@@ -44,17 +44,17 @@ type Report struct {
 
 // ReportEffect says what a report changed.
 type ReportEffect struct {
-	// Changed: the plan may change. Otherwise the report only proves that the agent is alive.
+	// Changed means that the plan may change. Otherwise the report only proves that the agent is alive.
 	Changed bool
-	// Recovered: the report made the instance healthy. Failed: it made the instance unhealthy. A first report is one or
-	// the other.
+	// Recovered means that the report made the instance healthy, and Failed that it made the instance unhealthy. A
+	// first report does one or the other.
 	Recovered, Failed bool
-	// Noticed, PowersOff, Restarts: this report is the first to announce a termination notice, a power-off or a
+	// Noticed, PowersOff and Restarts mean that this report is the first with a termination notice, a power-off or a
 	// restart.
 	Noticed, PowersOff, Restarts bool
-	// EndsBackoff: an instance of the group works, so that creations need not wait any longer.
+	// EndsBackoff means that an instance of the group works, so that creations need not wait any longer.
 	EndsBackoff bool
-	// NoticeCounts: the instance will be replaced because of the notice, so that [ApplyNotice] counts it.
+	// NoticeCounts means that the instance will be replaced because of the notice, so that [ApplyNotice] counts it.
 	NoticeCounts bool
 }
 
@@ -159,8 +159,8 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 // ProviderAnswer is what the provider said of one instance.
 type ProviderAnswer struct {
 	Asked time.Time
-	// Absent: the provider does not know the VM, or the VM is missing from a list that should contain it (see
-	// [Covered]). The fields below are then zero.
+	// Absent means that the provider does not know the VM, or that the VM is missing from a list that should contain it
+	// (see [Covered]). The fields below are then zero.
 	Absent bool
 	// State is ProviderUnknown if the answer does not tell the state.
 	State      ProviderState
@@ -180,11 +180,11 @@ func Covered(i Instance, unlisted []string) bool {
 
 // ProviderEffect says what a provider's answer changed.
 type ProviderEffect struct {
-	// Stale: the answer is ignored, because the answer to a question that was asked later is already known.
+	// Stale means that the answer is ignored, because the answer to a question that was asked later is already known.
 	Stale bool
-	// Changed: the VM's state changed, or is known completely for the first time.
+	// Changed means that the VM's state changed, or is known completely for the first time.
 	Changed bool
-	// Lost: the VM ended or is ending, and no deletion of the instance was decided.
+	// Lost means that the VM ended or is ending, and that no deletion of the instance was decided.
 	Lost bool
 }
 

@@ -68,12 +68,13 @@ type Instance struct {
 	Provider                            Observed[ProviderState]
 	EndReason                           string // why the VM ended, in the provider's words; "": unknown
 
-	// Healthy: the agent's last report said that the instance is healthy, and no health check fails. The planner checks
-	// whether that report is recent.
+	// Healthy means that the agent's last report called the instance healthy, and that no health check fails. The
+	// planner checks whether that report is recent.
 	Healthy bool
-	// EverHealthy: at least one healthy report reached this leader.
+	// EverHealthy means that at least one healthy report reached this leader.
 	EverHealthy bool
-	// ChecksPending: the agent has not run all present health checks yet, or some have neither passed nor failed.
+	// ChecksPending means that the agent has not run all present health checks yet, or that some have neither passed
+	// nor failed.
 	ChecksPending bool
 	// FailedCheck is the health check that fails, with its reason; "": none. CheckFailedAt is when the check began to
 	// fail. A load balancer's verdict that the instance is unhealthy counts as a failed check.
@@ -81,14 +82,15 @@ type Instance struct {
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
 	LastReport    time.Time
-	// Connected: a health stream is open now. LostAt: when the previous stream closed; zero while one is open.
+	// Connected means that a health stream is open now. LostAt is when the previous stream closed; zero while one is
+	// open.
 	Connected bool
 	LostAt    time.Time
-	// Notice: the cloud will take the VM away (spot), by NoticeDeadline if that was announced.
+	// Notice means that the cloud will take the VM away (spot), by NoticeDeadline if that was announced.
 	Notice         bool
 	NoticeDeadline time.Time
-	// PowerOffAt: when the agent announced the machine's shutdown. RestartingAt: when it announced a reboot (Reboot),
-	// restart or upgrade.
+	// PowerOffAt is when the agent announced the machine's shutdown. RestartingAt is when it announced a reboot
+	// (Reboot), restart or upgrade.
 	PowerOffAt   time.Time
 	RestartingAt time.Time
 	Reboot       bool
@@ -96,19 +98,20 @@ type Instance struct {
 	DeleteReason   string
 	DeleteDeadline time.Time
 	DeletingAt     time.Time
-	// Announced: this leader announced the drain. Drained: an operator acknowledged that the node is drained.
+	// Announced means that this leader announced the drain, and Drained that an operator acknowledged the node as
+	// drained.
 	Announced, Drained bool
-	// TerminateRequested: when the provider accepted a delete.
+	// TerminateRequested is when the provider accepted a delete call.
 	TerminateRequested time.Time
-	// InLoadBalancers: the instance is registered with every load balancer of the group. BalancedAt is when
+	// InLoadBalancers means that the instance is registered with every load balancer of the group. BalancedAt is when
 	// InLoadBalancers or the group's load balancers last changed. FilesSent is the runtime hash of the last files that
-	// were sent without an error.
+	// were sent completely.
 	InLoadBalancers bool
 	BalancedAt      time.Time
 	FilesSent       string
-	// FilesFailed: the agent's last full report names a file that could not be stored.
+	// FilesFailed means that according to the agent's last full report, a file could not be stored.
 	FilesFailed bool
-	// Asking: a question to the provider about this instance is waiting or under way.
+	// Asking means that a question to the provider about this instance is waiting or under way.
 	Asking    bool
 	Tombstone time.Time // DeletedAt of a tombstone
 }
@@ -138,7 +141,8 @@ type Notices struct {
 type Settings struct {
 	HealthInterval, ShutdownGrace, RegistrationTimeout, Retention, CollectInterval time.Duration
 	EligibleAge, ForcedAge, OnDemandAge                                            time.Duration // zero: never
-	// Terminating: the shard is being emptied. Groups have size zero, and on-demand instances are deleted too.
+	// Terminating means that the shard is being emptied. Groups have size zero, and on-demand instances are deleted
+	// too.
 	Terminating bool
 }
 
@@ -184,9 +188,9 @@ type Snapshot struct {
 	Waiting     WaitingCreates
 	// Image is the ID of the image that the query of the group's image found last; "": none, or unknown.
 	Image string
-	// RolloutFailures counts the instances with the group's present configuration that failed (rule 47).
+	// RolloutFailures counts the failures of instances with the group's present configuration (rule 47).
 	RolloutFailures int
-	// GuardRaised, BackoffRaised and HaltRaised: the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
+	// GuardRaised, BackoffRaised and HaltRaised mean that the group's alerts [AlertUnhealthyGuard], [AlertBackoff] and
 	// [AlertRolloutHalted] are active.
 	GuardRaised, BackoffRaised, HaltRaised bool
 }
@@ -223,17 +227,17 @@ type Action struct {
 	ProviderID string
 	// Replaces is the instance that the new instance of a Create action replaces; zero: none.
 	Replaces ident.ID
-	// Voluntary: the instance that a Create action replaces still runs.
+	// Voluntary means that the instance that a Create action replaces still runs.
 	Voluntary bool
-	// Spot: a Create action makes a spot instance. Fallback: if there is no spot capacity, it makes one on demand
-	// instead.
+	// Spot means that a Create action makes a spot instance. Fallback means that it makes one on demand if there is no
+	// spot capacity.
 	Spot, Fallback bool
 	Reason         string
-	// Cause comes with Mark, and with Create if the new instance replaces one.
+	// Cause is set for Mark, and for Create if the new instance replaces one.
 	Cause Cause
-	// Deadline, with Mark and Drain, is when the drain ends at the latest; zero: no drain.
+	// Deadline is set for Mark and Drain. It is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time
-	// Alert comes with RaiseError and ResolveError.
+	// Alert is set for RaiseError and ResolveError.
 	Alert AlertKind
 	// Rule is the number of the rule that led to a Mark, Create or RaiseError action; 0: none.
 	Rule int
@@ -264,6 +268,6 @@ type Decision struct {
 	// way. RolloutUntil is when time alone ends that reason; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
-	// Guard must be passed on in the group's next Snapshot.
+	// Guard must be copied into the group's next Snapshot.
 	Guard Guard
 }

@@ -62,7 +62,7 @@ type recorded struct {
 	client  int
 }
 
-// Get implements objstore.Store. A failed get is not recorded, because it shows nothing.
+// Get implements objstore.Store. A failed get is not recorded, because it says nothing about the object.
 func (r recorded) Get(ctx context.Context, key string) (objstore.Object, error) {
 	begin := r.history.now()
 	obj, err := r.Store.Get(ctx, key)

@@ -142,8 +142,8 @@ func (c *call) checkAddress() error {
 			"the server through NAT", c.claims.ID, from)
 }
 
-// checkProof checks the agent's proof of the VM that it runs on, if the configuration requires one. A stolen nonce is
-// therefore of no use on another VM, even if both VMs call from the same address.
+// checkProof checks the agent's proof of the VM on which it runs, if the configuration requires one. A stolen nonce is
+// then of no use on another VM, even if both VMs call from the same address.
 func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 	if c.leader.Attest == nil {
 		return nil

@@ -463,7 +463,8 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 	}
 }
 
-// Every storage request of a registration may fail, with or without effect. The agent retries and is registered once.
+// TestStorageFaults makes each write of a registration fail, or its answer get lost. After the agent has registered
+// again, its certificate is in the record and in the log.
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {

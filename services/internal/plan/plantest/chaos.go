@@ -73,7 +73,7 @@ func disturbed(rng *rand.Rand, g *config.Group) {
 	}
 }
 
-// RandomSnapshot returns a random snapshot. Its combination of states need not be reachable.
+// RandomSnapshot returns a random snapshot. It may combine states that never occur together.
 func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 	f := Random(rng)
 	f.Group.Size = rng.Intn(8)

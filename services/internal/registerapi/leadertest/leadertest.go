@@ -36,7 +36,7 @@ type Leader struct {
 	Bucket   *clusterstate.State
 	State    *shardstate.State
 	Executor *execute.Executor
-	// Context ends with the leadership. Lose ends the leadership.
+	// Context is cancelled when the leadership ends. Lose ends the leadership.
 	Context context.Context
 	Lose    context.CancelFunc
 
