@@ -29,7 +29,7 @@ const (
 type Options struct {
 	Self  election.Peer
 	Shard string
-	// Source returns the source of certificates. It returns nil while the cluster has no CA. Then the network opens no
+	// Source returns the source of certificates. While the cluster has no CA, it returns nil, and the network opens no
 	// link.
 	Source func() *transport.Source
 	Log    *slog.Logger

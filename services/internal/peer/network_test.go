@@ -180,8 +180,8 @@ func (m loggedMessages) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestMissingLinkIsLogged checks that a follower warns of a missing link, but not at each attempt, and logs when the
-// link is back.
+// TestMissingLinkIsLogged checks that a follower logs a warning while a link is missing, but not after every attempt to
+// connect. It also logs when the link is back.
 func TestMissingLinkIsLogged(t *testing.T) {
 	c := transporttest.New(t)
 	log := make(loggedMessages, 1000)
@@ -304,7 +304,7 @@ func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certifi
 	}
 }
 
-// rawCodec also sends bytes that are no message.
+// rawCodec can also send bytes that are not a message.
 type rawCodec struct{ codec }
 
 func (c rawCodec) Marshal(message any) ([]byte, error) {

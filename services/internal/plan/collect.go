@@ -28,7 +28,7 @@ type ShardSnapshot struct {
 	// Listed is the number of VMs with this shard's tags in the latest provider list, without ended VMs. It is
 	// incomplete before the first list.
 	Listed Observed[int]
-	// Strays are the VMs of the latest provider list that no live record claims. VMs of Leftovers may be among them.
+	// Strays are the VMs of the latest provider list that belong to no live record. VMs of Leftovers may be among them.
 	Strays []Stray
 	// Leftovers are reservations for which this leader will create no VM, such as those of earlier leaders.
 	Leftovers []Leftover

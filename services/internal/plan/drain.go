@@ -12,7 +12,7 @@ func IsDraining(i *Instance, now time.Time) bool {
 	return i.runs() && !i.Drained && i.TerminateRequested.IsZero() && i.DeleteDeadline.After(now)
 }
 
-// planEnd plans the next step of an instance with a durable deletion: drain, terminate or forget (rules 27 to 29).
+// planEnd plans the next step of an instance whose deletion is durable: drain, terminate or forget (rules 27 to 29).
 func (g *group) planEnd(out *steps, i *Instance) {
 	if i.Work != Idle {
 		return

@@ -85,7 +85,8 @@ func (s *steps) merge(other steps) {
 	s.waitRollout(other.rollout, other.rolloutUntil)
 }
 
-// planInstances plans what each instance needs next. chosen are the instances that the removal phase has dealt with.
+// planInstances plans what each instance needs next. chosen marks the instances that the removal phase has already
+// handled.
 func (g *group) planInstances(out *steps, chosen []bool) {
 	for n := range g.Instances {
 		i := &g.Instances[n]

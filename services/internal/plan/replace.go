@@ -157,8 +157,8 @@ func (g *group) ruleOf(n int, cause Cause) int {
 }
 
 // drainDeadline is rule 21: the deadline of a drain that is decided now. It is zero if the VM does not run or the group
-// has no drain time-out. An earlier deadline of a notice shortens the drain. A later one is ignored, because notices
-// come from the agent. If the deadline of the notice is in the past, the drain ends now.
+// has no drain time-out. An earlier deadline of a notice shortens the drain. A later one is ignored, because it comes
+// from the agent, which may lie. If the deadline of the notice is in the past, the drain ends now.
 func (g *group) drainDeadline(i *Instance) time.Time {
 	switch drain := g.Group.DrainTimeout.D(); {
 	case drain == 0 || !i.runs():

@@ -46,8 +46,8 @@ func (s Schedule) Postpone(instances iter.Seq[*Instance], settings *Settings, no
 	return Schedule{NextPlan: next, NextIfReporting: s.NextIfReporting}, true
 }
 
-// reportOverdueAt returns when a healthy connected instance has missed its next report. ok is false for an instance
-// that was not healthy at its last report or is not connected.
+// reportOverdueAt returns when the next report of a healthy connected instance counts as missed. ok is false for an
+// instance that was not healthy at its last report or is not connected.
 func (i *Instance) reportOverdueAt(s *Settings) (overdue time.Time, ok bool) {
 	if !i.Healthy || !i.Connected || i.LastReport.IsZero() {
 		return time.Time{}, false

@@ -116,7 +116,7 @@ func (r *reigns) begin(process string, term uint64) (extend func(at election.Ins
 	}
 }
 
-// since reports whether any process has had authority after an instant.
+// since reports whether any process has had authority after the given instant.
 func (r *reigns) since(at election.Instant) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,7 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// childVariable holds a child's settings. If it is set, the test program runs as a candidate and runs no tests.
+// childVariable is the environment variable with a child's settings. If it is set, the test program runs as a candidate
+// and runs no tests.
 const childVariable = "NSTANCE_PROOF_CHILD"
 
 // settings configure a child.

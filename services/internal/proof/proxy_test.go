@@ -47,8 +47,8 @@ type proxy struct {
 	weights  [faultKinds]int
 }
 
-// newProxy starts a proxy to a server on a Unix socket. When the test ends, the proxy forwards the requests that it
-// still holds.
+// newProxy starts a proxy to a server on a Unix socket. When the test ends, the proxy forwards the requests that it has
+// not forwarded yet.
 func newProxy(t *testing.T, socket string, seed uint64, longest time.Duration) *proxy {
 	t.Helper()
 	p := &proxy{longest: longest, seed: seed, ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 1)),

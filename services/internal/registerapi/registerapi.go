@@ -131,7 +131,7 @@ type call struct {
 	now     time.Time
 }
 
-// serve runs a registration, counts its status code, and logs where the client called from.
+// serve runs a registration, counts its status code, and logs the client's address.
 func (s *Service) serve(ctx context.Context, nonce string, key []byte, role authority.Role,
 	register func(*call) (certificate, error)) (certificate, error) {
 	c := &call{Service: s, ctx: ctx, key: key, now: s.Now().UTC()}

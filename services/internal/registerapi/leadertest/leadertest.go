@@ -181,8 +181,8 @@ func (l *Leader) Put(t testing.TB, rec record.Instance, token objstore.Token) {
 	l.State.PutRecord(rec, token)
 }
 
-// Reserved creates an instance that is being created: its record is reserved, and the provider has not answered. If
-// leftover is set, State does not know the instance.
+// Reserved makes an instance whose creation is in progress: its record is reserved, and the provider has not answered.
+// If leftover is set, State does not know the instance.
 func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
@@ -203,7 +203,7 @@ func (l *Leader) Answer(id ident.ID) {
 		LaunchedAt: l.Clock.Now()}, l.Clock.Now())
 }
 
-// Created creates an instance with a VM and an agent that has not registered.
+// Created makes an instance that has a VM, but whose agent has not registered.
 func (l *Leader) Created(t testing.TB) ident.ID {
 	t.Helper()
 	rec := l.reserved(t)
