@@ -41,10 +41,13 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 			out.empty = append(out.empty, key.String())
 		case g.InfraHash != old.InfraHash:
 			out.roll = append(out.roll, key.String())
-		case losesSubnet(old, g, subnetsUnknown):
-			out.leave = append(out.leave, key.String())
-		case g.RuntimeHash != old.RuntimeHash:
-			out.push = append(out.push, key.String())
+		default:
+			if losesSubnet(old, g, subnetsUnknown) {
+				out.leave = append(out.leave, key.String())
+			}
+			if g.RuntimeHash != old.RuntimeHash {
+				out.push = append(out.push, key.String())
+			}
 		}
 	}
 	oldTemplates, newTemplates := ofTemplates(before), ofTemplates(after)
@@ -54,10 +57,13 @@ func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 		case !still:
 		case g.InfraHash != old.InfraHash:
 			out.rollTemplates = append(out.rollTemplates, name)
-		case losesSubnet(old, g, subnetsUnknown):
-			out.leaveTemplates = append(out.leaveTemplates, name)
-		case g.RuntimeHash != old.RuntimeHash:
-			out.pushTemplates = append(out.pushTemplates, name)
+		default:
+			if losesSubnet(old, g, subnetsUnknown) {
+				out.leaveTemplates = append(out.leaveTemplates, name)
+			}
+			if g.RuntimeHash != old.RuntimeHash {
+				out.pushTemplates = append(out.pushTemplates, name)
+			}
 		}
 	}
 	for _, list := range [][]string{out.roll, out.push, out.empty, out.shrink, out.leave, out.rollTemplates,

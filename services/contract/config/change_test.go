@@ -57,6 +57,18 @@ func TestChange(t *testing.T) {
 			"Instances will be replaced or deleted", []string{
 				"Likewise in dynamic groups with the templates: two.",
 			}},
+		{"subnet that leaves, and other files", `"p": ["a"]}},
+  "templates": {
+    "one": {"kind": "aaa", "arch": "amd64", "subnet_pool": "p", "vars": {"x": "1"}}`, `"p": ["b"]}},
+  "templates": {
+    "one": {"kind": "aaa", "arch": "amd64", "subnet_pool": "p", "vars": {"x": "2"}}`,
+			"Instances will be replaced or deleted", []string{
+				"Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: " +
+					"default/v, default/w.",
+				"Likewise in dynamic groups with the templates: one, two.",
+				"Files are pushed to running instances of the groups: default/w.",
+				"Likewise in dynamic groups with the templates: one.",
+			}},
 		{"removed", `"w": {"template": "one"}, `, ``, "Instances will be replaced or deleted", []string{
 			"Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that " +
 				"are removed: default/w.",

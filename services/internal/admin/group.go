@@ -119,8 +119,8 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
 		Args: cobra.MaximumNArgs(1),
-		Long: "Describes groups in full: all settings, with the values that apply after the merge with\nthe template, " +
-			"and their instances.",
+		Long: "Describes groups in full: all settings, with the values that apply after the merge with\n" +
+			"the template, and their instances.",
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}
