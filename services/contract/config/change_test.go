@@ -63,8 +63,8 @@ func TestChange(t *testing.T) {
   "templates": {
     "one": {"kind": "aaa", "arch": "amd64", "subnet_pool": "p", "vars": {"x": "2"}}`,
 			"Instances will be replaced or deleted", []string{
-				"Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: " +
-					"default/v, default/w.",
+				"Instances in subnets that leave their pool are replaced, in waves of up to max_surge, " +
+					"in the groups: default/v, default/w.",
 				"Likewise in dynamic groups with the templates: one, two.",
 				"Files are pushed to running instances of the groups: default/w.",
 				"Likewise in dynamic groups with the templates: one.",
