@@ -10,8 +10,8 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// TestChangelog verifies that CHANGELOG.md has the format of Keep a Changelog: the changes that are not released come
-// first, then the releases, the newest first. `make publish` copies the section of a release from the file.
+// TestChangelog verifies that CHANGELOG.md has the format of Keep a Changelog: first the unreleased changes, then the
+// releases from the newest to the oldest. `make publish` copies a release's section from the file.
 func TestChangelog(t *testing.T) {
 	raw, err := os.ReadFile("../CHANGELOG.md")
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDocumentedCommandsExist verifies that everything in the commands of the documents exists: Makefile targets,
-// scripts, packages and tests.
+// TestDocumentedCommandsExist verifies that the Makefile targets, scripts, packages and tests in the commands of the
+// documents exist.
 func TestDocumentedCommandsExist(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {

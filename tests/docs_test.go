@@ -31,7 +31,7 @@ func TestDocumentsLinkToFiles(t *testing.T) {
 	}
 }
 
-// TestMapHasAllPages verifies that the README.md of docs/ or of one of its sections links to every page below docs/.
+// TestMapHasAllPages verifies that at least one README.md below docs/ links to each page below docs/.
 func TestMapHasAllPages(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]+\.md)`)
 	linked := map[string]bool{}
@@ -142,8 +142,7 @@ func TestPagesNameTests(t *testing.T) {
 	}
 }
 
-// TestStartPagesUseVariables verifies that the variables on each cloud's page in docs/start are variables of the
-// example that the page uses.
+// TestStartPagesUseVariables verifies that each cloud's page in docs/start uses only variables of the cloud's example.
 func TestStartPagesUseVariables(t *testing.T) {
 	for _, block := range all.Blocks() {
 		cloud := block.Name
@@ -201,7 +200,8 @@ func submatches(expression, text string) []string {
 	return found
 }
 
-// files reads all files of the repository with the suffix. It reads tests only for the suffix _test.go. Keys are paths.
+// files reads all files below root whose names end with suffix. It reads tests only if suffix is _test.go. Keys are
+// paths.
 func files(t *testing.T, root, suffix string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

@@ -26,8 +26,8 @@ import (
 
 const module = "github.com/nstance-kit/nstance/"
 
-// layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. A name
-// includes its sub-packages.
+// layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. Each entry
+// includes the packages below it.
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
 		"services/contract/highwater", "services/contract/googlecloud"},
@@ -40,7 +40,7 @@ var layers = [][]string{
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
-	// Pure packages, and packages that know nothing of a shard's state.
+	// Packages that are pure, or that do not depend on a shard's state.
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch", "services/internal/mutate",
@@ -57,7 +57,7 @@ var layers = [][]string{
 	{"services/cmd"},
 }
 
-// pkg is what `go list` prints about a package. Its import paths lack the path of the module.
+// pkg is what `go list` prints about a package, without the module's own path at the start of import paths.
 type pkg struct {
 	ImportPath                                        string
 	GoFiles, Imports, TestImports, XTestImports, Deps []string
@@ -65,7 +65,7 @@ type pkg struct {
 
 func (p pkg) all() []string { return slices.Concat(p.Imports, p.TestImports, p.XTestImports) }
 
-// within reports whether an import path is one of the packages or below one.
+// within reports whether path is one of the packages, or a package below one of them.
 func within(path string, packages ...string) bool {
 	return slices.ContainsFunc(packages, func(p string) bool { return path == p || strings.HasPrefix(path, p+"/") })
 }
@@ -100,8 +100,8 @@ func direction(p pkg) (complaints []string) {
 	return complaints
 }
 
-// only returns a rule that permits a package only the listed imports from this module. Sub-packages of the package must
-// be listed, too.
+// only returns a rule: from this module, the package subject may import only the allowed packages. An allowed package
+// does not include the packages below it.
 func only(subject string, allowed ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if p.ImportPath != subject {
@@ -117,7 +117,7 @@ func only(subject string, allowed ...string) rule {
 	}
 }
 
-// never returns a rule that keeps packages, their tests included, from importing others.
+// never returns a rule: neither subject, nor a package below it, nor their tests may import a forbidden package.
 func never(subject string, forbidden ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if !within(p.ImportPath, subject) {
@@ -132,7 +132,7 @@ func never(subject string, forbidden ...string) rule {
 	}
 }
 
-// unlinked returns a rule that forbids a program to import packages, directly or through others.
+// unlinked returns a rule: a program may not import a forbidden package, neither directly nor through other packages.
 func unlinked(program string, forbidden ...string) rule {
 	return func(p pkg) (complaints []string) {
 		if !within(p.ImportPath, program) {
@@ -163,7 +163,7 @@ func providers(p pkg) (complaints []string) {
 	return complaints
 }
 
-// purePackages only decide. They get the time and all events as arguments.
+// purePackages make decisions and have no side effects. They get the time and all events as arguments.
 var purePackages = []string{"services/internal/plan", "services/internal/election"}
 
 // pure keeps I/O, clocks, randomness and concurrency out of the pure packages. Their tests may use everything.
@@ -259,7 +259,7 @@ func exactly(subject string, look rule) rule {
 	}
 }
 
-// unlinkedExcept returns a rule that keeps packages out of all programs but some.
+// unlinkedExcept returns the rule [unlinked] for the packages below `programs`, except those in `except`.
 func unlinkedExcept(programs string, except []string, forbidden ...string) rule {
 	look := unlinked(programs, forbidden...)
 	return func(p pkg) []string {
@@ -352,7 +352,7 @@ func cloudWords() []string {
 // cloudPlaces returns the folders and files of product code that may name a cloud. A folder ends in a slash.
 func cloudPlaces() []string {
 	places := []string{
-		// Folders with the lists of clouds, or of kinds of stores, that programs support.
+		// These folders and files list the clouds, or the kinds of stores, that programs support.
 		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
 		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
@@ -387,8 +387,8 @@ var cloudExceptions = map[string]string{
 	"terraform-provider-nstance/internal/provider/schema.go": "S3 is also the protocol of other stores",
 }
 
-// TestCloudsInTheirPlaces checks that product code names a cloud only in the cloud's folders and in lists of clouds.
-// docs/contributing/adding-a-cloud.md describes these places.
+// TestCloudsInTheirPlaces checks that product code names a cloud only in that cloud's folders and in the lists of
+// supported clouds. docs/contributing/adding-a-cloud.md describes these folders and lists.
 func TestCloudsInTheirPlaces(t *testing.T) {
 	used := map[string]bool{}
 	words, places := cloudWords(), cloudPlaces()
@@ -438,8 +438,8 @@ func TestCloudsInTheirPlaces(t *testing.T) {
 	}
 }
 
-// cloudNames returns a complaint for each identifier, literal and comment of a file that has one of the words. URLs in
-// comments are references, which do not count.
+// cloudNames returns a complaint for each identifier, literal and comment of a file that contains one of the words.
+// URLs in comments do not count.
 func cloudNames(path string, text []byte, words []string) (complaints []string) {
 	files := token.NewFileSet()
 	var s scanner.Scanner
@@ -466,7 +466,7 @@ func cloudNames(path string, text []byte, words []string) (complaints []string) 
 
 var (
 	commentURL = regexp.MustCompile(`https?://\S+`)
-	// neutralImport matches modules that belong to the owner of a cloud, but not to the cloud.
+	// neutralImport matches modules of a company that also owns a cloud, if the modules do not belong to the cloud.
 	neutralImport = regexp.MustCompile(`^"(github\.com/google|google\.golang\.org/(grpc|protobuf|genproto))\b`)
 	// capital matches the boundary before a word that starts with a capital letter.
 	capital = regexp.MustCompile(`([A-Z0-9])([A-Z][a-z])|([a-z0-9])([A-Z])`)

@@ -25,8 +25,9 @@ type Peer struct {
 	Identity  authority.Identity
 	PublicKey ed25519.PublicKey
 	NotAfter  time.Time
-	// Expired reports that the certificate had expired when the connection was made. Only RenewCertificate may be
-	// called, for at most RenewalGrace after the expiry. Other connections are closed when the certificate expires.
+	// Expired reports that the certificate had expired when the connection was made. The client may then call only
+	// RenewCertificate, for at most RenewalGrace after the expiry. Connections with a valid certificate are closed when
+	// it expires.
 	Expired bool
 	// Number identifies the connection. It increases with each connection of a [Source].
 	Number uint64
@@ -81,8 +82,8 @@ type serverCredentials struct {
 	// clients and handshakes limit the connections of each client certificate; nil on the registration port.
 	clients    *clients
 	handshakes *rateLimiter[authority.Identity]
-	// bytes limits the bytes that are read per client certificate, or per address on the registration port.
-	// foreignBytes limits the bytes that are read from an address on connections with a certificate for another port.
+	// bytes limits the bytes that the server reads per client certificate; on the registration port, per address.
+	// foreignBytes limits the bytes that it reads per address on connections with a certificate for another port.
 	bytes, foreignBytes *rateLimiter[any]
 }
 
@@ -154,9 +155,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket of bytes allows, if it has one. It calls leave when it is closed,
-// so that the connection no longer counts. It also calls leave when a read fails, because gRPC does not close a
-// connection that fails at the first byte.
+// limitedConn reads no faster than its token bucket `bytes` allows, if it has one. It calls leave, after which the
+// connection no longer counts towards the limits, when it is closed or a read fails. gRPC does not close a connection
+// that fails at the first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// The server limits two kinds of handshakes per address: failed ones, and those with a certificate that this port does
+// A port limits two kinds of handshakes per address: those that fail, and those with a certificate that the port does
 // not accept. Such handshakes do not block other clients, not even at the same address. Successful handshakes are not
 // limited.
 func TestFailedHandshakesAreLimited(t *testing.T) {
@@ -54,8 +54,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// comes measures how long n clients take. The test compares limited clients with unlimited ones, because this
-	// machine may be slow.
+	// comes measures how long n clients take to connect, one after the other. The test compares an address with limits
+	// to one without, because this machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()
@@ -101,7 +101,7 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// The limit allows for an initial burst (128), for other clients at the address (40), and for twenty failures a
+	// The permitted failures are an initial burst (128), those of other clients at the address (40), and twenty per
 	// second.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
@@ -180,7 +180,7 @@ func TestSlowRegistration(t *testing.T) {
 		began := time.Now()
 		var slow sync.WaitGroup
 		slow.Go(func() {
-			// The client also answers pings in order to stay connected.
+			// Besides the message, the client sends answers to pings, so that the server keeps the connection.
 			for raw.Part(1, 10_000, []byte{1}) == nil && raw.WritePing(true, [8]byte{}) == nil {
 				time.Sleep(5 * time.Second) // synctest time
 			}
@@ -254,7 +254,7 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 }
 
 // A client that disconnects before its first message is complete does not count against the limit of its address,
-// because it used no CPU time. A client that only waits for a slot does not count either.
+// because it used no CPU time. A client that only waits for the start of its handshake does not count either.
 func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -291,7 +291,7 @@ func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 	}
 }
 
-// forgeIdentity returns a certificate with the identity of another one, issued by ca.
+// forgeIdentity returns a certificate that ca issues for the identity in the certificate `of`.
 func forgeIdentity(t testing.TB, c *transporttest.Cluster, ca authority.CA, of *tls.Certificate) *tls.Certificate {
 	t.Helper()
 	identity, err := authority.ParseIdentity(of.Leaf)
@@ -313,7 +313,7 @@ func forgeIdentity(t testing.TB, c *transporttest.Cluster, ca authority.CA, of *
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
 }
 
-// fileCertificate returns a certificate for a file of an instance, issued by ca.
+// fileCertificate returns a certificate of ca, of the kind that instances get in their files.
 func fileCertificate(t testing.TB, c *transporttest.Cluster, ca authority.CA) *tls.Certificate {
 	t.Helper()
 	key := transporttest.NewKey(t)
@@ -344,8 +344,8 @@ func TestNoPortTakesAnotherRole(t *testing.T) {
 					"this port is for the role "+string(port))
 			}
 		}
-		// A certificate for a file has no identity. A port accepts no certificate of the workload CA, not even one with
-		// a forged identity.
+		// A certificate in an instance's file has no identity. No port accepts a certificate of the workload CA, not
+		// even one with a forged identity.
 		forged := forgeIdentity(t, c, c.WorkloadCA, certs[port])
 		_, err := renew(t, c.Dial(t, addr, forged))
 		wants(t, fmt.Sprintf("a forged %s of the workload CA on its port", port), err, codes.Unavailable,

@@ -168,7 +168,7 @@ func TestStreamsLeftOpen(t *testing.T) {
 	})
 }
 
-// A header block without an end closes its connection, long before it uses much memory.
+// The server closes a connection with an endless header block, long before the block uses much memory.
 func TestContinuationFlood(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)

@@ -24,7 +24,7 @@ type Issuer struct {
 	Now   func() time.Time
 }
 
-// Issue issues a certificate and returns it with the reference for its record.
+// Issue issues a certificate. It also returns a reference to the certificate, for the client's record.
 func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509.Certificate, record.CertificateRef,
 	error) {
 	cert, err := i.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: key}, i.Rand, i.Now())
@@ -35,9 +35,9 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 		Trust: i.Trust}, nil
 }
 
-// Reissue issues the certificate of a record once more, for a client that did not receive it. The record does not
-// change. ok is false if Reissue cannot make exactly that certificate, if half of its lifetime has passed, or if a CA
-// rotation has taken another step. The caller then issues a new one.
+// Reissue issues the certificate to which ref refers once more, for a client that did not receive it. The client's
+// record does not change. ok is false if Reissue cannot make the same certificate, if half of the certificate's
+// lifetime has passed, or if a CA rotation has taken another step. The caller then issues a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL
@@ -48,8 +48,8 @@ func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	if err != nil || ref.Trust != i.Trust || ref.NotAfter.Sub(i.Now()) < ttl/2 {
 		return nil, false
 	}
-	// A certificate is a function of its specification, the time and the random bytes. The first random bytes are the
-	// serial.
+	// IssueClient makes the serial from the first random bytes. So these bytes must be the serial of the certificate
+	// that is issued again.
 	rand := io.MultiReader(bytes.NewReader(serial), i.Rand)
 	cert, err = i.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: key, TTL: ttl}, rand,
 		ref.NotAfter.Add(-ttl))

@@ -22,10 +22,11 @@ const (
 	// maxAnonymous is the largest number of open connections without a verified client certificate, over all ports. One
 	// source address may have half of them.
 	maxAnonymous = 16384
-	// maxHandshakes and maxHandshakesPerAddress limit the handshakes that run at the same time. Others wait for a slot.
+	// maxHandshakes limits the handshakes that run at the same time, and maxHandshakesPerAddress those of one address.
+	// Further handshakes wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
-	// failurePenalty is the mean time for which a failed handshake keeps the slot of its address, so at most about 16
-	// handshakes per second can fail for one address. Handshakes that succeed are not limited.
+	// failurePenalty is the mean time for which a failed handshake still occupies one of its address's slots. With 32
+	// slots, about 16 handshakes per second can fail for one address. Successful handshakes are not limited.
 	failurePenalty = 2 * time.Second
 	// maxBuckets is the largest number of sources that a rateLimiter remembers.
 	maxBuckets = 4096
@@ -52,7 +53,7 @@ type anonymous struct {
 	addresses map[netip.Addr]*address
 }
 
-// address is a source address that has connections or occupies handshake slots; uses is the number of both together.
+// address is a source address. uses counts its connections and the slots that its failed handshakes still occupy.
 type address struct {
 	uses       int
 	handshakes chan struct{}
@@ -63,8 +64,8 @@ func newAnonymous(limit int) *anonymous {
 		addresses: map[netip.Addr]*address{}}
 }
 
-// add counts a connection until leave is called. If there are too many connections, add refuses the new one if its
-// address has half of them. Otherwise add closes the oldest connection, which is the most suspicious one. An honest
+// add counts a connection until leave is called. At the limit, add refuses a connection from an address that has half
+// of all connections. For other addresses, it closes the oldest connection. That one is the most suspicious: an honest
 // client completes its handshake or registration within a moment.
 func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	from := sourceOf(conn.RemoteAddr())
@@ -95,7 +96,7 @@ func (a *anonymous) add(conn net.Conn) (leave func(), err error) {
 	}), nil
 }
 
-// release ends one use of an address. Call with mu held.
+// release subtracts one from the uses of an address, and forgets an address without uses. Call with mu held.
 func (a *anonymous) release(from netip.Addr) {
 	addr := a.addresses[from]
 	if addr.uses--; addr.uses == 0 {

@@ -29,28 +29,30 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// writeBuffer is small because there may be thousands of connections, nearly all of them quiet.
 	writeBuffer = 4 << 10
-	// window is HTTP/2's smallest flow control window: messages are small.
+	// window is HTTP/2's default flow control window. Messages are small, so they need no larger one.
 	window = 64<<10 - 1
 )
 
 // portLimits are the limits of one port.
 type portLimits struct {
-	// message is the largest message in bytes that is received. A client may start as many messages as it has streams
-	// and finish none of them, so this much memory may be occupied per stream.
+	// message is the size of the largest message that the server accepts, in bytes. A client may start one message per
+	// stream and finish none of them, so every stream may occupy this much memory.
 	message int
 	// streams is per connection.
 	streams uint32
 	// connections is the limit of open connections per client certificate.
 	connections int
-	// handshakesPerSecond and handshakeBurst are the token bucket of handshakes per client certificate.
+	// handshakesPerSecond is the rate, and handshakeBurst the size, of each client certificate's token bucket for
+	// handshakes.
 	handshakesPerSecond rate.Limit
 	handshakeBurst      int
-	// bytesPerSecond and byteBurst are the token bucket of bytes that are read per client certificate, or per address
-	// without a certificate. They limit processor time, because small HTTP/2 frames cost much more time to read than to
-	// send. With 64 KiB a client can open and reset about a thousand streams, which costs the server 50 ms of one core.
+	// bytesPerSecond is the rate, and byteBurst the size, of a token bucket for bytes that the server reads. Each
+	// client certificate has one, and each address without a certificate. The buckets limit processor time: small
+	// HTTP/2 frames cost much more time to read than to send. With 64 KiB a client can open and reset about a thousand
+	// streams, which costs the server 50 ms of one core.
 	bytesPerSecond rate.Limit
 	byteBurst      int
-	// idle, age and grace end connections; zero is no limit. See keepalive.ServerParameters.
+	// idle, age and grace limit how long a connection stays open; zero is no limit. See keepalive.ServerParameters.
 	idle, age, grace time.Duration
 }
 
@@ -63,7 +65,8 @@ var limitsOf = map[authority.Role]portLimits{
 	// for a moment after a change of network.
 	authority.RoleAgent: {message: 1 << 20, streams: 8, connections: 4, handshakesPerSecond: 1, handshakeBurst: 10,
 		bytesPerSecond: 64 << 10, byteBurst: 64 << 10, idle: 5 * time.Minute},
-	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin may share a certificate.
+	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin processes may share a
+	// certificate.
 	authority.RoleOperator: {message: 512 << 10, streams: 32, connections: 16, handshakesPerSecond: 10,
 		handshakeBurst: 50, bytesPerSecond: 256 << 10, byteBurst: 1 << 20, idle: 5 * time.Minute},
 	authority.RoleServer: {message: 1 << 20, streams: 4, connections: 8, handshakesPerSecond: 10,
@@ -117,7 +120,7 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 	}
 }
 
-// guard checks calls before the handlers of a port.
+// guard checks each call to a port before the call's handler runs.
 type guard struct {
 	role          authority.Role
 	registrations *rateLimiter[netip.Addr]
@@ -151,7 +154,7 @@ func (g guard) recoverPanic(method string, err *error) {
 	}
 }
 
-// checkCaller checks that the client may call this port.
+// checkCaller returns an error if the client may not make a call of the method on the guard's port.
 func (g guard) checkCaller(ctx context.Context, method string) error {
 	client, err := PeerOf(ctx)
 	if err != nil {
@@ -178,7 +181,8 @@ func (g guard) checkCaller(ctx context.Context, method string) error {
 	return nil
 }
 
-// inTime reports whether a client's certificate is still valid, or at least good for its own renewal.
+// inTime reports whether a client's certificate is still valid. For RenewalGrace after the expiry of an agent's
+// certificate, the agent may still use it to renew it.
 func (g guard) inTime(client *Peer, method string) bool {
 	now := g.now()
 	if client.Expired && g.role == authority.RoleAgent && strings.HasSuffix(method, "/RenewCertificate") {

@@ -22,7 +22,7 @@ type RefusalLog struct {
 	limiter *rate.Limiter
 }
 
-// Admits reports whether the error is a refusal, and may be logged now.
+// Admits reports whether err is a refusal that may be logged now.
 func (l *RefusalLog) Admits(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.NotFound:

@@ -1,9 +1,9 @@
 // Package transport identifies the other end of each connection: it issues the server's own certificate, verifies
 // client certificates, admits only the role that a port is for, and limits connections.
 //
-// Invariant: a handler behind [ServerOptions] sees only peers with a certificate that the cluster's CA issued for the
-// port's role, and may act only for the identity in it. TLS 1.3 is required. Sessions are never resumed, so every
-// connection shows its certificate.
+// Invariant: behind [ServerOptions], a handler gets calls only from clients with a certificate that the cluster's CA
+// issued for the port's role. The client may act only for the identity in its certificate. TLS 1.3 is required.
+// Sessions are never resumed, so every connection shows its certificate.
 package transport
 
 import (
@@ -40,8 +40,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Source issues this server's certificate from the CA, in memory, and holds the CA bundle that verifies clients. All
-// ports of a server share one Source. It is safe for concurrent use.
+// Source issues this server's certificate from the CA, in memory, and has the CA bundle with which the server verifies
+// clients. All ports of a server share one Source. It is safe for concurrent use.
 type Source struct {
 	options     Options
 	key         ed25519.PrivateKey
@@ -149,8 +149,8 @@ func (s *Source) clientAuthConfig() *tls.Config {
 	return config
 }
 
-// verify checks a client's certificate chain. A certificate that expired at most RenewalGrace ago is checked as of its
-// last second, and expired is true.
+// verify checks a client's certificate chain. If the certificate expired at most RenewalGrace ago, expired is true, and
+// verify checks the certificate as if it had not expired yet.
 func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	if len(chain) != 1 {
 		return false, fmt.Errorf("client certificate: %d certificates, want only the client's own", len(chain))
@@ -170,8 +170,8 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	return expired, nil
 }
 
-// identify returns the client of an established connection. It does not fail for a bad certificate: the error is
-// returned to the client's first call.
+// identify returns the client of an established connection. It does not fail for a bad certificate: the client's calls
+// return that error.
 func (s *Source) identify(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
 	p := &Peer{NotAfter: leaf.NotAfter}

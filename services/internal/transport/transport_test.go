@@ -141,7 +141,8 @@ func TestForeignCertificates(t *testing.T) {
 	_, err := renew(t, c.Dial(t, addr, other.Certificate(t, agentOf(other, t), key)))
 	wants(t, "another CA", err, codes.Unavailable, "bad certificate")
 
-	// The same CA may also have issued certificates to other clusters that imported it, and to instances.
+	// Another cluster may have imported this CA, and instances also have certificates of this CA. The port refuses
+	// both.
 	foreign := agentOf(c, t)
 	foreign.Cluster = "other"
 	_, err = renew(t, c.Dial(t, addr, c.Certificate(t, foreign, key)))
@@ -155,7 +156,7 @@ func TestForeignCertificates(t *testing.T) {
 	_, err = renew(t, c.Dial(t, addr, &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}))
 	wants(t, "an instance's own certificate", err, codes.Unauthenticated, "URI")
 
-	// The clients also verify the server.
+	// A client refuses a server of another cluster.
 	if _, err := renew(t, other.Dial(t, addr, other.Certificate(t, agentOf(other, t), key))); status.Code(
 		err) != codes.Unavailable {
 		t.Errorf("a client of another cluster: %v", err)
@@ -313,7 +314,7 @@ func TestServerCertificate(t *testing.T) {
 	if err != nil || second == first || !second.Leaf.NotAfter.After(first.Leaf.NotAfter) {
 		t.Errorf("not renewed after half of its life (%v)", err)
 	}
-	// An expired CA issues no certificates. Its existing certificates are valid until they expire themselves.
+	// No certificate is valid for longer than its CA, and an expired CA issues none.
 	end := c.CA.Certificate().NotAfter
 	c.Clock.Advance(end.Sub(c.Clock.Now()) - time.Hour)
 	last, err := c.Source.Certificate()

@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// ErrSlow ends a subscription if its reader fell behind by more keys than the queue holds.
+// ErrSlow ends a subscription that has unread events of more keys than its queue can hold.
 var ErrSlow = errors.New("watcher is too slow: list and watch again")
 
 // ErrClosed ends a subscription when its hub or the subscription itself is closed.

@@ -123,7 +123,7 @@ func Versitygw(t *testing.T) Bucket {
 		t.Fatal(err)
 	}
 	port := freePort(t)
-	// Without --disableotmp, versitygw 1.8.0 lists its own temporary files.
+	// Without --disableotmp, the object listings of versitygw 1.8.0 contain its own temporary files.
 	server := exec.Command(binary, "--quiet", "--port", "127.0.0.1:"+port, "--access", "access", "--secret",
 		"secret-of-the-test", "posix", "--disableotmp", data)
 	var output bytes.Buffer
@@ -197,7 +197,7 @@ func NewKey() string {
 	return base64.StdEncoding.EncodeToString(key[:])
 }
 
-// Provider returns the provider block for the bucket. more holds further lines of the block in HCL.
+// Provider returns the provider block for the bucket, in HCL. The parameter more has additional lines for the block.
 func (b Bucket) Provider(more ...string) string {
 	at := b.Location
 	return fmt.Sprintf(`

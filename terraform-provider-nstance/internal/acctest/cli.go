@@ -62,7 +62,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// hermeticCLI configures the CLIs to install providers only from an empty mirror.
+// hermeticCLI configures the CLIs to install providers only from an empty directory, so that they download nothing.
 func hermeticCLI(dir string) error {
 	mirror, file := filepath.Join(dir, "mirror"), filepath.Join(dir, "cli.rc")
 	text := fmt.Sprintf(
@@ -79,7 +79,7 @@ func Acceptance(t *testing.T) {
 	}
 }
 
-// NewCLI returns a CLI in a new directory with main.tf.
+// NewCLI returns a CLI in a new directory whose main.tf has the content `main`.
 func NewCLI(t *testing.T, main string) *CLI {
 	t.Helper()
 	path, err := provided()

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { acctest.Main(m) }
 
-// TestAccExampleLocal applies the configuration of `make up`. It makes one plan without a change and one with another
-// greeting, and then destroys everything.
+// TestAccExampleLocal applies examples/local, the configuration of `make up`. It then plans without a change and with
+// another greeting, and destroys everything.
 func TestAccExampleLocal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Leader is a fake leader of the shard. It renews the lock, applies the configuration in the bucket, and keeps as many
-// instance records as the groups request. It reads and writes with the same code as the server.
+// Leader is a fake leader of the shard. It renews the lock, applies the configuration in the bucket, and adds and
+// removes instance records until each group has its size. It reads and writes with the same code as the server.
 type Leader struct {
 	t     testing.TB
 	b     Bucket

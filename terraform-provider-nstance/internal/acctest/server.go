@@ -40,7 +40,7 @@ var services = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// Server is a real server of the shard. Its VMs are windows of a private tmux server and run real agents.
+// Server is a real server of the shard. Each of its VMs is a window of a private tmux server, with a real agent.
 type Server struct {
 	t   testing.TB
 	b   Bucket

@@ -50,10 +50,10 @@ type Settings struct {
 	// Storage is the location of the bucket, or nil if it is not set.
 	Storage        *objstore.Location
 	StorageUnknown bool
-	// Secrets names the secrets store and the sources of the encryption keys. An empty Provider means that the bucket
-	// holds the secrets.
+	// Secrets has the settings of the secrets store and the sources of the encryption keys. An empty Provider means
+	// that the bucket holds the secrets.
 	Secrets config.Secrets
-	// StoreUnknown is set if the secrets store is not known, and KeysUnknown if the keys are not.
+	// StoreUnknown means that the secrets store is not known, and KeysUnknown that the encryption keys are not known.
 	StoreUnknown, KeysUnknown bool
 }
 
@@ -122,8 +122,8 @@ func (c *Connection) Place(key string) string {
 	return place + ", " + key
 }
 
-// Ring reads the encryption keys that the provider's settings name. It returns [ErrUnknown] if the settings are not
-// known, and [ErrKey] if a key cannot be read.
+// Ring reads the encryption keys from the sources in the provider's settings. It returns [ErrUnknown] if the settings
+// are not known, and [ErrKey] if a key cannot be read.
 func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
@@ -183,8 +183,8 @@ func (c *Connection) HasSecret(ctx context.Context, cluster, name string) (bool,
 }
 
 // KeyID returns the ID of the key that seals a secret, or null if a service holds the secrets. It needs no key. If the
-// sealed secret cannot be read, KeyID returns the ID in the state (`known`), so that a plan works without permission to
-// read secrets.
+// sealed secret cannot be read, KeyID returns `known`, the ID in the Terraform state. So a plan works without
+// permission to read secrets.
 func (c *Connection) KeyID(ctx context.Context, name string, known types.String) (types.String, error) {
 	if !c.Sealed() {
 		return types.StringNull(), nil

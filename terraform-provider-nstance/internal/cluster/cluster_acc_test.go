@@ -54,8 +54,8 @@ func destroyed(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	}
 }
 
-// usable returns a check that a server can decrypt the CA key and the nonce key with the bucket's encryption key. It
-// also checks the attributes about the CA.
+// usable returns a function that checks that the CA key and the nonce key can be decrypted with the bucket's encryption
+// key. The function also checks the attributes of the CA.
 func usable(t *testing.T, b acctest.Bucket) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		state := b.State(t)
@@ -106,7 +106,7 @@ func TestAccClusterFile(t *testing.T)      { acctest.Acceptance(t); lifecycle(t,
 func TestAccClusterS3(t *testing.T)        { acctest.Acceptance(t); lifecycle(t, acctest.S3(t)) }
 func TestAccClusterVersitygw(t *testing.T) { acctest.Acceptance(t); lifecycle(t, acctest.Versitygw(t)) }
 
-// TestAccAdoptsExistingObjects checks that the resource adopts existing objects and never replaces them.
+// TestAccAdoptsExistingObjects checks that nstance_cluster adopts existing objects and never replaces them.
 func TestAccAdoptsExistingObjects(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -164,7 +164,7 @@ func ownCA(t *testing.T) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
-// TestAccNothingSecretInFiles checks that no secret appears in the CLI's files or output. The secrets are a given CA
+// TestAccNothingSecretInFiles checks that no secret appears in the CLI's files or output. The secrets are a user's CA
 // key, the encryption keys, the value of a secret, and a nonce.
 func TestAccNothingSecretInFiles(t *testing.T) {
 	acctest.Acceptance(t)
@@ -216,7 +216,7 @@ resource "nstance_secret" "key" {
 `)
 	cli.Setenv("TF_VAR_ca_key", string(key))
 	cli.Setenv("TF_VAR_value", value)
-	// The provider and the cluster must use the same key. Otherwise the nonce key could not be opened.
+	// The provider must use the key of the cluster. With another key, it cannot decrypt the nonce key.
 	b.Key = newKey
 	cli.Setenv(acctest.KeyVariable, newKey)
 	cli.Setenv("TF_VAR_encryption_key", newKey)
@@ -338,7 +338,8 @@ func secretsOf(t *testing.T, b acctest.Bucket) map[string]string {
 	return out
 }
 
-// sealedWith returns a check that the bucket has the given number of secrets, all sealed with the key `want`.
+// sealedWith returns a function that checks the number of secrets in the bucket. All must be sealed with the key
+// `want`.
 func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*terraform.State) error {
 	return func(s *terraform.State) error {
 		parsed, err := keyring.Parse([]byte(want))
@@ -366,8 +367,8 @@ func sealedWith(t *testing.T, b acctest.Bucket, want string, secrets int) func(*
 	}
 }
 
-// TestAccNewEncryptionKey checks that a new key version seals all secrets again, and that plan refuses a new version if
-// the old key is not available.
+// TestAccNewEncryptionKey checks that an apply with a new key version seals all secrets with the new key. If the old
+// key is not available, the plan fails.
 func TestAccNewEncryptionKey(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)
@@ -392,8 +393,8 @@ resource "nstance_secret" "test" {
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
 			{Config: with(newKey, 1), PlanOnly: true},
 			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
-			// The plan refuses this change: the apply that raises the version may overwrite the key that the plan
-			// reads.
+			// The version is new, but the plan still reads the old key. It must fail: the apply may overwrite that key
+			// before it uses the key.
 			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
@@ -401,9 +402,9 @@ resource "nstance_secret" "test" {
 	})
 }
 
-// TestAccEncryptionKeySource checks that a new source of the key rotates the key: the resource opens the secrets with
-// the key from the previous source, and seals them with the key from the new source. If the previous source cannot be
-// read, plan refuses.
+// TestAccEncryptionKeySource checks that a new value of encryption_key rotates the key: the apply opens the secrets
+// with the key from the previous source, and seals them with the key from the new source. If the previous source cannot
+// be read, the plan fails.
 func TestAccEncryptionKeySource(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)
@@ -446,8 +447,8 @@ func TestAccEncryptionKeySource(t *testing.T) {
 	})
 }
 
-// TestAccCAEarlyRenewal checks that two runs of `apply` replace a CA near its end. The first run announces the new CA
-// and lists the clients that do not use it yet. A later run finishes when nothing uses the old CA any more.
+// TestAccCAEarlyRenewal checks that two runs of `apply` replace a CA that soon expires. The first run announces the new
+// CA and lists the clients that do not use it yet. A later run finishes when nothing uses the old CA any more.
 func TestAccCAEarlyRenewal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -517,7 +518,7 @@ func TestAccCAEarlyRenewal(t *testing.T) {
 	})
 }
 
-// TestAccDeletionProtection checks that plan refuses to destroy or replace a protected cluster.
+// TestAccDeletionProtection checks that a plan fails if it destroys or replaces a protected cluster.
 func TestAccDeletionProtection(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

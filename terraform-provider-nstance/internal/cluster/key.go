@@ -60,8 +60,8 @@ func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error)
 	return keyring.Ring{Current: key, Old: slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)}, err
 }
 
-// reseal seals all secrets of the cluster under the key of config. It opens the secrets with the previous key, from the
-// source in the state, or with a key of the provider's settings.
+// reseal seals all secrets of the cluster with the encryption key in config. To open them, it uses the key from the
+// source in `before`, the Terraform state, and the keys in the provider's settings.
 func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	ring, err := r.ring(ctx, config)
 	if err != nil {
@@ -98,9 +98,9 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	return errors.Join(errs...)
 }
 
-// checkKeyChange refuses a change of the encryption key if the apply might no longer have the key that opens the
-// secrets: other resources may replace the stored key earlier in the apply. If the plan has no permission to read a
-// key, checkKeyChange only warns.
+// checkKeyChange refuses a change of the encryption key if the apply may be unable to read the present key. Other
+// resources may overwrite a stored key earlier in the apply. If the plan has no permission to read a key,
+// checkKeyChange only warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
@@ -109,7 +109,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 		return
 	}
 	if errors.Is(err, keyring.ErrDenied) {
-		// The plan may lack a permission that the apply has, so this is only a warning.
+		// The apply may have the permission that the plan lacks, so this is only a warning.
 		diags.Append(diagnostic.Failure{
 			What:  "The change of the encryption key of cluster " + before.ID.ValueString() + " is not checked",
 			Where: r.bucket.SecretPlace(secretstore.CAKey), Why: err,
@@ -132,9 +132,9 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 	return diags
 }
 
-// lastingKeys returns the keys that can be read now and will still be readable during the apply. It leaves out the key
-// in encryption_key_wo if that is still the present key, because the change that raises the version may overwrite it.
-// The error names the sources that cannot be read.
+// lastingKeys returns the keys that can be read now and will certainly be readable during the apply. It leaves out
+// encryption_key_wo if the plan still finds the present key there: the apply may overwrite that key. The error names
+// the sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
 	ring, err := r.bucket.Ring(ctx)
 	errs := []error{err}

@@ -92,8 +92,8 @@ func badKey(err error) diag.Diagnostic {
 	}.At(path.Root("encryption_key_wo"))
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster, and to
-// change the encryption key without the old key. It plans the replacement of the CA when that is due.
+// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster. It
+// refuses a new encryption key if the old key is not available. If the CA is due for replacement, it plans that.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.State.Raw.IsNull() {
 		return
@@ -173,8 +173,8 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 	return err
 }
 
-// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the
-// CA in m, the Terraform state, unless the state has no CA yet, as after an import.
+// knownCA returns a function that reads the trust bundle without the encryption key. The CA in m, the Terraform state,
+// must have signed the bundle. After an import, the state has no CA, and the function does not check the signature.
 func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
 	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
 	if err != nil {
@@ -229,8 +229,8 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 	_, err = store.Get(ctx, keys.ClusterCA())
 	if errors.Is(err, objstore.ErrNotFound) {
-		// The next apply calls Create, which derives the certificate from the CA's key if the key still exists. If
-		// nothing exists, Create makes a new CA.
+		// Without the resource in the state, the next apply calls Create. Create derives the certificate from the CA's
+		// key, or makes a new CA if that key does not exist.
 		resp.State.RemoveResource(ctx)
 		return
 	}
@@ -342,8 +342,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last. If it is
-// interrupted before that, the CA's certificate can still be derived from the key.
+// remove deletes the operators, the secrets and the CA of the cluster, and last the sealed CA key. If remove is
+// interrupted before that, the CA's certificate can still be derived from the CA key.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {

@@ -42,7 +42,7 @@ func rotationDue(plan, state model, now time.Time) bool {
 	return state.CARotating.ValueBool() || err == nil && !now.Before(end.Add(-early.D()))
 }
 
-// markRotation marks the attributes that a rotation changes as unknown, which makes the plan an update.
+// markRotation sets the attributes that a CA rotation changes to unknown. So Terraform plans an update.
 func (m *model) markRotation() {
 	m.CARotating = types.BoolUnknown()
 	for _, text := range []*types.String{&m.CACertificatePEM, &m.CAFingerprint, &m.CANotAfter, &m.CAKeyID} {
@@ -50,8 +50,8 @@ func (m *model) markRotation() {
 	}
 }
 
-// rotateCA takes those steps of a CA rotation that are possible now. If clients must first adopt the present step,
-// rotateCA returns a warning that names them.
+// rotateCA takes those steps of a CA rotation that are possible now. If it must wait for clients before the next step,
+// it returns a warning that names these clients.
 func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, cluster string) (diags diag.Diagnostics,
 	err error) {
 	var following clusterstate.Following

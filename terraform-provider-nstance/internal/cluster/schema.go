@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
-// model is the value of the resource.
+// model holds the attributes of the resource.
 type model struct {
 	ID                     types.String `tfsdk:"id"`
 	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`

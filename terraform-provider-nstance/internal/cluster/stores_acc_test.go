@@ -64,7 +64,7 @@ func secretsServices(t *testing.T) (cfg aws.Config, denied *atomic.Bool) {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}, denied
 }
 
-// everything returns a function that returns a configuration with a cluster, a secret and an operator.
+// everything returns a function that makes a configuration with a cluster, a secret and an operator.
 func everything(t *testing.T, clusterAttributes string) func(secretVersion int) string {
 	t.Helper()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
@@ -127,8 +127,8 @@ func TestAccSecretsStores(t *testing.T) {
 					return err
 				}
 			}
-			// "other" is a secret of another program under the same prefix, which must stay. WorkloadCAKey is a secret
-			// that a leader makes.
+			// "other" is a secret of another program under the same prefix. A destroy must not delete it. WorkloadCAKey
+			// is a secret that a leader makes.
 			for _, name := range []string{"other", secretstore.WorkloadCAKey} {
 				if err := store.Put(t.Context(), name, secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {
 					t.Fatal(err)
@@ -180,7 +180,7 @@ func TestAccPlanWithReadOnlyCredentials(t *testing.T) {
 	source := func(name string) string {
 		return fmt.Sprintf(`encryption_key = { provider = "aws-secrets-manager", source = %q }`, name)
 	}
-	// The provider must use the same key as the cluster, for the secret and the operator.
+	// The resources of the secret and the operator use the provider's key, which must be the cluster's key.
 	provider := strings.Replace(b.Provider(),
 		`encryption_key = { provider = "env", source = "`+acctest.KeyVariable+`" }`, source("first"), 1)
 	shard := func(interval string) string {

@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// FuzzMerged checks that the result equals the document wherever the patch has no value. Merging the same patch again
-// must change nothing.
+// FuzzMerged checks that each value in the result comes from the patch if the patch has that value, and else from the
+// document. Merging the same patch again must change nothing.
 func FuzzMerged(f *testing.F) {
 	for _, seed := range [][2]string{
 		{`{"a": {"b": 1, "c": [1]}, /* c */}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`},
@@ -41,7 +41,8 @@ func FuzzMerged(f *testing.F) {
 	})
 }
 
-// holds checks a merged object against its two sources, name by name and recursively.
+// holds checks that each value in `out` comes from `over`, or from `below` if `over` lacks it. It compares nested
+// objects in the same way.
 func holds(t *testing.T, below, over, out any) {
 	t.Helper()
 	b, under := below.(map[string]any)

@@ -51,8 +51,8 @@ const (
 	ignored = "Part of the shard configuration is ignored"
 )
 
-// OfTyped returns a diagnostic for each problem of a configuration in typed attributes, at the attribute with the
-// problem.
+// OfTyped returns a diagnostic for each problem of a configuration in the form of typed attributes. The diagnostic
+// points to the attribute with the problem.
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {
@@ -79,9 +79,8 @@ func OfGroup(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// nearest returns the innermost attribute on a path whose line the CLIs can show: a top-level attribute, or an element
-// of a top-level attribute. For a longer path, the CLIs show the first line of the resource. The text of the diagnostic
-// contains the full path.
+// nearest shortens a path until it is a top-level attribute or an element of one. For a longer path, the CLIs show the
+// first line of the resource instead of the attribute's line. The text of the diagnostic contains the full path.
 func nearest(at path.Path) path.Path {
 	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
 		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {
@@ -92,7 +91,8 @@ func nearest(at path.Path) path.Path {
 	return at
 }
 
-// OfDocument returns a diagnostic for each problem of the document in an attribute, with the line and the column.
+// OfDocument returns a diagnostic for each problem of a document that is the value of one attribute. The diagnostic
+// states the problem's line and column.
 func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
 	var out diag.Diagnostics
 	for _, p := range problems {

@@ -25,8 +25,8 @@ func full() config.GroupSpec {
 	}
 }
 
-// TestRequestHasEveryField checks that request sets and clears each field of a group by its name. It fails if a new
-// field is not handled.
+// TestRequestHasEveryField checks that request can set and clear every field of a group, under the field's own name. It
+// fails if request does not handle a new field.
 func TestRequestHasEveryField(t *testing.T) {
 	whole := request("fleet", full(), config.GroupSpec{})
 	if len(whole.GetClearFields()) > 0 || whole.GetGroup() != "fleet" {

@@ -129,16 +129,16 @@ func TestAccGroup(t *testing.T) {
 				ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch",
 				ExpectError: regexp.MustCompile(`non-existent remote object`)},
-			// Another format of the JSON, and empty values, do not count as a change.
+			// Neither another format of the JSON nor an empty value is a change.
 			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })",
 				`"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
-			// A removed attribute takes the template's value again.
+			// If an attribute is removed, the group uses the template's value again.
 			{Config: w.group(small), ConfigPlanChecks: updates, Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			{Config: w.group(small + "\n vars = {}\n instance_types = []"),
 				Check: w.says(t, config.GroupSpec{Template: "worker"})},
 			{Config: w.group(small + "\n vars = {}\n instance_types = []"), ConfigPlanChecks: empty},
 			{Config: w.group(whole), Check: w.says(t, all)},
-			// Drift is shown, and the apply reverts it.
+			// A plan shows a change by another client, and the apply reverts it.
 			{PreConfig: edit(func(s *config.GroupSpec) {
 				s.MaxSurge, s.Vars = ptr(3), map[string]string{"role": "other"}
 			}), Config: w.group(whole), ConfigPlanChecks: updates, Check: w.says(t, all)},
@@ -150,7 +150,7 @@ func TestAccGroup(t *testing.T) {
 				Config:    w.group(whole), ConfigPlanChecks: empty,
 			},
 			{Config: w.group(small), Check: w.says(t, config.GroupSpec{Template: "worker"})},
-			// A new name replaces the group.
+			// Terraform replaces the group if its name changes.
 			{
 				Config: w.group(strings.Replace(small, "fleet", "herd", 1)),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{

@@ -19,7 +19,7 @@ func TestParseKeyErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseKey checks that an accepted text equals the key's String.
+// FuzzParseKey checks that the String of a parsed key equals the text that was parsed.
 func FuzzParseKey(f *testing.F) {
 	for _, seed := range []string{"dev-1/default/workers", "dev-1/default", "//", "a/b/c/d", "A/b/c", "a/b--c/d"} {
 		f.Add(seed)

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// call changes the group as another client does, such as the operator. A nil change deletes the group.
+// call changes the group through the operator API, as another client would. A nil change deletes the group.
 func (w testShard) call(t *testing.T, change func(*config.GroupSpec)) error {
 	t.Helper()
 	return w.server.Client(t, "default").Call(context.Background(), "dev-1",

@@ -175,8 +175,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(failure("Cannot update", k, err))
 		return
 	}
-	// The group's ETag also changes with its template, which the same apply may change. So compare the group's own
-	// fields with the state instead of the ETag.
+	// The same apply may change the group's template, which changes the group's ETag, too. So the group's own fields,
+	// not the ETag, show whether another client changed the group.
 	now, err := specOf(group)
 	if err == nil && !same(now, have.Spec) {
 		err = status.Error(codes.Aborted, "the group changed after the plan was made")
@@ -312,7 +312,7 @@ func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequ
 	}
 }
 
-// same reports whether two specs are equal after both are brought into the same form.
+// same reports whether two specs have the same canonical form.
 func same(a, b config.GroupSpec) bool {
 	return reflect.DeepEqual(canonical(a), canonical(b))
 }

@@ -4,7 +4,7 @@
 // Invariants:
 //   - The attributes hold exactly the group's own fields, without values that come from its template.
 //   - An update changes a group only if the group's fields are still those that the plan was made from.
-//   - The resource never changes a static group, because that belongs to the configuration of the shard.
+//   - The resource never changes a static group. Static groups belong to the configuration of the shard.
 package group
 
 import (

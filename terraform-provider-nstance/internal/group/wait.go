@@ -30,8 +30,8 @@ func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Cont
 	return of(value, ctx, fallback)
 }
 
-// wait implements `wait_for_instances`. It polls until the group is complete. If the attribute is not set, it returns
-// nil immediately.
+// wait polls until the group's instances are complete. If `wait_for_instances` is not set, wait returns nil
+// immediately.
 func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts.Value, context.Context,
 	time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool
@@ -118,8 +118,8 @@ func (f fleet) String() string {
 	return text
 }
 
-// awaitGone waits until the server forgets a deleted group. The server does so when the group's last instance is
-// deleted.
+// awaitGone waits until the server no longer has a deleted group. The server removes the group when the group's last
+// instance is deleted.
 func (r *Resource) awaitGone(ctx context.Context, get getter, k key) diag.Diagnostic {
 	patience, diags := limit(ctx, get, timeouts.Value.Delete, defaultDelete)
 	if diags.HasError() {

@@ -21,7 +21,7 @@ func TestParseGroupErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseGroup checks that an accepted text equals the key's String.
+// FuzzParseGroup checks that the String of a parsed key equals the text that was parsed.
 func FuzzParseGroup(f *testing.F) {
 	for _, seed := range []string{"default/workers", "workers", "/", "a/b/c", "a/", "/b", "A/b", "a--b/c"} {
 		f.Add(seed)

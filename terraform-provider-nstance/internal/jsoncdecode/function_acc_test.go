@@ -14,7 +14,8 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 func TestAccJSONCDecode(t *testing.T) {
 	acctest.Acceptance(t)
-	// output encodes the value as JSON, to compare it with the result of jsondecode.
+	// output returns a configuration that outputs the decoded document as JSON, to compare it with the result of
+	// jsondecode.
 	output := func(document string) string {
 		return fmt.Sprintf(
 			"provider \"nstance\" {}\nlocals { value = provider::nstance::jsonc_decode(%q) }\noutput \"test\" { "+

@@ -71,8 +71,8 @@ func live(t *testing.T, b acctest.Bucket, tenant string) (out []record.Operator,
 	return out, tombstones
 }
 
-// good returns a check that the state's certificate is from the CA and for the given public key, and that the bucket
-// has exactly one operator with that certificate. It also checks the other computed attributes.
+// good returns a function that checks the certificate in the state: the CA issued it for the given public key, and the
+// only operator in the bucket has this certificate. The function also checks the other computed attributes.
 func good(t *testing.T, b acctest.Bucket, key, tenant string, ttl time.Duration) resource.TestCheckFunc {
 	return func(s *terraform.State) error {
 		attributes := s.RootModule().Resources[address].Primary.Attributes

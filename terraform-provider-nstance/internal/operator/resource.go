@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
 )
 
-// writer is the prefix of the writer name in records that this resource writes.
+// writer is the prefix of the name by which records identify this resource as their writer.
 const writer = "terraform-operator"
 
 var errRenewBefore = errors.New("renew_before is not shorter than ttl")
@@ -168,7 +168,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It plans the renewal of a certificate that is due.
+// ModifyPlan implements resource.ResourceWithModifyPlan. If the certificate is due for renewal, it plans that.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
 		return

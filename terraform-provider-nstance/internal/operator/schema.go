@@ -1,5 +1,5 @@
-// Package operator implements the resource nstance_operator, which registers an operator of a tenant in the bucket by
-// its public key.
+// Package operator implements the resource nstance_operator, which registers an operator of a tenant in the bucket. The
+// user provides the operator's public key.
 //
 // Invariants:
 //   - The resource never handles the operator's private key.

@@ -38,7 +38,7 @@ import (
 )
 
 const (
-	// writer is the prefix of the writer name in the records of the operators that this resource registers.
+	// writer is the prefix of the name by which operator records identify this resource as their writer.
 	writer     = "terraform-identity"
 	defaultTTL = time.Hour
 	// privateKey is the name under which Open stores the operator in the resource's private data, for Close.

@@ -124,8 +124,8 @@ func TestAccIdentityRemovesExpiredOperators(t *testing.T) {
 	}
 }
 
-// TestAccIdentityOfARun checks a pipeline that creates a cluster and then a group, with an identity for one run. The
-// key must not appear in any file afterwards.
+// TestAccIdentityOfARun checks a pipeline that creates a cluster and then a group. It creates the group with an
+// operator identity for this run only. No file may contain the identity's key afterwards.
 func TestAccIdentityOfARun(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

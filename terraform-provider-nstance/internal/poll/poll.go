@@ -1,6 +1,6 @@
-// Package poll waits until a condition holds outside the provider.
+// Package poll repeats a check of something outside the provider until the check succeeds.
 //
-// Invariant: only maxFailures failed checks in a row end the wait with an error.
+// Invariant: a failed check does not end the wait, unless maxFailures checks in a row failed.
 package poll
 
 import (
@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// interval is the minimum pause between two checks. After a slow check, the pause is four times as long as the
-	// check.
+	// interval is the minimum pause between two checks. A pause is also at least four times as long as the check before
+	// it.
 	interval = 500 * time.Millisecond
 	// maxFailures is the number of failed checks in a row after which Until gives up.
 	maxFailures = 5

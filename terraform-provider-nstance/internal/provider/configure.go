@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// Environment variables that stand for missing attributes of the operator block. nstance-admin reads the same
+// The provider reads these environment variables if the operator block lacks attributes. nstance-admin reads the same
 // variables.
 const (
 	serversVariable  = "NSTANCE_ADMIN_SERVERS"

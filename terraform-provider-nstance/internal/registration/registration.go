@@ -2,7 +2,7 @@
 // issues a certificate of the cluster's CA and writes the record that servers check.
 //
 // Invariants:
-//   - A certificate is returned only after the operator's record names it.
+//   - A certificate is returned only after the operator's record contains its serial.
 //   - A write never replaces a record that changed after it was read.
 package registration
 
@@ -128,8 +128,8 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil
 }
 
-// Remove replaces an operator's record with a tombstone. From then on, servers refuse the operator, within minutes if
-// they already know it. Remove returns nil if the operator does not exist.
+// Remove replaces an operator's record with a tombstone. Servers then refuse the operator. A server that has already
+// read the record may take minutes to do so. Remove returns nil if the operator does not exist.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
 	for {
 		rec, token, err := Find(ctx, state, tenant, id)

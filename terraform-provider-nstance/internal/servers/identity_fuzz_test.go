@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// FuzzIdentity checks arbitrary identity texts. The result is an operator, or an error that Advice covers. The error
-// must not quote a key.
+// FuzzIdentity loads identities from arbitrary texts. Each load must return the identity of an operator, or an error
+// for which Advice has an answer. The error must not quote a key.
 func FuzzIdentity(f *testing.F) {
 	ca := newCA(f, cluster)
 	for _, s := range []servers.Settings{

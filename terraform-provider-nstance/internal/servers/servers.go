@@ -1,5 +1,5 @@
-// Package servers connects the provider, as an operator, to the servers of shards. It finds the address, loads the
-// identity, and follows the leader.
+// Package servers connects the provider, as an operator, to the servers of shards. It loads the operator's identity,
+// and finds the address of a shard's leader.
 //
 // Invariants:
 //   - The package reads and dials nothing until a resource needs it, so a plan needs no server.
@@ -30,7 +30,7 @@ const callTimeout = 30 * time.Second
 var (
 	// ErrUnknown means that the provider's settings are not known yet.
 	ErrUnknown = errors.New("the provider's operator settings depend on resources that are not applied yet")
-	// ErrNoIdentity means that the settings name no identity.
+	// ErrNoIdentity means that the settings contain no identity.
 	ErrNoIdentity = errors.New("the provider has no operator identity")
 	// ErrIdentity means that the identity cannot be read or is not valid.
 	ErrIdentity = errors.New("the operator identity cannot be used")

@@ -40,7 +40,7 @@ func newCA(t testing.TB, name string) authority.CA {
 	return ca
 }
 
-// identity returns the identity of an operator or agent. Its certificate is valid for one hour after the time issued.
+// identity returns the identity of an operator or agent. Its certificate is valid for one hour from `issued`.
 func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Time) servers.Settings {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)

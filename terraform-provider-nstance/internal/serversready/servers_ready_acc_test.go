@@ -36,7 +36,8 @@ func TestAccServersReady(t *testing.T) {
 		{Config: text("a", "1s"), ExpectError: regexp.MustCompile(`(?s)No new server.*became ready\s+within 1s`)},
 		{PreConfig: report("server-1", "a", ""), Config: text("a", "1m"),
 			Check: resource.TestCheckResourceAttr(address, "machine", "server-1")},
-		// An apply waits for a server of a new generation. A problem that was reported before does not end the wait.
+		// An apply waits for a server of a new generation. A problem that a server reported before the apply does not
+		// end the wait.
 		{PreConfig: report("server-2", "b", "503: no bucket"), Config: text("b", "1s"),
 			ExpectError: regexp.MustCompile(`(?s)server-2 of shard.*did not become ready.*503: no bucket`)},
 		{PreConfig: func() {

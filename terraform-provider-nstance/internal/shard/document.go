@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// document is the shard configuration that a plan, a state or a configuration describes.
+// document is a shard configuration, read from the attributes in a plan, a state or a Terraform configuration.
 type document struct {
 	// shard holds the known part of the configuration. It is nil if nothing is known, or if the configuration is not
 	// valid.
@@ -100,7 +100,8 @@ func read(raw tftypes.Value) document {
 }
 
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
-// addresses cannot change them. So a plan can name the groups that roll even while these addresses are unknown.
+// addresses cannot change them. So a plan can list the groups with instances to replace even while these addresses are
+// unknown.
 func concernsGroups(at string) bool {
 	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
 }

@@ -82,7 +82,7 @@ resource "nstance_shard" "test" {
 	cli.Run(t, "destroy", "-auto-approve")
 }
 
-// TestAccReportsBlockedGroups checks an apply that waits for a leader which cannot create VMs. The output must say so.
+// TestAccReportsBlockedGroups checks that an apply reports a group for which the leader cannot create VMs.
 func TestAccReportsBlockedGroups(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

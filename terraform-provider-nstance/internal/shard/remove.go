@@ -104,8 +104,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 }
 
 // terminate marks the configuration as terminating and returns the new version with its text. If the bucket has no
-// configuration, terminate writes one, because a leader may still use the deleted one. It returns a diagnostic if the
-// bucket has another version than the plan saw, or if the configuration is not valid.
+// configuration, terminate writes one, because a leader may still use a configuration that was deleted. It returns a
+// diagnostic if the bucket's version is not the one that the plan read, or if the configuration is not valid.
 func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
 	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"

@@ -220,9 +220,9 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 }
 
-// refresh copies the configuration in body, which was read from the bucket, to the Terraform state. It sets the typed
-// attributes if the state uses them, and config_jsonc otherwise. After an import it sets the typed attributes only if
-// they encode to exactly the same text.
+// refresh copies body, the configuration in the bucket, to the Terraform state. It sets the typed attributes if the
+// state uses them, and else config_jsonc. A state after an import uses neither: refresh then sets the typed attributes
+// only if they encode to exactly the same text.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
 	imported := attributes["etag"].IsNull()

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { acctest.Main(m) }
 
 const address = "nstance_shard.test"
 
-// options sets values in the shard configuration that most tests apply.
+// options are the values that a test can choose in the configuration that [typed] returns.
 type options struct {
 	size    int
 	message string
@@ -93,7 +93,7 @@ func mustRead(t testing.TB, b acctest.Bucket) (*config.Shard, objstore.Token) {
 	return s, token
 }
 
-// left returns a check that, after everything was destroyed, the bucket holds exactly the keys in want.
+// left returns a function that checks the bucket after everything was destroyed: it must hold exactly the keys in want.
 func left(t *testing.T, b acctest.Bucket, want ...string) func(*terraform.State) error {
 	return func(*terraform.State) error {
 		if got := b.Keys(t); !slices.Equal(got, want) {
@@ -139,7 +139,7 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 			{
 				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "shard",
-				// The durations are written as 1m0s and imported as 1m.
+				// The configuration has 1m0s for these durations, and the import returns 1m.
 				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"},
 			},
 			{ // With wait_for_leader, the apply succeeds after the leader has applied the configuration.
@@ -493,7 +493,7 @@ func TestAccTwoApplies(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 
-	// Both states plan and then apply. The second apply fails with an error.
+	// Both CLIs plan, and then both apply. The apply that comes second fails.
 	second.Run(t, "import", "-no-color", address, "dev-1")
 	second.Run(t, "plan", "-out=plan")
 	first.Write(t, "main.tf", typed(b, options{size: 2}))
@@ -526,8 +526,8 @@ func TestAccTwoApplies(t *testing.T) {
 	}
 }
 
-// TestAccDestroyTimesOut checks that a destroy that times out reports the remaining instances, loses nothing, and can
-// be repeated.
+// TestAccDestroyTimesOut checks a destroy that reaches its time limit: it reports the remaining instances, loses
+// nothing, and can be repeated.
 func TestAccDestroyTimesOut(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -603,8 +603,8 @@ func TestAccWaitTimesOut(t *testing.T) {
 	}
 }
 
-// TestAccRemovedSubnet checks that an update which removes a subnet ends when no VM is left there. The Terraform
-// resource of the subnet can then be destroyed.
+// TestAccRemovedSubnet checks an update that removes a subnet. The update must end only after the last VM has left the
+// subnet, so that Terraform can then destroy the subnet.
 func TestAccRemovedSubnet(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -682,7 +682,8 @@ func TestAccForceDestroy(t *testing.T) {
 
 func path(name string) tfjsonpath.Path { return tfjsonpath.New(name) }
 
-// TestAccOlderState checks that a state without `rolling_groups`, from an earlier provider version, needs no change.
+// TestAccOlderState checks that a plan has no changes if an earlier provider version wrote the state, without
+// `rolling_groups`.
 func TestAccOlderState(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

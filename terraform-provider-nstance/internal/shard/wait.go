@@ -25,8 +25,9 @@ import (
 )
 
 // wait makes the leader apply the version of the configuration that token names. It returns when that version is in
-// force, or when limit has passed. If no leader answers, it polls the election lock, but only if `wait_for_leader` is
-// set or released is not empty. changed means that this apply wrote the configuration.
+// force and released is no longer used, or when limit has passed. If no leader answers, it polls the election lock if
+// `wait_for_leader` is set or released is not empty, and else returns. changed means that this apply wrote the
+// configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
@@ -66,7 +67,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			}
 			held = released.heldBy(shard.left)
 		}
-		// Without a leader, nothing uses the things that the configuration no longer names.
+		// Without a leader, nothing uses the subnets and the interface in released.
 		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
 		return held == nil && (applied || !must || isIdle), nil
 	})

@@ -22,8 +22,8 @@ const sample = `{
   "groups": {"default": {"w": {"template": "one"}, "v": {"template": "two", "args": {"a": 2}}}}
 }`
 
-// TestCheckApplied checks the warning about a configuration that is not in force. A leader that applies a version names
-// it first in applied.jsonc, and in the lock only at the next renewal.
+// TestCheckApplied checks the warning about a configuration that is not in force. A leader that applies a version first
+// writes applied.jsonc. The lock contains that version only after the next renewal.
 func TestCheckApplied(t *testing.T) {
 	bucket := mem.New()
 	state := clusterstate.New(clusterstate.Options{Cluster: bucket, Shard: bucket, ClusterID: "c", ShardID: "s",

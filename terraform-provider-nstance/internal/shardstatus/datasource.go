@@ -3,8 +3,8 @@
 //
 // Invariants:
 //   - The data source only reads, and needs neither an encryption key nor a server.
-//   - What the data source reports of an instance comes from its record. It does not report health, which only the
-//     servers know.
+//   - The data source reports only what is in the instances' records. It does not report health, which only the servers
+//     know.
 package shardstatus
 
 import (

@@ -30,7 +30,7 @@ func excluded() map[string]string {
 	}
 }
 
-// kind is the representation of a Go type in HCL.
+// kind is the way in which HCL represents a Go type.
 type kind int
 
 const (

@@ -52,7 +52,7 @@ func (r GroupReading) Problems() config.Problems {
 	return problems
 }
 
-// WriteGroup returns the values of the attributes of [GroupAttributes] by name. The types are those of the resource's
+// WriteGroup returns a group's attributes by name, with their values. types has each attribute's type in the resource's
 // schema. Fields that are not set become null.
 func WriteGroup(spec config.GroupSpec, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(spec), types)

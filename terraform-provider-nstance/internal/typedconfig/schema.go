@@ -20,7 +20,7 @@ func Attributes() map[string]schema.Attribute {
 	return out
 }
 
-// document is the part of the JSON Schema of package config that describes the fields.
+// document is the part of package config's JSON Schema that is needed to describe the fields.
 type document struct {
 	Properties map[string]struct {
 		Description string   `json:"description"`

@@ -16,8 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
-// excluded lists the fields without an attribute a second time, so that a test fails if another field loses its
-// attribute.
+// excluded lists the fields that are expected to have no attribute. A test fails if another field loses its attribute.
 var excluded = []string{"GroupSpec.Deleted", "GroupSpec.Protected", "GroupSpec.Removed", "Shard.Schema"}
 
 func TestEveryConfigFieldHasAnAttribute(t *testing.T) {

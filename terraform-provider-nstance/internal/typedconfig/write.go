@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Write returns the values of the attributes of [Attributes] by name. The types are those of the resource's schema, by
-// name. Fields that are not set become null.
+// Write returns the top-level attributes by name, with their values. types has each attribute's type in the resource's
+// schema. Fields that are not set become null.
 func Write(s *config.Shard, types map[string]tftypes.Type) map[string]tftypes.Value {
 	return write(reflect.ValueOf(s).Elem(), types)
 }

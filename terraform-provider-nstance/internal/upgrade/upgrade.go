@@ -20,8 +20,8 @@ func States() map[int64]resource.StateUpgrader {
 	return map[int64]resource.StateUpgrader{0: {StateUpgrader: fill}}
 }
 
-// fill reads a state into the current schema. Attributes that the state lacks are null. Attributes that the schema
-// lacks are dropped.
+// fill reads an earlier state into the current schema. Attributes that are new in the schema become null. Attributes
+// that the schema no longer has are dropped.
 func fill(ctx context.Context, req resource.UpgradeStateRequest, resp *resource.UpgradeStateResponse) {
 	raw, err := req.RawState.UnmarshalWithOpts(resp.State.Schema.Type().TerraformType(ctx), tfprotov6.UnmarshalOpts{
 		ValueFromJSONOpts: tftypes.ValueFromJSONOpts{IgnoreUndefinedAttributes: true}})

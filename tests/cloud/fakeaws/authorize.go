@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Check is one permission check that a call made. Calls with the account's own key are checked and recorded, too.
+// Check is one permission check that a call made. The cloud also checks and records calls with the account's own key.
 type Check struct {
 	Action   string // ec2:RunInstances
 	Resource string // ARN, or *
@@ -89,8 +89,8 @@ func denial(call *wire.Call, check Check) error {
 	return wire.Errorf(http.StatusForbidden, "AccessDenied", "%s", check.Reason)
 }
 
-// forgotten returns an error if a handler answered a role's call without a permission check. That is a fault of the
-// fake, so the error must not look like an answer of AWS.
+// forgotten returns an error if a handler answered a role's call without a permission check, or after a denial. That is
+// a fault of fakeaws, so the error must not look like an answer of AWS.
 func forgotten(call *wire.Call, checks []Check) error {
 	switch {
 	case call.Principal.Role == "" || unasked[call.Service+":"+call.Action]:

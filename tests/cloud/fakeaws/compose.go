@@ -71,7 +71,7 @@ func (i identity) RoleCredentials(role, session string) ec2.Credentials {
 	return i.c.profileCredentials(role, session)
 }
 
-// network adapts EC2 to the load balancers' interface.
+// network implements the interface through which load balancers use EC2.
 type network struct{ *ec2.Service }
 
 func (n network) Subnet(id string) (elbv2.Subnet, bool) {

@@ -14,7 +14,7 @@ import (
 // sessionLength is the lifetime of a role's credentials.
 const sessionLength = 6 * time.Hour
 
-// renewal is the remaining lifetime of credentials at which the metadata service returns new ones.
+// renewal is the remaining lifetime below which the metadata service replaces credentials.
 const renewal = 15 * time.Minute
 
 // issued is an access key and its principal.
@@ -52,7 +52,7 @@ func (c *Cloud) Credentials() (access, secret string) {
 }
 
 // RoleCredentials starts a session of a role. If session is the ID of an instance, the credentials are like those of
-// its instance profile. The role's trust policy is not evaluated. The credentials expire after six hours, and when the
+// its instance profile. The role's trust policy is not evaluated. The credentials expire after six hours, or when the
 // role is deleted.
 func (c *Cloud) RoleCredentials(role, session string) (access, secret, token string) {
 	c.mu.Lock()
@@ -73,8 +73,8 @@ func (c *Cloud) ExpireSessions(role string) {
 	}
 }
 
-// profileCredentials returns the credentials of an instance profile: the same ones until shortly before they expire.
-// The caller holds the lock.
+// profileCredentials returns the credentials of an instance profile. It returns the same credentials until shortly
+// before they expire. The caller holds the lock.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
 func (c *Cloud) profileCredentials(role, instance string) ec2.Credentials {

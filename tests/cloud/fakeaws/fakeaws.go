@@ -1,8 +1,9 @@
-// Package fakeaws is a fake AWS cloud with one account and one region, for the real AWS SDK and the real Terraform
-// provider. It composes the services, authorizes and records calls, and injects faults.
+// Package fakeaws is a fake AWS cloud with one account and one region. The real AWS SDK and the real Terraform provider
+// can use it. It composes the services, authorizes and records calls, and injects faults.
 //
-// Invariant: a call is answered only with a valid signature. A role's call is answered only after the role's policies
-// were evaluated. One lock protects all state, and one call runs at a time. Only S3 streams concurrently.
+// Invariant: a call without a valid signature is refused; S3 also accepts calls without any signature. A role's call is
+// answered only after the role's policies were evaluated. One lock protects all state, and one call runs at a time.
+// Only the body streams of S3 calls run at the same time.
 package fakeaws
 
 import (
@@ -26,21 +27,21 @@ import (
 // Account is the account that owns all resources.
 const Account = "123456789012"
 
-// Config configures a Cloud. The zero value is a cloud in us-west-2 without S3. Its instances are records only, and its
-// targets are healthy.
+// Config configures a Cloud. The zero value is a cloud in us-west-2 without S3. No machines run its instances, and its
+// targets are always healthy.
 type Config struct {
 	Region string   // "": us-west-2
 	Zones  []string // nil: a, b and c of the region
 	Log    *slog.Logger
 	Now    func() time.Time // nil: time.Now
 
-	// Machines creates the machines that run instances. api is the cloud's API for these machines. Nil means that
-	// instances are records only. The caller closes the machines after Close.
+	// Machines creates the machines that run instances. The machines use api to call the cloud. Nil means that no
+	// machines run the instances. The caller closes the machines after Close.
 	Machines func(api http.Handler) (ec2.Machines, error)
 	// S3 is the server behind the buckets. Nil means that there is no S3.
 	S3 *s3.Backend
-	// Probe runs the health checks of load balancers, one round every HealthEvery (0: 1 s). Nil means that running
-	// instances are healthy.
+	// Probe runs the health checks of load balancers, one round every HealthEvery. A HealthEvery of 0 means 1 s. If
+	// Probe is nil, running instances are healthy.
 	Probe       elbv2.Probe
 	HealthEvery time.Duration
 	// ScalingEvery is the time between two checks of Auto Scaling's groups. 0 means Auto Scaling's own default.
@@ -117,7 +118,7 @@ func (c *Cloud) Faults() *fault.Set { return &c.faults }
 // Region returns the region's name.
 func (c *Cloud) Region() string { return c.cfg.Region }
 
-// EC2 returns the fake EC2 for its test controls. Call the methods that need the cloud's lock inside Locked.
+// EC2 returns the fake EC2, so that tests can control it. Call the methods that need the cloud's lock inside Locked.
 func (c *Cloud) EC2() *ec2.Service { return c.ec2 }
 
 // Locked runs f with the cloud's lock held.

@@ -215,7 +215,7 @@ func TestFaults(t *testing.T) {
 	_, err = root.GetRole(t.Context(), get)
 	wantCode(t, err, "Odd")
 
-	// The answer is lost, but the role must exist.
+	// The fake makes the role, but the client gets no answer.
 	w.Faults().LoseAnswer(fault.Match{Action: "CreateRole"}, 1)
 	_, err = server.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: aws.String("made"),
 		AssumeRolePolicyDocument: aws.String(trustEC2)})

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 )
 
-// The callers of operations in operations.txt.
+// The possible callers of an operation in operations.txt.
 const (
 	CallerStacks   = "stacks"   // the AWS provider or a server, while tests/stacks runs
 	CallerTests    = "tests"    // another test of this repository
@@ -22,8 +22,8 @@ const (
 var operationsText string
 
 // CalledOperations returns the caller of each operation in operations.txt, such as "stacks" for "ec2:RunInstances".
-// TestOperations compares the list with the operations of a Cloud. tests/stacks compares the lines of CallerStacks with
-// the calls that it records.
+// TestOperations compares these operations with those of a Cloud. tests/stacks compares the operations of CallerStacks
+// with the calls that its Cloud recorded.
 func CalledOperations() (map[string]string, error) {
 	callers := map[string]string{}
 	for line := range strings.Lines(operationsText) {

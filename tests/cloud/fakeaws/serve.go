@@ -62,8 +62,8 @@ func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// admit identifies the caller and the operation. It returns a call even with an error, because the call's service
-// determines the form of the error.
+// admit identifies the caller and the operation of a request. With an error, it also returns a call, because the call's
+// service determines the form of the error.
 func (c *Cloud) admit(w http.ResponseWriter, r *http.Request) (*wire.Call, error) {
 	call := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r,
 		Region: c.cfg.Region, Now: c.cfg.Now()}

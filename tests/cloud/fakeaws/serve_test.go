@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// careless is a service with handlers that ask for permission in wrong ways, or not at all.
+// careless is a service with faulty handlers. Some check no permission, or ignore a denial.
 type careless struct{}
 
 func (careless) Name() string { return "autoscaling" }

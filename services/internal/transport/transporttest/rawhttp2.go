@@ -60,7 +60,7 @@ func (r *Raw) Call(stream uint32, method string, more ...string) error {
 		EndHeaders: true})
 }
 
-// Part sends the beginning of a message that announces the given size.
+// Part sends the beginning of a gRPC message. The message's prefix announces the given size.
 func (r *Raw) Part(stream uint32, size int, part []byte) error {
 	head := []byte{0, byte(size >> 24), byte(size >> 16), byte(size >> 8), byte(size)}
 	return r.WriteData(stream, false, append(head, part...))
@@ -91,8 +91,8 @@ func (r *Raw) End(within time.Duration) string {
 	}
 }
 
-// Reset reads until the server ends a stream and returns how it ended: "RST CODE" or "answered". It returns "closed" if
-// the connection ended, and "open" if the stream did not end within the given time.
+// Reset reads until the server ends the stream and returns how the stream ended: "RST CODE" or "answered". It returns
+// "closed" if the connection ended, and "open" if the stream did not end within the given time.
 func (r *Raw) Reset(stream uint32, within time.Duration) string {
 	if err := r.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return "closed"

@@ -1,5 +1,5 @@
-// Package transporttest has test helpers: a cluster's certificate authority, and real TLS connections to gRPC servers
-// of its ports.
+// Package transporttest has test helpers: a cluster's certificate authority, and real TLS connections to the ports of
+// its server.
 package transporttest
 
 import (
@@ -73,7 +73,7 @@ func (l *Logs) Lines(texts ...string) (lines []string) {
 	return lines
 }
 
-// Cluster is a certificate authority with the keys, the clock, and the log that belong to it.
+// Cluster holds the CAs, the keys, the clock and the log of a test cluster with one server.
 type Cluster struct {
 	Name string
 	CA   authority.CA

@@ -1,8 +1,8 @@
-// Package auth owns the verification of AWS Signature Version 4. It signs each request again with the SDK's own signer
-// and compares the two signatures.
+// Package auth verifies AWS Signature Version 4. It signs each request again with the SDK's own signer and compares the
+// two signatures.
 //
-// Invariant: a request that differs in any part that the signature covers is refused. A session's key is refused
-// without its token, and after the session ends.
+// Invariant: a request is refused if any part that its signature covers was changed. A request with a session's key is
+// refused if the session's token is missing or the session has ended.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html
 package auth
 
@@ -105,9 +105,10 @@ func incomplete(what string) error {
 	return wire.Errorf(http.StatusForbidden, "IncompleteSignature", "%s", what)
 }
 
-// Verify checks the signature with the key that lookup returns for its ID. body is the request's body. S3 passes nil,
-// because it reads the body later. Then Verify wraps r.Body, and reading to its end fails if the signed hash does not
-// match. Verify does not check the chunk signatures of streamed uploads. Errors are those of the service.
+// Verify checks the signature. lookup returns the key for an access key ID. body is the request's body. S3 passes nil,
+// because it reads the body later. Then Verify wraps r.Body: if the body's hash is not the signed one, reading to the
+// end fails. Verify does not check the chunk signatures of streamed uploads. An error is one that the called AWS
+// service would return.
 func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access string) (Key, bool), now time.Time) error {
 	key, ok := lookup(s.Access)
 	if !ok {
@@ -140,8 +141,8 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 	return checkBody(r, body)
 }
 
-// payloadHash returns the body hash that the client signed. S3's clients send it in a header. For other services it is
-// computed.
+// payloadHash returns the hash of the body that the client signed. S3's clients send the hash in a header. For other
+// services, payloadHash computes it.
 func payloadHash(r *http.Request, service string, body []byte) string {
 	if hash := r.Header.Get("X-Amz-Content-Sha256"); hash != "" {
 		return hash
@@ -153,8 +154,8 @@ func payloadHash(r *http.Request, service string, body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sign computes the signature that a request must have. The signer covers all headers that it finds, so the copy has
-// only the headers that the client signed.
+// sign computes the signature that a request must have. The SDK's signer covers all headers of a request. So sign
+// passes it a copy of the request with only the headers that the client signed.
 func (s *Signature) sign(r *http.Request, key Key, payload string) (string, error) {
 	again := &http.Request{Method: r.Method, Host: r.Host, Header: http.Header{}, URL: new(url.URL)}
 	*again.URL = *r.URL
@@ -168,7 +169,7 @@ func (s *Signature) sign(r *http.Request, key Key, payload string) (string, erro
 	if s.headers["content-length"] {
 		again.ContentLength = r.ContentLength
 	}
-	// Only S3 signs paths without a second escaping.
+	// S3 signs the path as it is. Other services escape the path once more before they sign it.
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = s.Service == "s3" })
 	credentials := aws.Credentials{AccessKeyID: s.Access, SecretAccessKey: key.Secret, SessionToken: key.Token}
 	if s.expires == 0 {

@@ -70,7 +70,8 @@ func (c *captured) verify(t *testing.T, key auth.Key, now time.Time) error {
 	return err
 }
 
-// calls send one signed request each. The test server answers each with an error, because only the request matters.
+// calls has a function for each service, which sends one signed request. The test server answers with an error, because
+// only the request matters.
 var calls = map[string]func(t *testing.T, c aws.Config){
 	"ec2": func(t *testing.T, c aws.Config) {
 		if _, err := ec2.NewFromConfig(c).DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{

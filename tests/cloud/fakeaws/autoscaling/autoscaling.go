@@ -140,7 +140,7 @@ func (s *Service) arn(g *group, name string) string {
 		":autoScalingGroupName/" + name
 }
 
-// allow asks for permission for the call's action on a group.
+// allow returns an error unless the caller may perform the call's action on a group.
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2autoscaling.html
 func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error {
 	all := policy.Context{}
@@ -152,7 +152,8 @@ func (s *Service) allow(c *wire.Call, g *group, conditions policy.Context) error
 	return c.Authorize("autoscaling:"+c.Action, s.arn(g, ""), all)
 }
 
-// allowAny asks for permission for an action that policies cannot limit to a resource.
+// allowAny returns an error unless the caller may perform the call's action. It is for actions that policies cannot
+// limit to a resource.
 func allowAny(c *wire.Call) error { return c.Authorize("autoscaling:"+c.Action, "*", nil) }
 
 // group returns the group with a name.
@@ -169,7 +170,7 @@ func (s *Service) group(name string) (*group, error) {
 	return nil, invalid("AutoScalingGroup name not found - AutoScalingGroup '%s' not found", name)
 }
 
-// groupFor returns a group and asks for permission on it.
+// groupFor returns a group if the caller may perform the call's action on it.
 func (s *Service) groupFor(c *wire.Call, name string) (*group, error) {
 	g, err := s.group(name)
 	if err != nil {
@@ -191,7 +192,7 @@ func invalid(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "ValidationError", format, args...)
 }
 
-// page cuts a page out of a list. The operations of Auto Scaling accept pages of 1 to 100 records; the default is 50.
+// page returns one page of a list. The operations of Auto Scaling accept pages of 1 to 100 records; the default is 50.
 func page[T any](items []T, size *int, token string) ([]T, string, error) {
 	n := 50
 	if size != nil {

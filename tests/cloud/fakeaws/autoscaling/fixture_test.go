@@ -40,7 +40,7 @@ func (t *targets) Deregister(arn, id string) { delete(t.groups[arn], id) }
 
 func (t *targets) Health(arn, id string) string { return t.groups[arn][id] }
 
-// asked is one permission that a call asked for.
+// asked is one permission check that a call made.
 type asked struct {
 	action, resource string
 	context          policy.Context
@@ -121,8 +121,8 @@ func (w *testAccount) sleep(d time.Duration) {
 	w.service.Reconcile()
 }
 
-// ServeHTTP decodes, authorizes and answers calls to its services, as the whole fake AWS does. The test decides which
-// permissions are denied.
+// ServeHTTP decodes, authorizes and answers calls to EC2 and Auto Scaling, as the whole fake AWS does. The test decides
+// which permissions are denied.
 func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	service, operations := "autoscaling", w.service.Operations()
 	if r.URL.Path[:4] == "/ec2" {

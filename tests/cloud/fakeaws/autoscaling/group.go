@@ -107,7 +107,7 @@ func (s *Service) createGroup(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// allowCreate asks for permission to create a group with tags.
+// allowCreate returns an error unless the caller may create a group with these tags.
 func (s *Service) allowCreate(c *wire.Call, g *group, tags []tag) error {
 	conditions := requestTags(tags)
 	for key, v := range g.conditions() {

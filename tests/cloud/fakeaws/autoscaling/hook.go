@@ -59,8 +59,8 @@ func (spec hookSpec) hook() (*hook, error) {
 
 func (h *hook) timeout() time.Duration { return time.Duration(h.HeartbeatTimeout) * time.Second }
 
-// hookFor returns the group's hook at a transition, nil without one. If there are several, AWS waits for all of them,
-// but this fake waits only for the first.
+// hookFor returns the group's hook at a transition, or nil if it has none. If a group has several hooks at the
+// transition, AWS waits for all of them, but this fake waits only for the first.
 func (g *group) hookFor(transition string) *hook {
 	if g.deleting {
 		return nil

@@ -83,7 +83,7 @@ func (s *Service) member(id string) (*group, *member, error) {
 	return nil, nil, invalid("Instance Id not found - No managed instance found for instance ID: %s", id)
 }
 
-// memberFor returns an instance's group and member and asks for permission on the group.
+// memberFor returns an instance's group and member if the caller may perform the call's action on the group.
 func (s *Service) memberFor(c *wire.Call, id string) (*group, *member, error) {
 	g, m, err := s.member(id)
 	if err != nil {

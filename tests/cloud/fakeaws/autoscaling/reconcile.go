@@ -46,7 +46,8 @@ func (s *Service) observe(g *group) {
 	}
 }
 
-// updateMember adapts a member, unless it is being terminated, to the state of its instance.
+// updateMember updates the state of a member from the state of its instance. It does not change the state of a member
+// that is being terminated.
 func (s *Service) updateMember(g *group, m *member, view ec2.InstanceView) {
 	if m.state == pending && view.State == "running" {
 		if h := g.hookFor(launching); h != nil && m.hook == nil {
@@ -109,8 +110,8 @@ func (s *Service) inGrace(g *group, m *member) bool {
 	return m.since.IsZero() || s.now().Sub(m.since) < time.Duration(*g.HealthCheckGracePeriod)*time.Second
 }
 
-// sickness returns the reason why a member is unhealthy, in the words of a scaling activity's cause, "" if it is
-// healthy.
+// sickness returns the reason why a member is unhealthy, worded like the cause in a scaling activity. It returns "" for
+// a healthy member.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-health-checks.html
 func (s *Service) sickness(g *group, m *member, view ec2.InstanceView) string {
 	// An instance that does not run is unhealthy even in the grace period.
@@ -193,7 +194,7 @@ func (s *Service) launch(g *group, cause string) bool {
 	return false
 }
 
-// subnetsInOrder returns the group's subnets, ordered by the number of members in their zones, the fewest first.
+// subnetsInOrder returns the group's subnets. Subnets whose zones have the fewest members come first.
 func (s *Service) subnetsInOrder(g *group) []string {
 	count := map[string]int{}
 	for _, m := range g.members {
@@ -210,9 +211,9 @@ func (s *Service) subnetsInOrder(g *group) []string {
 	return subnets
 }
 
-// victim returns the member to terminate when there are too many. It chooses the zone with the most members, then the
-// oldest launch template, then the member closest to its next instance hour. This is the policy Default. The caller
-// checks that there is a member.
+// victim returns the member to terminate when there are too many. It applies the policy Default, whose criteria are, in
+// this order: the zone with the most members, the oldest launch template, and the nearest end of an instance hour. The
+// caller checks that there is a member.
 //
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-termination-policies.html
 func (s *Service) victim(g *group) *member {
@@ -259,8 +260,8 @@ func (s *Service) terminate(g *group, m *member) {
 	}
 }
 
-// released reports whether a hook's wait is over. The hook's result does not matter, because a terminating instance
-// ends either way.
+// released reports whether a hook's wait is over. The hook's result does not matter, because a terminating instance is
+// terminated with any result.
 func (s *Service) released(m *member) bool { return m.hook == nil || !s.now().Before(m.wait) }
 
 // gone removes a member from its group.

@@ -44,7 +44,7 @@ func (r *refresh) active() bool {
 	return r.status == "Pending" || r.status == "InProgress" || r.status == "Cancelling"
 }
 
-// refreshing returns the group's active refresh, nil without one.
+// refreshing returns the group's active refresh, or nil if it has none.
 func (g *group) refreshing() *refresh {
 	if n := len(g.refreshes); n > 0 && g.refreshes[n-1].active() {
 		return g.refreshes[n-1]
@@ -167,8 +167,8 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	// If members may be terminated before their replacements run, at least one may be, whatever the percentages are.
-	// AWS rounds in the same way.
+	// If the percentages permit a termination before its replacement runs, they permit at least one, even if the number
+	// rounds down to 0. AWS rounds in the same way.
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {
@@ -186,8 +186,8 @@ func (s *Service) advance(g *group) {
 }
 
 // surge returns the number of members that a group may temporarily have beyond its size. It is 1 while a refresh must
-// launch a replacement before it terminates a member. While a refresh is being cancelled, it is the number of surplus
-// members that are still launching. Otherwise it is 0.
+// launch a replacement before it terminates a member. While a refresh is being cancelled, it is the number of members
+// beyond the size that are still launching. Otherwise it is 0.
 // https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CancelInstanceRefresh.html
 func (g *group) surge() int {
 	r := g.refreshing()

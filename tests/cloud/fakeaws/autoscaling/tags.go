@@ -44,7 +44,7 @@ func (g *group) propagated() map[string]string {
 	return out
 }
 
-// checkTags refuses tags that name another resource, invalid tags, and too many tags.
+// checkTags refuses invalid tags, too many tags, and tags for a resource other than the group.
 func (s *Service) checkTags(g *group, tags []tag) error {
 	keys := map[string]bool{}
 	for _, t := range tags {
