@@ -166,8 +166,8 @@ func TestStartPagesUseVariables(t *testing.T) {
 	}
 }
 
-// TestDocumentListsEvents verifies that docs/reference/events.md lists exactly the kinds of events and the causes of
-// the code.
+// TestDocumentListsEvents verifies that docs/reference/events.md lists exactly the kinds of events, and the causes,
+// that the code defines.
 func TestDocumentListsEvents(t *testing.T) {
 	raw, err := os.ReadFile("../docs/reference/events.md")
 	if err != nil {

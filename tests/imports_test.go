@@ -79,7 +79,7 @@ func layer(path string) int {
 // rule returns the violations of one package.
 type rule func(p pkg) (complaints []string)
 
-// direction forbids imports of later layers and of programs. It ignores imports of tests.
+// direction forbids imports of later layers and of programs. It ignores the imports in test files.
 func direction(p pkg) (complaints []string) {
 	if !within(p.ImportPath, "services") {
 		return nil

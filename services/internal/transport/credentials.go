@@ -18,8 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Peer is the client at the other end of one connection. Each connection has its own Peer, so that pointers distinguish
-// connections.
+// Peer is the client at the other end of one connection. Each connection has its own Peer, so equal pointers mean the
+// same connection.
 type Peer struct {
 	// Identity, PublicKey and NotAfter come from the client certificate. They are zero on the registration port.
 	Identity  authority.Identity
@@ -79,7 +79,8 @@ type serverCredentials struct {
 	role   authority.Role
 	// registrations limits the connections of each address to the registration port; nil on other ports.
 	registrations *rateLimiter[netip.Addr]
-	// clients and handshakes limit the connections of each client certificate; nil on the registration port.
+	// clients limits the open connections, and handshakes the new connections, of each client certificate. Both are nil
+	// on the registration port.
 	clients    *clients
 	handshakes *rateLimiter[authority.Identity]
 	// bytes limits the bytes that the server reads per client certificate; on the registration port, per address.
@@ -155,9 +156,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket `bytes` allows, if it has one. It calls leave, after which the
-// connection no longer counts towards the limits, when it is closed or a read fails. gRPC does not close a connection
-// that fails at the first byte.
+// limitedConn reads no faster than its token bucket `bytes` allows, if it has one. When the connection is closed or a
+// read fails, limitedConn calls leave, which takes the connection off the count. gRPC does not close a connection that
+// fails at the first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

@@ -54,8 +54,8 @@ func (s *streaming) ReceiveFiles(_ *nstancev1.ReceiveFilesRequest,
 	return stream.Context().Err()
 }
 
-// TestConnectionEndsWithItsCertificate checks for each role that a stream ends in the same second as its client
-// certificate.
+// TestConnectionEndsWithItsCertificate checks for each role that a stream ends in the same second in which the client
+// certificate expires.
 func TestConnectionEndsWithItsCertificate(t *testing.T) {
 	for _, role := range []authority.Role{authority.RoleAgent, authority.RoleOperator, authority.RoleServer} {
 		t.Run(string(role), func(t *testing.T) {

@@ -24,9 +24,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// A port limits two kinds of handshakes per address: those that fail, and those with a certificate that the port does
-// not accept. Such handshakes do not block other clients, not even at the same address. Successful handshakes are not
-// limited.
+// A port limits three kinds of handshakes per address: those that fail, those with a certificate that the port does not
+// accept, and those of a client that connects too often. Such handshakes do not block other clients, not even at the
+// same address. Other handshakes are not limited.
 func TestFailedHandshakesAreLimited(t *testing.T) {
 	for name, role := range map[string]authority.Role{"TLS 1.2": authority.RoleAgent,
 		"another role": authority.RoleOperator, "one agent again and again": authority.RoleAgent} {
@@ -229,7 +229,7 @@ func certificateOf(t *testing.T, s *transport.Source) *tls.Certificate {
 	return cert
 }
 
-// Thousands of unfinished handshakes from one address do not affect other addresses.
+// Thousands of unfinished handshakes from one address do not affect clients at other addresses.
 func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	c := transporttest.New(t)
 	addr, _ := serveAgents(t, c, authority.RoleAgent)
@@ -285,7 +285,7 @@ func TestAbortedHandshakesAreNotLimited(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	// If the aborted handshakes counted, the address would have no slots for ten seconds.
+	// If the aborted handshakes counted, the address would have no free slot for a handshake for ten seconds.
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("ten handshakes took %s after 300 that were begun and left", took)
 	}

@@ -59,7 +59,7 @@ const (
 	receiveFiles = nstancev1.AgentService_ReceiveFiles_FullMethodName
 )
 
-// port is one of the four ports, with a client that may use it.
+// port is one of a server's four ports, with a client that may use it.
 type port struct {
 	*busy
 	c      *transporttest.Cluster
@@ -127,7 +127,7 @@ func (p *port) raw(t *testing.T, settings ...http2.Setting) *transporttest.Raw {
 	return raw
 }
 
-// CVE-2023-44487: streams are opened and reset faster than their handlers end.
+// TestRapidReset opens and resets streams faster than their handlers end (CVE-2023-44487).
 func TestRapidReset(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)
@@ -211,7 +211,7 @@ func TestPingFlood(t *testing.T) {
 	})
 }
 
-// Answers are not queued without limit for a client that does not read them.
+// The server does not queue answers without limit for a client that does not read them.
 func TestSettingsFlood(t *testing.T) {
 	everyPort(t, func(t *testing.T, p *port) {
 		raw := p.raw(t)

@@ -48,8 +48,8 @@ func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	if err != nil || ref.Trust != i.Trust || ref.NotAfter.Sub(i.Now()) < ttl/2 {
 		return nil, false
 	}
-	// IssueClient makes the serial from the first random bytes. So these bytes must be the serial of the certificate
-	// that is issued again.
+	// IssueClient takes the serial from the first random bytes. So these bytes must be the serial of the certificate to
+	// issue again.
 	rand := io.MultiReader(bytes.NewReader(serial), i.Rand)
 	cert, err = i.CA.IssueClient(authority.ClientSpec{Identity: identity, PublicKey: key, TTL: ttl}, rand,
 		ref.NotAfter.Add(-ttl))

@@ -25,8 +25,8 @@ const (
 	// maxHandshakes limits the handshakes that run at the same time, and maxHandshakesPerAddress those of one address.
 	// Further handshakes wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
-	// failurePenalty is the mean time for which a failed handshake still occupies one of its address's slots. With 32
-	// slots, about 16 handshakes per second can fail for one address. Successful handshakes are not limited.
+	// failurePenalty is the mean time for which a failed handshake still occupies one of the 32 slots of its address.
+	// So about 16 handshakes per second can fail for one address. Other handshakes free their slot when they end.
 	failurePenalty = 2 * time.Second
 	// maxBuckets is the largest number of sources that a rateLimiter remembers.
 	maxBuckets = 4096
@@ -151,7 +151,7 @@ type clients struct {
 }
 
 // add counts a connection until leave is called. If the client has too many connections, add closes the oldest one. The
-// oldest may be dead: a client whose network changed connects again before the server notices that.
+// oldest may be dead: a client whose network changed connects again before the server notices the change.
 func (c *clients) add(client authority.Identity, conn net.Conn) (leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +171,7 @@ func (c *clients) add(client authority.Identity, conn net.Conn) (leave func()) {
 	}
 }
 
-// rateLimiter has a token bucket for each source, an address or a client. It is safe for concurrent use.
+// rateLimiter has a token bucket for each source. A source is an address or a client. It is safe for concurrent use.
 type rateLimiter[K comparable] struct {
 	perSecond rate.Limit
 	burst     int

@@ -25,7 +25,7 @@ const (
 	maxMessage = 4 << 20
 	// A connection without traffic for pingAfter gets a ping, and is closed if no answer arrives within pingTimeout.
 	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
-	// handshakeTimeout limits TLS and HTTP/2's preface together.
+	// handshakeTimeout limits the total time for the TLS handshake and HTTP/2's preface.
 	handshakeTimeout = 10 * time.Second
 	// writeBuffer is small because there may be thousands of connections, nearly all of them quiet.
 	writeBuffer = 4 << 10
@@ -61,8 +61,8 @@ var limitsOf = map[authority.Role]portLimits{
 	// A registration is short, and its request is little more than a nonce of 4 KiB.
 	"": {message: 16 << 10, streams: 4, bytesPerSecond: 64 << 10, byteBurst: 64 << 10,
 		idle: 30 * time.Second, age: time.Minute, grace: 10 * time.Second},
-	// A report of 512 files is 60 KiB, and 900 KiB if each has a long error. An agent has one connection, and another
-	// for a moment after a change of network.
+	// A report on 512 files has 60 KiB, or 900 KiB if each file has a long error. An agent has one connection, and a
+	// second one for a moment after a change of network.
 	authority.RoleAgent: {message: 1 << 20, streams: 8, connections: 4, handshakesPerSecond: 1, handshakeBurst: 10,
 		bytesPerSecond: 64 << 10, byteBurst: 64 << 10, idle: 5 * time.Minute},
 	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin processes may share a
@@ -154,7 +154,7 @@ func (g guard) recoverPanic(method string, err *error) {
 	}
 }
 
-// checkCaller returns an error if the client may not make a call of the method on the guard's port.
+// checkCaller returns an error if the client may not call the method on the guard's port.
 func (g guard) checkCaller(ctx context.Context, method string) error {
 	client, err := PeerOf(ctx)
 	if err != nil {
@@ -181,8 +181,8 @@ func (g guard) checkCaller(ctx context.Context, method string) error {
 	return nil
 }
 
-// inTime reports whether a client's certificate is still valid. For RenewalGrace after the expiry of an agent's
-// certificate, the agent may still use it to renew it.
+// inTime reports whether a client's certificate is still valid. It also returns true if an agent renews its certificate
+// at most RenewalGrace after the expiry.
 func (g guard) inTime(client *Peer, method string) bool {
 	now := g.now()
 	if client.Expired && g.role == authority.RoleAgent && strings.HasSuffix(method, "/RenewCertificate") {

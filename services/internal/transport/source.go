@@ -171,7 +171,7 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 }
 
 // identify returns the client of an established connection. It does not fail for a bad certificate: the client's calls
-// return that error.
+// fail with that error instead.
 func (s *Source) identify(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
 	p := &Peer{NotAfter: leaf.NotAfter}

@@ -125,7 +125,7 @@ func TestRoles(t *testing.T) {
 	_, err = renew(t, c.Dial(t, agents, nil))
 	wants(t, "no certificate", err, codes.Unavailable, "certificate")
 
-	// A server's certificate is valid for client authentication, but no client port accepts it.
+	// A server's certificate is valid for client authentication, but the agent port does not accept it.
 	server, err := c.Source.Certificate()
 	if err != nil {
 		t.Fatal(err)
@@ -141,8 +141,8 @@ func TestForeignCertificates(t *testing.T) {
 	_, err := renew(t, c.Dial(t, addr, other.Certificate(t, agentOf(other, t), key)))
 	wants(t, "another CA", err, codes.Unavailable, "bad certificate")
 
-	// Another cluster may have imported this CA, and instances also have certificates of this CA. The port refuses
-	// both.
+	// Another cluster may have imported this CA, and instances also have certificates of this CA. The port refuses the
+	// certificates of both.
 	foreign := agentOf(c, t)
 	foreign.Cluster = "other"
 	_, err = renew(t, c.Dial(t, addr, c.Certificate(t, foreign, key)))

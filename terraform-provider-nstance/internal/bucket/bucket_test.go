@@ -61,7 +61,8 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestUnconditionalStoreIsRefused writes to an S3 endpoint that accepts every put, even if its condition does not hold.
+// TestUnconditionalStoreIsRefused writes to an S3 endpoint that ignores the conditions of puts. The store must refuse
+// the write.
 func TestUnconditionalStoreIsRefused(t *testing.T) {
 	var puts []string
 	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

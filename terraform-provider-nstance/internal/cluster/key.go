@@ -34,7 +34,7 @@ func (m model) keySource(ctx context.Context) (source config.KeySource, ok bool)
 	return config.KeySource{Provider: key.Provider.ValueString(), Source: key.Source.ValueString()}, true
 }
 
-// keyChanges reports whether the secrets must be sealed again: the source of the key or its version changed.
+// keyChanges reports whether the secrets must be sealed again, because the source of the key or its version changed.
 func keyChanges(before, after model) bool {
 	return !after.EncryptionKey.Equal(before.EncryptionKey) ||
 		!after.EncryptionKeyWOVersion.IsNull() && !after.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion)

@@ -93,7 +93,7 @@ func badKey(err error) diag.Diagnostic {
 }
 
 // ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster. It
-// refuses a new encryption key if the old key is not available. If the CA is due for replacement, it plans that.
+// refuses a new encryption key if the old key is not available. It plans a replacement of the CA that is due.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.State.Raw.IsNull() {
 		return

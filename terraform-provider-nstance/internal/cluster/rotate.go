@@ -73,7 +73,8 @@ func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, clus
 	return diags, nil
 }
 
-// describeFollowing lists the leaders, instances and operators that have not adopted the present step of a CA rotation.
+// describeFollowing lists the leaders, instances and operators that have not yet completed the present step of a CA
+// rotation.
 func describeFollowing(f clusterstate.Following) string {
 	var waiting []string
 	for _, shard := range f.Shards {

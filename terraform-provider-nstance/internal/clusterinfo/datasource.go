@@ -117,7 +117,7 @@ func (d *DataSource) bundle(ctx context.Context, cluster string) ([]*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	// The CA of another cluster has that cluster's name in a URI. A CA from the user may have no such URI.
+	// A CA that Nstance created has a URI with the name of its cluster. A CA from the user may have no such URI.
 	for _, uri := range bundle[0].URIs {
 		if uri.Scheme == "spiffe" && uri.Host != cluster {
 			return nil, fmt.Errorf("the CA there is of cluster %q", uri.Host)

@@ -1,4 +1,5 @@
-// Package name validates attributes that hold a name, with the rules of package ident, and lists names in documents.
+// Package name validates attributes that hold a name, with the rules of package ident. It also formats lists of names
+// for the documentation.
 package name
 
 import (

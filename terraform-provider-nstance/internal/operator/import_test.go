@@ -27,7 +27,7 @@ func TestParseImportErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseImport checks that an accepted import ID equals its parsed parts, joined again.
+// FuzzParseImport checks that the parts of an accepted import ID, joined again, equal the ID.
 func FuzzParseImport(f *testing.F) {
 	for _, seed := range []string{"example/default/opr06bgm7733st2576nx5jht4ecjw",
 		"example/default/wrk06bgm7733st2576nx5jht4ecjw", "a/b/c", "a/b", "//", "a/b/c/d"} {

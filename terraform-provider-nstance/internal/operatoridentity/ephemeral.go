@@ -41,7 +41,8 @@ const (
 	// writer is the prefix of the name by which operator records identify this resource as their writer.
 	writer     = "terraform-identity"
 	defaultTTL = time.Hour
-	// privateKey is the name under which Open stores the operator in the resource's private data, for Close.
+	// privateKey is a key in Terraform's private data of the resource, not a cryptographic key. Open stores the
+	// operator under it for Close.
 	privateKey = "operator"
 )
 

@@ -129,7 +129,7 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 }
 
 // Remove replaces an operator's record with a tombstone. Servers then refuse the operator. A server that has already
-// read the record may take minutes to do so. Remove returns nil if the operator does not exist.
+// read the record may accept the operator for some minutes. Remove returns nil if the operator does not exist.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
 	for {
 		rec, token, err := Find(ctx, state, tenant, id)

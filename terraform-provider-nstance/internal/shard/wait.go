@@ -25,9 +25,8 @@ import (
 )
 
 // wait makes the leader apply the version of the configuration that token names. It returns when that version is in
-// force and released is no longer used, or when limit has passed. If no leader answers, it polls the election lock if
-// `wait_for_leader` is set or released is not empty, and else returns. changed means that this apply wrote the
-// configuration.
+// force and no VM is left in the subnets of `released`, or when limit has passed. If no leader answers, it waits only
+// if `wait_for_leader` is set or `released` is not empty. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool

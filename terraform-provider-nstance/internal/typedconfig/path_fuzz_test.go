@@ -56,7 +56,7 @@ func TestSplitKey(t *testing.T) {
 	}
 }
 
-// FuzzSplitKey checks that splitKey returns two nonempty names that reproduce the key.
+// FuzzSplitKey checks that splitKey returns two nonempty names that form the key when they are joined again.
 func FuzzSplitKey(f *testing.F) {
 	for _, seed := range []string{"default/workers", "/", "a/b/c", "a//b", ""} {
 		f.Add(seed)

@@ -58,7 +58,7 @@ func (c *Cloud) compose() error {
 
 func (c *Cloud) add(s wire.Service) { c.handlers[s.Name()] = s.Operations() }
 
-// identity adapts IAM to EC2's interface.
+// identity implements the interface through which EC2 uses IAM.
 type identity struct{ c *Cloud }
 
 func (i identity) InstanceProfile(nameOrARN string) (ec2.Profile, bool) {
@@ -103,7 +103,7 @@ func (n network) CreateInterface(i elbv2.Interface) (string, error) {
 	return made.ID(), nil
 }
 
-// targets adapts target groups to Auto Scaling's interface.
+// targets implements the interface through which Auto Scaling uses target groups.
 type targets struct{ *elbv2.Service }
 
 // Deregister removes a target. A group or a target that does not exist is not an error.

@@ -60,7 +60,7 @@ func (w *testCloud) config(access, secret, token string) aws.Config {
 	return aws.Config{
 		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
-		// net/http would retry a broken reused connection without the SDK's knowledge.
+		// If a reused connection breaks, net/http sends the request again without the SDK's knowledge.
 		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 }
@@ -77,7 +77,7 @@ func (w *testCloud) role(name, session string) aws.Config {
 
 const trustEC2 = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
 
-// allow makes a role with one inline policy of the statements.
+// allow makes a role with one inline policy that contains the statements.
 func (w *testCloud) allow(t *testing.T, role string, statements ...string) {
 	t.Helper()
 	client := iam.NewFromConfig(w.root())

@@ -179,7 +179,7 @@ func must[V any](v V, err error) func(t *testing.T) V {
 	}
 }
 
-// code returns the AWS error code of a call's error, "" for none.
+// code returns the AWS error code of a call's error, or "" if err is nil.
 func code(t *testing.T, err error) string {
 	t.Helper()
 	var api smithy.APIError

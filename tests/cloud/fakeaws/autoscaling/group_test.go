@@ -399,7 +399,7 @@ func TestInstanceRefresh(t *testing.T) {
 			if lowest == 100 && fewest < 2 {
 				t.Errorf("only %d were in service for a while", fewest)
 			}
-			// With SkipMatching, no member needs replacement.
+			// With SkipMatching, a refresh leaves members that already match.
 			start.Preferences.SkipMatching = aws.Bool(true)
 			id = must(w.client.StartInstanceRefresh(t.Context(), start))(t).InstanceRefreshId
 			w.sleep(0)

@@ -260,8 +260,8 @@ func (s *Service) terminate(g *group, m *member) {
 	}
 }
 
-// released reports whether a hook's wait is over. The hook's result does not matter, because a terminating instance is
-// terminated with any result.
+// released reports whether a hook's wait is over. The hook's result does not matter: a terminating instance is
+// terminated in any case.
 func (s *Service) released(m *member) bool { return m.hook == nil || !s.now().Before(m.wait) }
 
 // gone removes a member from its group.
