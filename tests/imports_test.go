@@ -249,7 +249,7 @@ var rules = map[string]rule{
 		"k8s.io", "sigs.k8s.io/controller-runtime", "sigs.k8s.io/cluster-api"),
 }
 
-// exactly returns a rule that applies another rule to one package, but not to the packages below it.
+// exactly returns a rule that applies the rule `look` to one package, but not to the packages below it.
 func exactly(subject string, look rule) rule {
 	return func(p pkg) []string {
 		if p.ImportPath != subject {

@@ -326,8 +326,8 @@ func fileCertificate(t testing.TB, c *transporttest.Cluster, ca authority.CA) *t
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
 }
 
-// No port accepts a certificate for another role, tenant or cluster, even if the CA and the rest of the identity are
-// the same.
+// No port accepts a certificate for a wrong role, tenant or cluster, even if the CA and the rest of the identity are
+// right.
 func TestNoPortTakesAnotherRole(t *testing.T) {
 	c := transporttest.New(t)
 	certs := map[authority.Role]*tls.Certificate{authority.RoleServer: certificateOf(t, c.Source),

@@ -35,7 +35,7 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 		Trust: i.Trust}, nil
 }
 
-// Reissue issues the certificate to which ref refers once more, for a client that did not receive it. The client's
+// Reissue issues once more the certificate to which ref refers, for a client that did not receive it. The client's
 // record does not change. ok is false if Reissue cannot make the same certificate, if half of the certificate's
 // lifetime has passed, or if a CA rotation has taken another step. The caller then issues a new one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,

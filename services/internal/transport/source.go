@@ -110,7 +110,7 @@ func (s *Source) issue(ca authority.CA) error {
 }
 
 // Certificate returns the server's certificate. It issues a new one after half of the lifetime. If that fails, it
-// returns the present certificate until this certificate expires.
+// returns the old certificate until the old one expires.
 func (s *Source) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -253,7 +253,7 @@ func TestHalfOpenConnections(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// A client that uses another protocol is disconnected.
+	// The server disconnects a client that sends plain HTTP instead of TLS.
 	conn, err := dialer.DialContext(t.Context(), "tcp", addr)
 	if err != nil {
 		t.Fatal(err)

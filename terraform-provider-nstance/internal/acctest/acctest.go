@@ -178,7 +178,7 @@ func newBucket(t *testing.T, at objstore.Location) Bucket {
 	return b
 }
 
-// Prefixed returns the same bucket with another key prefix.
+// Prefixed returns the same bucket with the given key prefix.
 func (b Bucket) Prefixed(t *testing.T, prefix string) Bucket {
 	t.Helper()
 	b.Location.Prefix = prefix

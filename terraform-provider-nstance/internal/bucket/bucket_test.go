@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
-// TestRing checks that a key can be read from every source that the provider's schema names, except for clouds that are
+// TestRing checks that a key can be read from every source that the provider's schema lists, except for clouds that are
 // not supported yet.
 func TestRing(t *testing.T) {
 	key := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32)))

@@ -98,9 +98,9 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	return errors.Join(errs...)
 }
 
-// checkKeyChange refuses a change of the encryption key if the apply may be unable to read the present key. Other
-// resources may overwrite a stored key earlier in the apply. If the plan has no permission to read a key,
-// checkKeyChange only warns.
+// checkKeyChange refuses a change of the encryption key if the apply may be unable to read the key that seals the
+// secrets now. Other resources may overwrite a stored key earlier in the apply. If the plan has no permission to read a
+// key, checkKeyChange only warns.
 func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (diags diag.Diagnostics) {
 	lasting, err := r.lastingKeys(ctx, before, config)
 	if errors.Is(err, bucket.ErrUnknown) || slices.ContainsFunc(lasting, func(key envelope.Key) bool {
@@ -133,8 +133,8 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 }
 
 // lastingKeys returns the keys that can be read now and will certainly be readable during the apply. It leaves out
-// encryption_key_wo if the plan still finds the present key there: the apply may overwrite that key. The error names
-// the sources that cannot be read.
+// encryption_key_wo if that is still the key that seals the secrets: the apply may overwrite it. The error names the
+// sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
 	ring, err := r.bucket.Ring(ctx)
 	errs := []error{err}

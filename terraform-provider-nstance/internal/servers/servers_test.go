@@ -72,7 +72,7 @@ func identity(t testing.TB, ca authority.CA, role authority.Role, issued time.Ti
 	}
 }
 
-// api is a fake operator API. It answers as a leader, or as a standby that names a leader.
+// api is a fake operator API. It answers as a leader, or as a standby with the address of a leader.
 type api struct {
 	nstancev1.UnimplementedOperatorServiceServer
 	calls  int
@@ -152,7 +152,7 @@ func TestCallFindsTheLeader(t *testing.T) {
 			t.Errorf("%s: %v, %v, %d calls", name, found, err, leader.calls)
 		}
 	}
-	// Two standbys that name each other must not cause an endless loop.
+	// Two standbys that each return the other's address as the leader's must not cause an endless loop.
 	second := new(string)
 	a, b := &api{leader: second}, &api{}
 	first := serve(t, ca, server("one"), a)

@@ -216,9 +216,9 @@ func (c *contents) String() string {
 	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
 }
 
-// remove deletes all objects of an empty shard if the configuration still has the version that token names. It deletes
-// the configuration last: if an earlier step fails, the resource still exists and can be destroyed again. It keeps the
-// election lock while a server leads, because that server would write the lock again.
+// remove deletes all objects of an empty shard if the configuration still has the version with the given token. It
+// deletes the configuration last: if an earlier step fails, the resource still exists and can be destroyed again. It
+// keeps the election lock while a server leads, because that server would write the lock again.
 func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objstore.Token) error {
 	name := leader.shard
 	store, err := r.bucket.Store(ctx)
@@ -260,8 +260,8 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 	return leader.state.DeleteConfig(ctx, name)
 }
 
-// checkConfig returns an error unless the shard's configuration still has the version that token names. Stores have no
-// conditional delete, so call checkConfig right before a delete.
+// checkConfig returns an error unless the shard's configuration still has the version with the given token. Stores have
+// no conditional delete, so call checkConfig right before a delete.
 func checkConfig(ctx context.Context, state *clusterstate.State, name string, token objstore.Token) error {
 	_, now, err := state.ReadConfig(ctx, name)
 	if err != nil {

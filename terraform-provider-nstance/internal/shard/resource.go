@@ -141,9 +141,9 @@ func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	}
 }
 
-// write stores the configuration in the bucket and returns its version. It replaces only the version that token names,
-// or creates the configuration if token is "". If the bucket already holds the same text, write returns the bucket's
-// version.
+// write stores the configuration in the bucket and returns its version. It replaces only the version with the given
+// token, or creates the configuration if token is "". If the bucket already holds the same text, write returns the
+// bucket's version.
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {

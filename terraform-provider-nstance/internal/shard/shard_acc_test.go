@@ -646,8 +646,8 @@ func TestAccRemovedSubnet(t *testing.T) {
 	}
 }
 
-// TestAccForceDestroy checks that a shard with records and without a server can be destroyed, and that the destroy
-// names the VMs that it leaves.
+// TestAccForceDestroy checks that a shard with records and without a server can be destroyed. The destroy must list the
+// VMs that it does not delete.
 func TestAccForceDestroy(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)

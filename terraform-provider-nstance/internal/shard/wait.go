@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// wait makes the leader apply the version of the configuration that token names. It returns when that version is in
+// wait makes the leader apply the configuration's version with the given token. It returns when that version is in
 // force and no VM is left in the subnets of `released`, or when limit has passed. If no leader answers, it waits only
 // if `wait_for_leader` is set or `released` is not empty. changed means that this apply wrote the configuration.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
@@ -146,8 +146,8 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 	}.Warning()
 }
 
-// checkApplied warns if the shard's leader has applied another version of the configuration than the one that token
-// names.
+// checkApplied warns if the shard's leader has applied a version of the configuration other than the one with the given
+// token.
 func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
 	token objstore.Token) diag.Diagnostics {
 	leader := leaderWatch{state: state, shard: name}
@@ -157,7 +157,7 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 	if leader.leaderless() || leader.applied(token) {
 		return nil
 	}
-	// The leader first records a version as applied. The lock names that version only after the next renewal.
+	// The leader first records a version as applied. The lock contains that version only after the next renewal.
 	if applied, err := state.UnverifiedApplied(ctx); err == nil && applied.Source == string(token) {
 		return nil
 	}
@@ -183,9 +183,9 @@ func (e *refusedError) Error() string {
 
 var errNoLeader = errors.New("the shard has no leader")
 
-// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version that token
-// names is in force. It returns false if the leader must first restart. The error is a *refusedError, or says why no
-// leader answers.
+// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version with the
+// given token is in force. It returns false if the leader must first restart. The error is a *refusedError, or says why
+// no leader answers.
 func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
 	if leader.leaderless() {
 		return false, errNoLeader // dialing a server that is not there can take long
@@ -204,7 +204,7 @@ func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token
 	return !answer.GetRestarting() && answer.GetEtag() == string(token), nil
 }
 
-// leaderWatch follows the election lock of one shard. It is not safe for concurrent use.
+// leaderWatch observes the election lock of one shard. It is not safe for concurrent use.
 type leaderWatch struct {
 	state *clusterstate.State
 	shard string
