@@ -100,7 +100,8 @@ func (s *Service) addressBy(allocation, public string) (*address, error) {
 	return nil, failf("InvalidAddress.NotFound", "Address '%s' not found.", public)
 }
 
-// allowAddress asks for permission on an elastic address, which may not exist, and on the other resources of the call.
+// allowAddress checks the caller's permission for an elastic address, which may not exist, and for the resources in
+// others.
 func (s *Service) allowAddress(c *wire.Call, action string, a *address, allocation string, others ...string) error {
 	if a != nil {
 		allocation = a.id

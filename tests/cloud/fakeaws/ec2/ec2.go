@@ -1,10 +1,10 @@
 // Package ec2 is a fake of Amazon EC2 at the level of its query API: networks, network interfaces, images, launch
 // templates and instances.
 //
-// Invariant: the cloud's lock protects all state. Operations and the Go methods for other fakes are called with that
-// lock held and never take it. The test controls take the lock themselves, and their comments say so. Every operation
-// asks for permission before it returns or changes anything, and checks everything before it changes anything. So a
-// refused call changes nothing.
+// Invariant: the cloud's lock protects all state. Callers of operations, and of the Go methods for other fakes, hold
+// that lock. Methods that only tests call take the lock themselves, and say so in their comments. Every operation
+// checks the caller's permission before it returns or changes anything, and checks everything before it changes
+// anything. So a refused call changes nothing.
 package ec2
 
 import (
@@ -32,16 +32,15 @@ type Config struct {
 	Log             *slog.Logger
 	Lock            *sync.Mutex // the cloud's lock
 	Faults          Faults      // nil: none
-	// Attaching is the time that a network interface stays attaching or detaching. Zero means that it attaches and
-	// detaches immediately.
+	// Attaching is how long a network interface stays in the state "attaching" or "detaching". Zero means that these
+	// states are skipped.
 	Attaching time.Duration
 }
 
-// Faults are the faults that tests inject inside EC2. Failed, delayed and lost calls are injected outside EC2, by the
-// cloud. A *fault.Set implements Faults.
+// Faults decides about faults inside EC2: resources that are not visible yet, and a lack of capacity. Failed, delayed
+// and lost calls are not its concern. A *fault.Set implements Faults.
 type Faults interface {
-	// Lag returns the time after a resource's creation in which Describe operations do not find it, because EC2 is
-	// eventually consistent.
+	// Lag returns how long Describe operations do not find a new resource, because EC2 is eventually consistent.
 	Lag() time.Duration
 	// Capacity returns the error of a launch if the type has no capacity in the zone or subnet, else nil.
 	Capacity(instanceType, zone, subnet string) error
@@ -109,8 +108,8 @@ func (e *entity) ID() string      { return e.id }
 func (e *entity) born() time.Time { return e.created }
 func (e *entity) serial() int     { return e.number }
 
-// entity makes the identity of a new resource. Its ID has AWS's form: a prefix and 17 hexadecimal digits that begin
-// with a zero.
+// entity returns the common fields of a new resource. Its ID has AWS's form: a prefix and 17 hexadecimal digits that
+// begin with a zero.
 func (s *Service) entity(prefix string) entity {
 	s.sequence++
 	return entity{id: newID(prefix), created: s.now(), number: s.sequence}
@@ -129,7 +128,7 @@ type kind struct {
 	noun   string // "vpc ID": name of the ID in AWS's messages
 	code   string // "InvalidVpcID.NotFound"
 	find   func(id string) (resource, bool)
-	// context returns the condition keys that the type adds to those of every resource. Nil means none.
+	// context returns the condition keys that only resources of this kind have. If context is nil, there are none.
 	context func(id string) policy.Context
 }
 
@@ -195,7 +194,7 @@ func (s *Service) conditions(id string) policy.Context {
 	return c
 }
 
-// allow asks for permission for an action, such as "AttachNetworkInterface", on each of the resources.
+// allow checks that the caller may perform an action, such as "AttachNetworkInterface", on each of the resources.
 func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	for _, id := range ids {
 		arn := s.ARN(id)
@@ -209,13 +208,14 @@ func (s *Service) allow(c *wire.Call, action string, ids ...string) error {
 	return nil
 }
 
-// allowAny asks for permission for an action that policies cannot limit to a resource, such as all Describe actions.
+// allowAny checks that the caller may perform an action that policies cannot limit to a resource, such as all Describe
+// actions.
 func (s *Service) allowAny(c *wire.Call, action string) error {
 	return c.Authorize("ec2:"+action, "*", policy.Context{"ec2:Region": {s.cfg.Region}})
 }
 
-// allowNew asks for permission to create a resource of a type, and to tag it during creation. keys holds further
-// condition keys.
+// allowNew checks that the caller may create a resource of a type, and tag it during creation. keys holds additional
+// condition keys of the creation.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/supported-iam-actions-tagging.html
 func (s *Service) allowNew(c *wire.Call, action, resourceType string, tags map[string]string,

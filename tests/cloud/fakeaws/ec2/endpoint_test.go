@@ -8,7 +8,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// The SDK's constants of endpoint states are capitalized, as in the API's reference. AWS's answers are not.
 const (
 	s3Service  = "com.amazonaws.us-west-2.s3"
 	ec2Service = "com.amazonaws.us-west-2.ec2"
@@ -58,6 +57,7 @@ func TestGatewayEndpoint(t *testing.T) {
 		want(t, name, err, c.want)
 	}
 	made := must(create(nil))(t)
+	// AWS's answers contain endpoint states in lower case. The SDK's constants for them begin with a capital letter.
 	if made.State != "available" || made.VpcEndpointType != types.VpcEndpointTypeGateway || *made.PolicyDocument == "" {
 		t.Errorf("the endpoint: %+v", made)
 	}

@@ -19,9 +19,9 @@ type Filter struct {
 	Value []string
 }
 
-// matches reports whether a resource passes all filters. values returns the resource's values for a filter's name. If
-// values returns false, the operation does not know the filter, and matches returns AWS's error. The filters tag:KEY
-// and tag-key use tags, unless tags is nil.
+// matches reports whether a resource passes all filters. The function values returns what the resource has for a
+// filter's name, or false for an unknown name. For an unknown name, matches returns AWS's error. The filters tag:KEY
+// and tag-key read tags, unless tags is nil.
 func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
 	all := true
 	for _, f := range filters {
@@ -61,7 +61,8 @@ func filterValues(f Filter, tags map[string]string, values func(name string) ([]
 	return have, nil
 }
 
-// wildcard matches * (any characters), ? (one character) and a backslash before either. It is case-sensitive.
+// wildcard reports whether a pattern matches a value. In the pattern, * means any characters and ? means one character.
+// A backslash makes the next * or ? literal. Case matters.
 func wildcard(pattern, value string) bool {
 	p, v := []rune(pattern), []rune(value)
 	star, mark := -1, 0 // position of the last *, and of the text after its match
@@ -102,9 +103,9 @@ type query struct {
 	nextToken  string
 }
 
-// find answers a Describe operation. It returns one page of the resources that pass the filters, limited to the query's
-// IDs if there are any. An ID without a visible resource gives the NotFound error. values has a function for each
-// filter that the operation knows.
+// find answers a Describe operation with one page of resources. A resource must pass the filters and, if the query has
+// IDs, have one of them. If an ID has no visible resource, find returns the NotFound error. values maps the name of
+// each known filter to a function that returns a resource's values.
 func find[T resource](s *Service, table map[string]T, q query, values map[string]func(T) []string) (page []T,
 	next string, err error) {
 	for _, f := range q.filters {

@@ -60,7 +60,7 @@ func (s *Service) createInternetGateway(c *wire.Call) (any, error) {
 	}{s.internetGatewayXML(g)}, nil
 }
 
-// gatewayAndVPC decodes a call about an internet gateway, with or without a VPC, and authorizes it.
+// gatewayAndVPC decodes and authorizes a call about an internet gateway and, if withVPC is true, about a VPC.
 func (s *Service) gatewayAndVPC(c *wire.Call, action string, withVPC bool) (*internetGateway, *vpc, error) {
 	var in struct {
 		InternetGatewayID string `query:"InternetGatewayId"`
@@ -267,7 +267,7 @@ func (s *Service) describeEgressGateways(c *wire.Call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// For this operation an unknown ID is not an error: the answer is empty.
+	// In DescribeEgressOnlyInternetGateways, an unknown ID is not an error: the answer is empty.
 	if len(in.IDs) > 0 {
 		found = slices.DeleteFunc(found, func(g *egressGateway) bool { return !slices.Contains(in.IDs, g.id) })
 	}

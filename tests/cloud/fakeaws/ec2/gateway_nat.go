@@ -32,7 +32,7 @@ func (s *Service) natByID(id string) (*natGateway, error) {
 	return nil, failf("NatGatewayNotFound", "The Nat Gateway %s was not found", id)
 }
 
-// forgetNATs removes NAT gateways that were deleted longer than natVisible ago.
+// forgetNATs removes the NAT gateways whose deletion was at least natVisible ago.
 func (s *Service) forgetNATs() {
 	for id, g := range s.natGateways {
 		if !g.deleted.IsZero() && s.now().Sub(g.deleted) >= natVisible {

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Accounts behind the aliases that DescribeImages accepts as owners.
+// IDs of the accounts whose aliases DescribeImages accepts as owners.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html
 const (
 	ownerAmazon      = "137112412989"
@@ -102,7 +102,7 @@ func (s *Service) SetImageState(id, state string) {
 	}
 }
 
-// imageByID returns an image that the account can see.
+// imageByID returns an image if the service's account can see it.
 func (s *Service) imageByID(id string) (*image, error) {
 	if !wellFormed(id, "ami") {
 		return nil, failf("InvalidAMIID.Malformed", "Invalid id: \"%s\" (expecting \"ami-...\")", id)
@@ -114,7 +114,7 @@ func (s *Service) imageByID(id string) (*image, error) {
 	return m, nil
 }
 
-// launchableImage returns an image that the account can launch.
+// launchableImage returns an image if the service's account can launch it.
 func (s *Service) launchableImage(id string) (*image, error) {
 	m, err := s.imageByID(id)
 	if err == nil && m.ami.State != "available" {
@@ -307,7 +307,8 @@ func (s *Service) ownedBy(m *image, owner string) bool {
 	return false
 }
 
-// public reports whether every account may launch an image. The account's own images are private.
+// public reports whether every account may launch an image. In this fake, the images of the service's account are
+// private.
 func (s *Service) public(m *image) bool { return !m.ami.Private && m.ami.Owner != s.cfg.Account }
 
 // imageContext returns the condition keys of an image.

@@ -26,7 +26,8 @@ var stateCodes = map[string]int{statePending: 0, stateRunning: 16, stateShutting
 const (
 	// terminatedVisible is the time that a terminated instance is still described: "usually about one hour".
 	terminatedVisible = time.Hour
-	// tokenValid is the time that EC2 remembers a client token after the token's instances ended: "at least 24 hours".
+	// tokenValid is how long EC2 remembers a client token after the end of the instances that were launched with it:
+	// "at least 24 hours".
 	tokenValid = 24 * time.Hour
 )
 
@@ -47,12 +48,12 @@ type Credentials struct {
 type Identity interface {
 	// InstanceProfile finds a profile by name or ARN.
 	InstanceProfile(nameOrARN string) (Profile, bool)
-	// RoleCredentials returns credentials of a role for a session. The session is the instance's ID.
+	// RoleCredentials returns credentials of a role for an instance. The instance's ID is the session name.
 	RoleCredentials(role, session string) Credentials
 }
 
-// machinery is the state of all resources that are not networks: instances, volumes, spot requests, images and launch
-// templates.
+// machinery is the state of the resources that do not belong to a network: instances, volumes, spot requests, images,
+// launch templates, keys and hosts.
 type machinery struct {
 	instances    map[string]*instance
 	reservations map[string]*reservation
@@ -85,11 +86,11 @@ func newMachinery() machinery {
 	}
 }
 
-// SetIdentity connects IAM. Without it, every instance profile exists and has a role of the same name.
+// SetIdentity connects EC2 to IAM. Without IAM, every instance profile exists and has a role of the same name.
 func (s *Service) SetIdentity(i Identity) { s.identity = i }
 
-// SetTimes sets the time that an instance without a machine stays pending, and the minimum time that any instance stays
-// shutting-down or stopping. Zero, the default, means that the next call ends the state.
+// SetTimes sets how long an instance stays pending if no real machine boots, and how long every instance at least stays
+// shutting-down or stopping. With 0, the default, the state ends at the next call of an operation.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
 // machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies the
@@ -145,8 +146,8 @@ type reservation struct {
 	instances  []*instance
 }
 
-// tokenKey is the scope of a client token. RunInstances is idempotent in a zone if the request names one, directly or
-// by its subnet. Otherwise it is idempotent in the region.
+// tokenKey is the scope of a client token. RunInstances is idempotent within a zone if the request names a zone or a
+// subnet. Otherwise it is idempotent within the region.
 // https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 type tokenKey struct{ token, zone string }
 
@@ -248,7 +249,8 @@ func (s *Service) instanceContext(id string) policy.Context {
 
 func (i *instance) tenancy() string { return i.data.Placement.tenancy() }
 
-// tenancy returns the tenancy of an instance with this placement, which may be nil. A group of hosts implies "host".
+// tenancy returns the tenancy of an instance with this placement. A nil placement means "default". A group of hosts
+// means "host".
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Placement.html
 func (p *placement) tenancy() string {
 	switch {
@@ -276,7 +278,8 @@ func (s *Service) AddPlacementGroup(name string) {
 	s.placements[name] = true
 }
 
-// instanceByID returns an instance for an operation on it. A terminated instance is found while it is visible.
+// instanceByID returns the instance with an ID. It also returns a terminated instance until terminatedVisible has
+// passed.
 func (s *Service) instanceByID(id string) (*instance, error) {
 	if !wellFormed(id, "i") {
 		return nil, failf("InvalidInstanceID.Malformed", "Invalid id: \"%s\"", id)
@@ -344,7 +347,8 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through converts filters of the XML form of a resource to filters of the resource. render returns the XML form.
+// through converts filters of a resource's XML form to filters of the resource itself. The new filters call render to
+// get the XML form.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))
 	for name, values := range filters {
@@ -353,7 +357,8 @@ func through[T, X any](render func(T) X, filters map[string]func(X) []string) ma
 	return out
 }
 
-// one makes a filter from a function that returns one value. An empty value counts as no value.
+// one makes a filter from a function that returns one text. If the text is empty, the resource has no value for the
+// filter.
 func one[X any](text func(X) string) func(X) []string {
 	return func(x X) []string {
 		if v := text(x); v != "" {

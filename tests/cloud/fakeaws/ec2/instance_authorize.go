@@ -8,9 +8,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// authorizeLaunch asks for every permission that a launch needs: RunInstances on each resource, CreateTags on each
-// resource that is tagged during creation, and PassRole for the profile's role. Of snapshots, only those that the
-// launch names need permission. KMS keys are checked later, see mayEncrypt.
+// authorizeLaunch checks that the caller has every permission that a launch needs: RunInstances on each resource,
+// CreateTags on each resource that is tagged during creation, and PassRole for the profile's role. Of snapshots, only
+// those that the launch names need permission. KMS keys are checked later, see mayEncrypt.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
@@ -92,7 +92,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	return s.allowProfile(c, l)
 }
 
-// allowPlacement asks for permission to use the placement group or the group of hosts. AWS has no permission for a
+// allowPlacement checks that the caller may use the placement group or the group of hosts. AWS has no permission for a
 // dedicated host: a policy sees only that the instance's tenancy is "host".
 func (s *Service) allowPlacement(c *wire.Call, l *launch) error {
 	p := l.data.Placement
@@ -112,22 +112,22 @@ func (s *Service) allowPlacement(c *wire.Call, l *launch) error {
 	return nil
 }
 
-// allowMade asks for permission to create a resource during the launch, and to tag it.
+// allowMade checks that the caller may create a resource during the launch, and tag it.
 func (s *Service) allowMade(c *wire.Call, l *launch, resourceType string, keys policy.Context, overridden bool) error {
 	context := s.templateContext(l, overridden)
 	maps.Copy(context, keys)
 	return s.allowNew(c, "RunInstances", resourceType, l.tags[resourceType], context)
 }
 
-// allowLaunch asks for permission to use an existing resource in a launch.
+// allowLaunch checks that the caller may use an existing resource in a launch.
 func (s *Service) allowLaunch(c *wire.Call, l *launch, arn string, context policy.Context, overridden bool) error {
 	all := s.templateContext(l, overridden)
 	maps.Copy(all, context)
 	return c.Authorize("ec2:RunInstances", arn, all)
 }
 
-// templateContext returns the condition keys for the launch template: its ARN, and whether the resource comes from the
-// template without being overridden by the request.
+// templateContext returns the condition keys about the launch template. One key is the template's ARN. The other is
+// true if a resource comes from the template and the request does not override it.
 func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
 	c := policy.Context{"ec2:IsLaunchTemplateResource": {strconv.FormatBool(l.templateID != "" && !overridden)}}
 	if l.templateID != "" {
@@ -136,7 +136,7 @@ func (s *Service) templateContext(l *launch, overridden bool) policy.Context {
 	return c
 }
 
-// allowProfile asks for permission to pass the profile's role to EC2.
+// allowProfile checks that the caller may pass the role of the launch's instance profile to EC2.
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
 func (s *Service) allowProfile(c *wire.Call, l *launch) error {
 	if l.profile == nil {

@@ -149,7 +149,7 @@ func TestTemplatePermissions(t *testing.T) {
 }
 
 // TestSnapshotAndLicensePermissions checks that a launch needs permission for each snapshot and license configuration
-// that it names. The check for a snapshot contains the snapshot's owner.
+// that it names. The permission for a snapshot can depend on the snapshot's owner.
 func TestSnapshotAndLicensePermissions(t *testing.T) {
 	w := newTestRegion(t, nil)
 	foreign := w.service.AddSnapshot("210987654321")
@@ -285,7 +285,7 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 	w.deny = nil
 
-	// A launch by an AWS service needs a permission in the key's own policy.
+	// When an AWS service launches an instance, the key policy of the KMS key must permit the service to use the key.
 	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("encrypted"), LaunchTemplateData: &types.RequestLaunchTemplateData{
 			ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,

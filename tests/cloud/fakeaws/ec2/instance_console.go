@@ -9,8 +9,8 @@ import (
 // consoleSize is the size of the console output that EC2 keeps, in bytes.
 const consoleSize = 64 << 10
 
-// getConsoleOutput returns the end of the console output. EC2 posts the output of a running instance only when the
-// instance changes its state, unless Latest is set. The fake always has the latest output.
+// getConsoleOutput returns the end of the console output. Without the parameter Latest, EC2 updates the output of a
+// running instance only when the instance changes its state. The fake always has the latest output.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_GetConsoleOutput.html
 func (s *Service) getConsoleOutput(c *wire.Call) (any, error) {
 	var in struct {

@@ -27,7 +27,7 @@ type asked struct {
 	context          policy.Context
 }
 
-// testRegion is a region with a network, images and a test clock. Tests call it with a real SDK client.
+// testRegion is a fake region with a network, images and a test clock. Tests use it through a real SDK client.
 type testRegion struct {
 	*testing.T
 	service *Service
@@ -91,8 +91,8 @@ func (w *testRegion) sleep(d time.Duration) {
 	w.now = w.now.Add(d)
 }
 
-// serve decodes, authorizes and answers calls to a service, as the whole fake AWS does. The test decides which
-// permissions are denied.
+// serve decodes, authorizes and answers a call, like the complete fake AWS. The test decides which permissions are
+// denied.
 func (w *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {

@@ -42,8 +42,8 @@ func (s *identitySigner) init() {
 	})
 }
 
-// sign returns a document with its signature as the metadata service does: PKCS #7 with the document inside, in base64
-// lines of 64 characters.
+// sign returns a signed document in the form of the metadata service: PKCS #7 with the document inside, in base64 lines
+// of 64 characters.
 func (s *identitySigner) sign(document string) string {
 	s.init()
 	signed, err := pkcs7.NewSignedData([]byte(document))

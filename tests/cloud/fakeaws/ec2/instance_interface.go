@@ -10,13 +10,13 @@ type nicPlan struct {
 	spec     InterfaceSpec
 	index    int
 	keep     bool // not deleted with the instance
-	// Location of the existing or new interface.
+	// Location of the interface.
 	subnet, vpc, zone string
 	groups            []string
 }
 
-// locate sets the launch's zone to the zone that the request names, by the subnet of an interface or by the placement.
-// If the request names none, the zone stays "".
+// locate sets the launch's zone. The request determines it by an interface, a subnet or the placement. If the request
+// names none of them, the zone stays "".
 func (s *Service) locate(l *launch) error {
 	for _, nic := range l.data.NetworkInterface {
 		if id := value(nic.NetworkInterfaceID); id != "" {
@@ -61,7 +61,7 @@ func (s *Service) locate(l *launch) error {
 	return nil
 }
 
-// planInterfaces resolves the network interfaces of a launch.
+// planInterfaces sets l.net to the plans for the network interfaces of a launch, sorted by device index.
 func (s *Service) planInterfaces(l *launch) error {
 	l.net = nil
 	seen := map[int]bool{}
@@ -192,7 +192,7 @@ func (p *nicPlan) addresses(nic launchInterface) error {
 	return err
 }
 
-// roomInSubnets returns the number of instances, at most count, for which the subnets have enough free addresses.
+// roomInSubnets returns for how many instances the subnets have enough free addresses, but at most count.
 func (s *Service) roomInSubnets(l *launch, count int) (int, error) {
 	need := map[string]int{}
 	for _, p := range l.net {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// launch is one launch by RunInstances or by Auto Scaling, from the request to the reservation.
+// launch is the state of one launch by RunInstances or by Auto Scaling, until the instances exist.
 type launch struct {
 	data     launchData // merged with the template's data
 	asked    launchData // data of the request alone
@@ -260,8 +260,8 @@ func checkMetadata(m *metadataOptions) error {
 	return nil
 }
 
-// metadata returns the effective options. The launch takes precedence over the image, and the image over AWS's
-// defaults.
+// metadata returns the metadata options of the new instances. An option of the launch takes precedence over the image,
+// and the image over AWS's defaults.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html
 func (l *launch) metadata() *metadataOptions {
 	m := value(l.data.MetadataOptions)

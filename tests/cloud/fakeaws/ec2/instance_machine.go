@@ -78,8 +78,9 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background, because processes in the machine may wait for the cloud.
-// When the machine has stopped, or immediately if there is none, halt runs the callback with the lock held.
+// halt stops the machine of an instance in the background: the machine may wait for an answer of the cloud, and the
+// caller holds the cloud's lock. When the machine has stopped, halt takes that lock and calls then. Without a machine,
+// it calls then immediately.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {
@@ -121,7 +122,8 @@ func (s *Service) exited(i *instance, start int) {
 	s.settle()
 }
 
-// plug connects a network interface to a running machine. unplug disconnects it. Both do nothing without a machine.
+// plug connects a network interface to the machine of an instance. unplug disconnects it. If the instance has no
+// machine, both do nothing.
 func (s *Service) plug(instanceID string, nic NIC) error {
 	i := s.instances[instanceID]
 	if i == nil || i.machine == nil {

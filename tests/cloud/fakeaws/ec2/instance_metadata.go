@@ -12,8 +12,8 @@ import (
 )
 
 // metadata answers one path of the instance metadata service. The caller holds the lock. Paths are relative to
-// /latest/meta-data/, except "dynamic/…" and "user-data", which are relative to /latest/. A directory's answer lists
-// its names, one per line. Names of directories end with a slash.
+// /latest/meta-data/, except "dynamic/…" and "user-data", which are relative to /latest/. The answer for a directory
+// lists the names in it, one per line. Names of directories end with a slash.
 //
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html
 func (s *Service) metadata(i *instance, path string) (string, bool) {
@@ -204,7 +204,7 @@ func (s *Service) identityDocument(i *instance) string {
 
 func isoSeconds(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
 
-// Metadata queries an instance's metadata service, as its processes would. It takes the cloud's lock.
+// Metadata queries the metadata service like a process on the instance. It takes the cloud's lock.
 func (s *Service) Metadata(id, path string) (text string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,7 +235,7 @@ type InstanceView struct {
 	HTTPTokens            string
 }
 
-// Instance returns an instance. A terminated instance is returned while it is visible.
+// Instance returns an instance. It also returns a terminated instance until terminatedVisible has passed.
 func (s *Service) Instance(id string) (InstanceView, bool) {
 	s.settle()
 	i := s.instances[id]

@@ -49,8 +49,8 @@ type privateIPOfXML struct {
 	PrivateIP      string            `xml:"privateIpAddress"`
 }
 
-// publicOf returns the public address of an interface's private address. That is an elastic address or, for the primary
-// address, the one that AWS assigned at launch.
+// publicOf returns the public address that belongs to a private address of an interface: an elastic address, or else
+// the address that AWS assigned at launch. AWS assigns one only to the primary private address.
 func (s *Service) publicOf(eni *Interface, private netip.Addr) *associationOfXML {
 	for _, e := range s.addresses {
 		if e.iface == eni.id && e.private == private {
@@ -119,7 +119,7 @@ func (s *Service) networkOf(i *instance, out *instanceXML) {
 	}
 }
 
-// interfacesFilters returns the filters of DescribeInstances that use network interfaces.
+// interfacesFilters returns the filters of DescribeInstances that compare properties of the network interfaces.
 func interfacesFilters() map[string]func(instanceXML) []string {
 	texts := map[string]func(interfaceOfXML) []string{
 		"network-interface.addresses.association.public-ip": func(n interfaceOfXML) []string {

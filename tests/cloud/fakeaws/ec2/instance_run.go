@@ -47,7 +47,8 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	}
 	parameters := canonical(c.Form)
 	if earlier := s.tokens[l.token]; earlier != nil && l.token.token != "" {
-		// The token is known. The answer describes the earlier launch, so the caller needs permission for that launch.
+		// An earlier request had the same client token. The answer describes the launch of that request, so the caller
+		// needs permission for that launch.
 		if err := s.authorizeLaunch(c, l); err != nil {
 			return nil, err
 		}
@@ -71,7 +72,7 @@ func (s *Service) runInstances(c *wire.Call) (any, error) {
 	return s.reservationXML(r, r.instances), nil
 }
 
-// repeated answers a request with a known token. It launches nothing.
+// repeated answers a request whose client token belongs to an earlier launch. It launches nothing.
 func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 	if r.parameters != parameters {
 		return nil, tokenMismatch(r.key.token)
@@ -84,7 +85,7 @@ func (s *Service) repeated(r *reservation, parameters string) (any, error) {
 	return s.reservationXML(r, r.instances), nil
 }
 
-// canonical returns a request's parameters in a form that can be compared with another request with the same token.
+// canonical returns a request's parameters as a text. Two requests with the same client token must have the same text.
 func canonical(form url.Values) string {
 	clean := url.Values{}
 	for name, values := range form {

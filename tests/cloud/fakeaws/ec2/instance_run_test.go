@@ -281,7 +281,7 @@ func TestRunSeveral(t *testing.T) {
 			}
 		}
 	})
-	// Pages of five, with the SDK's own paginator.
+	// Read pages of five instances with the SDK's own paginator.
 	var found []string
 	pages := sdk.NewDescribeInstancesPaginator(w.client, &sdk.DescribeInstancesInput{MaxResults: aws.Int32(5)})
 	count := 0

@@ -38,7 +38,7 @@ func (s *Service) Launch(l Launch) (string, error) {
 	return i.id, nil
 }
 
-// serviceLaunch resolves the launch of a service.
+// serviceLaunch makes the launch that an AWS service asks for, and looks up the resources that it names.
 func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	planned := &launch{min: 1, max: 1, by: l.By, extra: l.Tags}
 	if l.Type != "" {
@@ -61,7 +61,7 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 			}
 		}
 	}
-	// The service sets the subnet in the template's primary interface, which the template may lack.
+	// The AWS service chooses the subnet of the primary interface. The launch template may lack that interface.
 	if len(d.NetworkInterface) == 0 {
 		d.NetworkInterface = []launchInterface{{DeviceIndex: ptr(int32(0)), SecurityGroupID: d.SecurityGroupID}}
 	}
@@ -78,8 +78,8 @@ func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	return planned, s.resolve(planned)
 }
 
-// CheckLaunch checks that a service's caller has permission to launch the instance. Services call it before they use a
-// launch template for a caller.
+// CheckLaunch checks that the caller may launch the instance. A service such as Auto Scaling calls CheckLaunch before
+// it accepts a launch template from a caller.
 // https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-launch-template-permissions.html
 func (s *Service) CheckLaunch(c *wire.Call, l Launch) error {
 	planned, err := s.serviceLaunch(l)
@@ -104,7 +104,7 @@ func (s *Service) SetLifecycle(id, state string) {
 	}
 }
 
-// TemplateView is the view of a launch template's version for other services.
+// TemplateView describes a version of a launch template to other services.
 type TemplateView struct {
 	ID, Name    string
 	Version     string // the version's number

@@ -68,7 +68,7 @@ func (s *Service) arrive(i *instance) {
 	}
 }
 
-// end begins the termination or the stop of an instance. into is the new state: shutting-down or stopping.
+// end begins to terminate or stop an instance. The parameter into is the new state: shutting-down or stopping.
 func (s *Service) end(i *instance, into string, why *stateReason) {
 	if i.state == stateStopped { // its machine is already stopped
 		s.enter(i, into, why)
@@ -96,7 +96,7 @@ type stateChangesXML struct {
 	Instances []stateChangeXML `xml:"instancesSet>item"`
 }
 
-// change applies a transition to each instance and returns the states before and after.
+// change calls do for each instance. It returns the states of the instances before and after that call.
 func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	var out stateChangesXML
 	for _, i := range instances {
@@ -148,7 +148,7 @@ func (s *Service) terminateInstances(c *wire.Call) (any, error) {
 	}), nil
 }
 
-// interrupted performs the action of a spot notice.
+// interrupted terminates or stops a spot instance, as its interruption notice demands.
 func (s *Service) interrupted(i *instance) {
 	action := i.notice.action
 	i.notice = nil

@@ -179,7 +179,7 @@ func TestSpot(t *testing.T) {
 	}
 }
 
-// machines records the machines that are started.
+// machines is a fake [Machines] that records the machines it has started.
 type machines struct {
 	mu      sync.Mutex
 	started []*machine

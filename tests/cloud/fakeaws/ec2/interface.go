@@ -115,7 +115,7 @@ func (s *Service) CreateInterface(spec InterfaceSpec) (*Interface, error) {
 	s.interfaces[i.id] = i
 	s.SetTags(i.id, spec.Tags)
 	if i.Requester != "" {
-		// An interface of a service is in use from its creation.
+		// If a service manages the interface, the interface is attached from its creation.
 		i.Attachment = &Attachment{ID: newID("ela-attach"), Index: 1, At: s.now(), due: s.now()}
 	}
 	return i, nil
@@ -209,8 +209,8 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach attaches an interface to an instance. The attachment stays in the state attaching for the given time (zero for
-// a launch). attach checks nothing and does not plug the interface into the machine.
+// attach attaches an interface to an instance. The attachment stays in the state "attaching" for the duration takes,
+// which is zero in a launch. attach checks nothing and does not plug the interface into the machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{
@@ -277,7 +277,7 @@ func (s *Service) nic(i *Interface) NIC {
 	return out
 }
 
-// domain returns the domain of private names in a VPC.
+// domain returns the domain of the private DNS names in all VPCs of the region.
 func (s *Service) domain() string {
 	if s.cfg.Region == "us-east-1" {
 		return "ec2.internal"
@@ -314,7 +314,7 @@ func (s *Service) interfaceByID(id string) (*Interface, error) {
 	return nil, failf("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 }
 
-// own returns an error if a service manages the interface, because callers cannot change it.
+// own returns an error if a service manages the interface. Callers cannot change such an interface.
 func (i *Interface) own() error {
 	if i.Requester == "" {
 		return nil

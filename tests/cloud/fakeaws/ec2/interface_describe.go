@@ -57,8 +57,8 @@ type associationXML struct {
 	ID         string `xml:"associationId,omitempty"`
 }
 
-// publicAssociation returns the public address of a private one. An elastic address takes precedence over the address
-// from the launch.
+// publicAssociation returns the public address that belongs to a private address of an interface. An elastic address
+// takes precedence over the address that AWS assigned at launch.
 func (s *Service) publicAssociation(i *Interface, private netip.Addr) *associationXML {
 	for _, e := range s.addresses {
 		if e.iface == i.id && e.private == private {
@@ -183,7 +183,7 @@ func (s *Service) describeInterfaces(c *wire.Call) (any, error) {
 	}{each(found, s.interfaceXML), next}, nil
 }
 
-// interfaceFilters returns the filters of
+// interfaceFilters returns the filters of DescribeNetworkInterfaces.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeNetworkInterfaces.html
 func (s *Service) interfaceFilters() map[string]func(*Interface) []string {
 	attachment := func(value func(*attachmentXML) string) func(*Interface) []string {

@@ -129,7 +129,7 @@ func TestAttach(t *testing.T) {
 	want(t, "detaching again", w.detach(attachment, false), "InvalidAttachmentID.NotFound")
 	must(w.attach(eni, b, 1))(t)
 
-	// Termination frees an attached interface, and deletes the primary interface.
+	// When an instance terminates, its primary interface is deleted. The other interface becomes available.
 	primary = *w.describe(b).NetworkInterfaces[0].NetworkInterfaceId
 	must(w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{b}}))(t)
 	if got := w.eni(eni); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
@@ -218,7 +218,8 @@ func TestAttachAsks(t *testing.T) {
 	}
 }
 
-// TestServiceInterface checks that an interface of a service is in use, and that callers cannot change it.
+// TestServiceInterface checks that an interface that a service manages counts as attached, and that callers cannot
+// change it.
 func TestServiceInterface(t *testing.T) {
 	w := newTestRegion(t, nil)
 	w.lock.Lock()

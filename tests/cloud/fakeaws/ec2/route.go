@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// routeTable routes the packets of its subnets.
+// routeTable holds the routes for the packets from its subnets.
 type routeTable struct {
 	entity
 	vpc          string

@@ -17,7 +17,7 @@ type route struct {
 }
 
 // target is the target of a route. Exactly one field is set. If the target is an instance, iface is its network
-// interface. If it is an endpoint, gateway is its ID.
+// interface. If the target is an endpoint, gateway is the endpoint's ID.
 type target struct {
 	gateway, egressOnly, nat, iface string
 }

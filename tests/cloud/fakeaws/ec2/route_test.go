@@ -153,7 +153,7 @@ func TestRouteTableAssociations(t *testing.T) {
 	want(t, "an association that is gone", err, "InvalidAssociationID.NotFound")
 	must(w.client.DeleteRouteTable(ctx, &sdk.DeleteRouteTableInput{RouteTableId: &one}))(t)
 
-	// The main table also has an association, which can be moved but not removed.
+	// The association of the main table can be moved, but not removed.
 	main := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{
 		Filters: append(by("association.main", "true"), by("vpc-id", w.vpc)...)}))(t).RouteTables[0]
 	association := main.Associations[0].RouteTableAssociationId

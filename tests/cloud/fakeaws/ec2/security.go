@@ -209,7 +209,7 @@ func (s *Service) describeGroups(c *wire.Call) (any, error) {
 	}{each(found, s.groupXML), next}, nil
 }
 
-// ruleFilters returns the filters of groups by their rules.
+// ruleFilters returns the filters that select security groups by properties of their rules.
 func (s *Service) ruleFilters(prefix string, egress bool) map[string]func(*securityGroup) []string {
 	of := func(value func(ruleXML) string) func(*securityGroup) []string {
 		return func(g *securityGroup) []string {

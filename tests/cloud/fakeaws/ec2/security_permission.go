@@ -175,8 +175,8 @@ func (s *Service) authorizeRules(egress bool) wire.Handler {
 	}
 }
 
-// named returns the rules of a group that a request names by ID or by content. If a rule does not exist, the error is
-// InvalidPermission.NotFound, as AWS returns it in every VPC except the default VPC.
+// named returns those rules of a group that a request lists, either by ID or by content. If a rule does not exist, the
+// error is InvalidPermission.NotFound, as AWS returns it in every VPC except the default VPC.
 func (s *Service) named(g *securityGroup, egress bool, ids []string, wanted []securityRule) ([]*securityRule, error) {
 	if len(ids)+len(wanted) == 0 {
 		return nil, missing("ipPermissions")

@@ -196,7 +196,7 @@ func blockOf(text string, six bool) (netip.Prefix, error) {
 	return block.Masked(), nil
 }
 
-// newRules checks rules that are added to a group.
+// newRules checks the rules that a call adds to a group.
 func (s *Service) newRules(g *securityGroup, rules []securityRule) error {
 	if len(rules) == 0 {
 		return missing("ipPermissions")

@@ -142,7 +142,8 @@ func (s *Service) createSubnet(c *wire.Call) (any, error) {
 	}{s.subnetXML(n)}, nil
 }
 
-// subnetZone returns the zone that a request names by name or ID, or one that AWS chooses.
+// subnetZone returns the zone with the requested name or ID. If the request has neither, the fake chooses a zone, as
+// AWS does.
 func (s *Service) subnetZone(name, id string) (string, error) {
 	if name != "" && id != "" {
 		return "",

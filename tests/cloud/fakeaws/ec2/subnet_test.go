@@ -157,7 +157,7 @@ func TestIPv6Subnet(t *testing.T) {
 		Ipv6AddressCount: aws.Int32(1)})
 	want(t, "an IPv6 address in an IPv4 subnet", err, "InvalidParameterValue")
 
-	// In a dual-stack subnet, an interface gets a requested IPv6 address, and another one later.
+	// In a dual-stack subnet, an interface is created with a requested IPv6 address. It later gets an additional one.
 	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"),
 		Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
 	own := netip.MustParsePrefix(w.block6(6, 64)).Addr().Next().Next().Next().Next().Next().String()
@@ -236,7 +236,7 @@ func TestDeleteSubnet(t *testing.T) {
 	id := *w.run(nil).InstanceId
 	want(t, "a subnet with an instance", gone(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	// No call has observed the instance since its end. Network calls must also apply the state changes that are due.
+	// No call has reached the fake since the instance stopped. DeleteSubnet must apply the state changes that are due.
 	want(t, "a subnet with an instance that is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(

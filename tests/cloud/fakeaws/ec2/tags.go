@@ -67,7 +67,7 @@ func listTags(tags map[string]string) []Tag {
 }
 
 // specified returns the tags that a call gives to new resources of one type. Tags for another type are an error,
-// because the call creates no such resource. If that type is in allowed, they are ignored.
+// because the call creates no resource of that type. Tags for the types in allowed are ignored instead.
 func specified(specs []TagSpecification, resourceType string, allowed ...string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, spec := range specs {
@@ -195,7 +195,8 @@ func (s *Service) deleteTags(c *wire.Call) (any, error) {
 			maps.DeleteFunc(s.tags[id], func(key, _ string) bool { return !strings.HasPrefix(key, "aws:") })
 		}
 		for _, tag := range in.Tag {
-			// If the request gives a value, even an empty one, the tag is removed only if it has that value.
+			// If the request gives a value for a tag, even an empty one, the tag is removed only if its value is the
+			// same.
 			if value, has := s.tags[id][tag.Key]; has && (tag.Value == nil || *tag.Value == value) {
 				delete(s.tags[id], tag.Key)
 			}

@@ -191,7 +191,8 @@ func (s *Service) createLaunchTemplate(c *wire.Call) (any, error) {
 	return launchTemplateOutput{s.templateXML(t)}, nil
 }
 
-// checkTemplateData refuses the data that AWS refuses at the creation of a template, not only at a launch.
+// checkTemplateData refuses data that AWS does not accept in a template. AWS accepts other invalid data and refuses it
+// only at a launch.
 func checkTemplateData(d *templateData, description string) error {
 	if d == nil {
 		return missing("LaunchTemplateData")
@@ -240,7 +241,7 @@ func (s *Service) createLaunchTemplateVersion(c *wire.Call) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Fields of the request replace those of the source version.
+		// Fields in the request replace the fields of the source version.
 		// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateLaunchTemplateVersion.html
 		data = replaceFields(source.data, data)
 	}

@@ -204,8 +204,8 @@ type launchTags struct {
 	Tag          []Tag  `xml:"tagSet>item"`
 }
 
-// instanceRequirements is the attribute-based selection of types. It is stored and described, but a launch that needs
-// it is refused.
+// instanceRequirements describes the instance types that a launch may use by their attributes. The fake stores and
+// describes the requirements, but refuses a launch that must choose a type by them.
 type instanceRequirements struct {
 	AcceleratorCount                               *numberRange    `xml:"acceleratorCount"`
 	AcceleratorManufacturer                        []string        `query:"AcceleratorManufacturer" xml:"acceleratorManufacturerSet>item"`

@@ -2,7 +2,7 @@ package ec2
 
 import "reflect"
 
-// replaceFields returns a copy of base, overwritten with the fields that are set in the other structure.
+// replaceFields returns a copy of base. The fields that are set in over replace those of the copy.
 func replaceFields[T any](base, over T) T {
 	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
 	return base

@@ -243,7 +243,7 @@ func TestTemplateVersions(t *testing.T) {
 
 func failure[V any](_ V, err error) error { return err }
 
-// TestRequestOverTemplate checks that a request takes precedence over its template, structure by structure.
+// TestRequestOverTemplate checks for each structure in a request that the request takes precedence over its template.
 func TestRequestOverTemplate(t *testing.T) {
 	w := newTestRegion(t, nil)
 	id := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{LaunchTemplateName: aws.String(

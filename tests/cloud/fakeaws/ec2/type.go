@@ -36,8 +36,8 @@ var burstableSizes = []size{
 	{"large", 2, 8192, 3, 12}, {"xlarge", 4, 16384, 4, 15}, {"2xlarge", 8, 32768, 4, 15},
 }
 
-// steadySizes are the sizes of the M, C and R families since the fifth generation. Their memory follows from the
-// family.
+// steadySizes are the sizes of the M, C and R families since the fifth generation. The family determines the memory of
+// a size.
 var steadySizes = []size{
 	{"medium", 1, 0, 2, 4}, {"large", 2, 0, 3, 10}, {"xlarge", 4, 0, 4, 15}, {"2xlarge", 8, 0, 4, 15},
 	{"4xlarge", 16, 0, 8, 30},

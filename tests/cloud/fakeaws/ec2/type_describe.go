@@ -14,15 +14,15 @@ func (s *Service) offered(instanceType, zone string) bool {
 	return !s.withoutType[instanceType+" "+zone]
 }
 
-// WithoutType removes a type from a zone's offer. It takes the cloud's lock.
+// WithoutType makes a zone stop offering an instance type. It takes the cloud's lock.
 func (s *Service) WithoutType(instanceType, zone string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.withoutType[instanceType+" "+zone] = true
 }
 
-// SetLimits sets the account's quotas: virtual CPUs of running on-demand instances, and spot instances. Zero is no
-// limit. It takes the cloud's lock.
+// SetLimits sets the account's quotas. vcpus limits the virtual CPUs of all running on-demand instances, spot limits
+// the number of spot instances. Zero means no limit. It takes the cloud's lock.
 func (s *Service) SetLimits(vcpus, spot int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *Service) describeTypeOfferings(c *wire.Call) (any, error) {
 	}{found}, nil
 }
 
-// describeTypes lists types by name and architecture, with their sizes.
+// describeTypes lists the instance types with a requested name or architecture, and their numbers of CPUs and memory.
 func (s *Service) describeTypes(c *wire.Call) (any, error) {
 	var in struct {
 		InstanceType []string

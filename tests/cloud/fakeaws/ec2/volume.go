@@ -38,8 +38,8 @@ type disk struct {
 	keep       bool
 }
 
-// disks returns the volumes of a launch: the image's root device, and the request's mappings. A mapping overrides a
-// device of the same name.
+// disks returns the volumes of a launch: the image's root device, and the block device mappings of the request. A
+// mapping overrides a device of the same name.
 func disks(m *image, mappings []blockDevice) ([]disk, error) {
 	all := map[string]disk{m.ami.RootDevice: {device: m.ami.RootDevice, size: m.ami.RootGiB, kind: "gp3",
 		snapshot: m.snapshot}}

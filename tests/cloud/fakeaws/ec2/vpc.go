@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// network is the state of networks.
+// network is the state of the network resources: VPCs, subnets, route tables, gateways and so on.
 type network struct {
 	vpcs           map[string]*vpc
 	subnets        map[string]*subnet

@@ -21,7 +21,7 @@ func oneOf(values ...string) func(string) bool {
 	return func(v string) bool { return slices.Contains(values, v) }
 }
 
-// within returns a validator that accepts a decimal number from low to high, and the alternatives.
+// within returns a validator. The validator accepts decimal numbers from low to high, and the texts in alternatives.
 func within(low, high int, alternatives ...string) func(string) bool {
 	return func(v string) bool {
 		n, err := strconv.Atoi(v)
@@ -73,8 +73,8 @@ type attributesAnswer struct {
 	Attributes []Attribute `xml:"Attributes>member"`
 }
 
-// listAttributes returns every known attribute with its value. A value in set has priority over one in defaults.
-// Without either, the value is the attribute's general default.
+// listAttributes returns every known attribute. Its value comes from set, else from defaults, else from the attribute's
+// general default.
 func listAttributes(known []attribute, set, defaults map[string]string) attributesAnswer {
 	var out attributesAnswer
 	for _, a := range known {

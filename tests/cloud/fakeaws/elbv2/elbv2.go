@@ -33,8 +33,8 @@ type Config struct {
 	Now             func() time.Time // nil: time.Now
 	// Lock is the cloud's lock. Handlers are called with it held. Check and Run lock it. If Lock is nil, New makes one.
 	Lock *sync.Mutex
-	// Probe runs one health check. If it is nil, a running instance is healthy immediately. Only Check and Run call it,
-	// without the lock.
+	// Probe runs one health check. If it is nil, a running instance is healthy immediately. Only Check and Run call
+	// Probe. They do not hold the lock during the call.
 	Probe Probe
 }
 
@@ -64,7 +64,7 @@ func New(cfg Config) *Service {
 // SetProbe replaces the probe. Counts of earlier checks are kept.
 func (s *Service) SetProbe(probe Probe) { s.cfg.Probe = probe }
 
-// Name implements wire.Service: the service's name in the credential scope of a signature.
+// Name returns the service's name in the credential scope of a signature.
 func (s *Service) Name() string { return "elasticloadbalancing" }
 
 // Operations implements wire.Service.
@@ -116,8 +116,8 @@ func (s *Service) allow(c *wire.Call, resource string, conditions policy.Context
 	return c.Authorize("elasticloadbalancing:"+c.Action, resource, all)
 }
 
-// allowCreate evaluates the policies for the creation of a resource. Tags need the separate action AddTags, which a
-// policy can allow for creation only.
+// allowCreate checks that the caller may create a resource. Tags need the separate action AddTags, which a policy can
+// allow for creation only.
 func (s *Service) allowCreate(c *wire.Call, resource, arn string, tags []Tag, conditions policy.Context) error {
 	all := requestTags(tags)
 	maps.Copy(all, conditions)
@@ -174,7 +174,7 @@ func (s *Service) listener(arn string) (*listener, error) {
 	return nil, wire.Errorf(400, "ListenerNotFound", "Listener '%s' not found", arn)
 }
 
-// inOrder returns resources sorted by creation time, oldest first. Pages of a list are therefore stable.
+// inOrder returns resources sorted by creation time, oldest first. So all pages of a list use the same order.
 func inOrder[T any](all map[string]T, key func(T) (time.Time, string)) []T {
 	return slices.SortedFunc(maps.Values(all), func(a, b T) int {
 		at, an := key(a)

@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// network fakes EC2. The resources in its maps exist.
+// network fakes EC2. A resource exists if it is in one of the maps.
 type network struct {
 	subnets    map[string]elbv2.Subnet
 	groups     map[string]string
@@ -64,8 +64,8 @@ type asked struct {
 	conditions       policy.Context
 }
 
-// testService is the service with its own clock and an SDK client that calls it over HTTP. It records the permissions
-// that the service requests.
+// testService is the fake service with a test clock, and an SDK client that calls the fake over HTTP. It records the
+// permissions that the service checks.
 type testService struct {
 	*elb.Client
 	t       *testing.T

@@ -99,7 +99,7 @@ func TestTargets(t *testing.T) {
 	want("without a listener", "i-1:6443 unused Target.NotInUse")
 	w.listener(lb, g, 443)
 	w.register(g, "i-1", "i-2")
-	// The instance i-2 is in a zone in which the load balancer has no node.
+	// The load balancer has no node in the zone of the instance i-2.
 	want("with one", "i-1:6443 healthy", "i-2:6443 unused Target.NotInUse")
 	if got := w.states(g, targets("i-1", "i-9")...); !slices.Equal(got,
 		[]string{"i-1:6443 healthy", "i-9:6443 unused Target.NotRegistered"}) {

@@ -89,7 +89,7 @@ func (s *Service) Health(targetGroup, instance string) string {
 }
 
 // Check runs one round of health checks: it probes every target of every group that a load balancer uses, concurrently.
-// It does not hold the lock during probes, so a probe may call the cloud.
+// It does not hold the cloud's lock during probes, because a probe may call the fake AWS.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group
@@ -150,8 +150,8 @@ func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	}, true
 }
 
-// recordCheck counts the result of one check. A new target needs as many equal results for its first state as for a
-// later change.
+// recordCheck counts the result of one check. For a new target's first state, it requires the same number of equal
+// results as for a later change.
 func (t *target) recordCheck(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0
@@ -167,7 +167,7 @@ func (t *target) recordCheck(ok bool, c check) {
 }
 
 // Run runs rounds of health checks until the context ends. The first round starts immediately. All groups are checked
-// at this interval, whatever their settings say.
+// at the given interval. The intervals in their settings have no effect.
 func (s *Service) Run(ctx context.Context, interval time.Duration) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -22,8 +22,8 @@ type listener struct {
 
 type certificate struct{ CertificateArn string }
 
-// action forwards connections to one target group. A request may name it in TargetGroupArn or in ForwardConfig. The
-// Terraform provider uses both.
+// action forwards connections to one target group. A request may name the target group in TargetGroupArn or in
+// ForwardConfig. The Terraform provider uses both fields.
 type action struct {
 	Type           string
 	TargetGroupArn string         `xml:",omitempty"`
@@ -56,7 +56,7 @@ func (s *Service) createListener(c *wire.Call) (any, error) {
 	if err := c.Decode(&in); err != nil {
 		return nil, err
 	}
-	// A listener's ARN is the ARN of its load balancer with another resource type and one more part.
+	// A listener's ARN is the ARN of its load balancer with another resource type and a random ID at the end.
 	arn := strings.Replace(in.LoadBalancerArn, ":loadbalancer/", ":listener/", 1) + "/" + newID()
 	if err := s.allowCreate(c, in.LoadBalancerArn, arn, in.Tags, policy.Context{
 		"elasticloadbalancing:ListenerProtocol": {in.Protocol}}); err != nil {
@@ -186,7 +186,7 @@ type listenersAnswer struct {
 	NextMarker string           `xml:",omitempty"`
 }
 
-// describeListener lists the target group in both forms, whichever form the request used.
+// describeListener returns the target group in TargetGroupArn and in ForwardConfig, whichever of them the request used.
 func describeListener(l *listener) listenerAnswer {
 	weight := 1
 	return listenerAnswer{

@@ -60,7 +60,8 @@ func (s *Service) registerTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// register adds a target that checkTarget has accepted. It replaces a draining target and keeps a registered one.
+// register adds a target that checkTarget has accepted. It replaces an equal target that is draining. If an equal
+// target is registered, it does nothing.
 func (g *group) register(t TargetDescription) {
 	k := key{t.Id, t.Port}
 	if old, ok := g.targets[k]; ok && old.draining.IsZero() {
@@ -135,7 +136,7 @@ func (g *group) drainDelay() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// prune removes targets that have drained, and targets with an instance that EC2 does not know any more.
+// prune removes targets whose deregistration delay has passed, and targets whose instance no longer exists in EC2.
 func (s *Service) prune(g *group) {
 	now := s.cfg.Now()
 	for k, t := range g.targets {
@@ -231,7 +232,8 @@ func (s *Service) Exists(targetGroup string) bool {
 	return err == nil
 }
 
-// Register registers an instance with a target group, on the group's port. Auto Scaling calls it. Errors are AWS's.
+// Register registers an instance with a target group, on the group's port. Auto Scaling calls it. The errors have AWS's
+// codes.
 func (s *Service) Register(targetGroup, instance string) error {
 	g, err := s.group(targetGroup)
 	if err != nil {

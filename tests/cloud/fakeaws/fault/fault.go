@@ -1,7 +1,7 @@
 // Package fault injects failures into the fake AWS when a test requests them.
 //
-// Invariant: a fault affects exactly the requested number of matching calls. A client sees only what AWS could also
-// answer. A Set is safe for concurrent use.
+// Invariant: a fault affects exactly the requested number of matching calls. A client never gets an answer that AWS
+// could not give. A Set is safe for concurrent use.
 package fault
 
 import (
@@ -20,14 +20,14 @@ type Match struct {
 	Role    string // Name of the caller's role; "" for calls of the account itself.
 }
 
-// Effect is the combined effect of faults on a call. The zero value has none.
+// Effect is the combined effect of faults on a call. The zero value means no effect.
 type Effect struct {
 	Err   *wire.Error   // The answer; the call is not executed.
 	Delay time.Duration // Wait before anything else.
 	Lost  bool          // The call is executed, and then the connection is cut.
 }
 
-// Forever is a number of calls: all calls until Clear.
+// Forever, as the number of calls of a fault, means all calls until [Set.Clear].
 const Forever = -1
 
 type rule struct {
@@ -41,7 +41,7 @@ type shortage struct {
 	code                       string
 }
 
-// Set holds the faults of one cloud. The zero value has none. It is safe for concurrent use.
+// Set holds the faults of one cloud. The zero value holds no faults. A Set is safe for concurrent use.
 type Set struct {
 	mu        sync.Mutex
 	rules     []*rule
@@ -62,7 +62,8 @@ func (s *Set) Throttle(m Match, n int) {
 // Delay delays the next n matching calls by d, before they are evaluated.
 func (s *Set) Delay(m Match, n int, d time.Duration) { s.add(m, n, Effect{Delay: d}) }
 
-// LoseAnswer makes the service execute the next n matching calls and cut their connections instead of answering.
+// LoseAnswer makes the service execute the next n matching calls. Instead of answering them, the service cuts their
+// connections.
 func (s *Set) LoseAnswer(m Match, n int) { s.add(m, n, Effect{Lost: true}) }
 
 func (s *Set) add(m Match, n int, e Effect) {
@@ -94,7 +95,8 @@ func (s *Set) Clear() {
 	s.rules, s.shortages, s.lag = nil, nil, 0
 }
 
-// Take consumes the oldest matching fault of each kind and returns their combined effect on the call.
+// Take consumes the oldest matching error, the oldest matching delay and the oldest matching lost answer. It returns
+// their combined effect on the call.
 func (s *Set) Take(service, action, role string) Effect {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +126,7 @@ func (s *Set) Take(service, action, role string) Effect {
 	return out
 }
 
-// Pending returns the number of faults with calls left. With it a test checks that all its faults have happened.
+// Pending returns the number of faults that can still affect calls. A test can check that all its faults have happened.
 func (s *Set) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -66,7 +66,7 @@ type entity struct {
 	tags                map[string]string
 }
 
-// entity checks a name and a path ("" is "/") and makes the identity of a new resource.
+// entity checks a name and a path, and returns the common fields of a new resource. An empty path means "/".
 func (s *Service) entity(c *wire.Call, kind, prefix, name, path string, tags []tag) (entity, error) {
 	if path == "" {
 		path = "/"
@@ -146,7 +146,7 @@ func tagKeys(tags []tag) policy.Context {
 	return ctx
 }
 
-// create asks for permission to create a resource, and to tag it if tags is not empty.
+// create checks that the caller may create a resource and, if tags is not empty, tag it.
 func (e *entity) create(c *wire.Call, kind string, tags []tag) error {
 	all := tagKeys(tags)
 	if err := c.Authorize("iam:Create"+kind, e.arn, all); err != nil || len(tags) == 0 {
@@ -155,7 +155,7 @@ func (e *entity) create(c *wire.Call, kind string, tags []tag) error {
 	return c.Authorize("iam:Tag"+kind, e.arn, all)
 }
 
-// use asks for permission to perform the call's action on an existing resource.
+// use checks that the caller may perform the call's action on an existing resource.
 func (e *entity) use(c *wire.Call, keys ...policy.Context) error {
 	all := e.keys()
 	for _, k := range keys {

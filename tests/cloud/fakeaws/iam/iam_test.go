@@ -148,7 +148,7 @@ func TestInlinePolicies(t *testing.T) {
 	must(c.DeleteRole(ctx, &sdk.DeleteRoleInput{RoleName: str("server")}))(t)
 }
 
-// long returns a policy of n characters, plus white space that does not count.
+// long returns a policy with n characters that IAM counts, and with some white space that IAM does not count.
 func long(n int) string {
 	empty := fmt.Sprintf(allow[:len(allow)-3]+`,"Sid":"%s"}]}`, "")
 	return fmt.Sprintf(allow[:len(allow)-3]+`,  "Sid":"%s"}]}`, strings.Repeat("a", n-len(empty)))

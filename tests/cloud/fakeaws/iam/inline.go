@@ -47,7 +47,8 @@ func (s *Service) putRolePolicy(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// findInline returns the call's role and the policy's name. The role must have that policy.
+// findInline returns the role and the policy name in a call. It returns an error if the role has no inline policy with
+// that name.
 func (s *Service) findInline(c *wire.Call) (*role, string, error) {
 	var in struct{ RoleName, PolicyName string }
 	if err := c.Decode(&in); err != nil {

@@ -71,7 +71,7 @@ func (s *Service) createProfile(c *wire.Call) (any, error) {
 	return struct{ InstanceProfile profileXML }{p.xml()}, nil
 }
 
-// findProfile returns an instance profile and asks for permission to perform the call's action on it.
+// findProfile returns an instance profile. It returns an error if the caller may not perform the call's action on it.
 func (s *Service) findProfile(c *wire.Call, name string, keys ...policy.Context) (*profile, error) {
 	p := s.profiles[name]
 	if p == nil {

@@ -121,7 +121,7 @@ func (s *Service) known(principal string) bool {
 	return r != nil && r.arn == principal
 }
 
-// find returns the call's role and asks for permission to perform the call's action on it.
+// find returns a role. It returns an error if the caller may not perform the call's action on it.
 func (s *Service) find(c *wire.Call, name string, keys ...policy.Context) (*role, error) {
 	r := s.roles[name]
 	if r == nil {
@@ -133,7 +133,7 @@ func (s *Service) find(c *wire.Call, name string, keys ...policy.Context) (*role
 	return r, r.use(c, keys...)
 }
 
-// named is the input of operations that need only a role.
+// named is the input of operations whose only parameter is the name of a role.
 type named struct{ RoleName string }
 
 func (s *Service) findNamed(c *wire.Call) (*role, error) {

@@ -19,7 +19,7 @@ type Options struct {
 	ID, Image string
 	Userdata  []byte
 	// Value returns the value at a path below /latest/meta-data/, such as "instance-id", or at a path that begins with
-	// "dynamic/". It returns false if there is none.
+	// "dynamic/". It returns false if there is no such path.
 	Value          func(path string) (value string, ok bool)
 	TokensRequired bool // IMDSv2 only
 }
@@ -155,7 +155,7 @@ func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	if !ok || m.Value == nil {
 		return "", nil, false
 	}
-	// A directory is found with and without a trailing slash.
+	// The request's path to a directory may end with a slash or not.
 	for _, p := range []string{path, strings.TrimSuffix(path, "/"), path + "/"} {
 		if value, ok := m.Value(p); ok {
 			return "text/plain", []byte(value), true
