@@ -19,7 +19,8 @@ type need struct {
 	of *policy.Policy // of the resource, besides that of the project
 }
 
-// authorize decides about a call of a service account. It denies a method whose permissions the fake does not know.
+// authorize checks the permissions that a call needs from its service account. It denies a method whose permissions the
+// fake does not know.
 func (c *Cloud) authorize(call *rest.Call) (checks []rest.Check) {
 	if call.Identity == credentials.Account {
 		return nil
@@ -107,7 +108,7 @@ func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
 	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}
 
-// on returns a permission for the Compute Engine resource with a URL or path.
+// on returns the need for a permission on a Compute Engine resource. link is the resource's URL or path.
 func on(permission, link string) need {
 	if i := strings.Index(link, "projects/"); i > 0 {
 		link = link[i:]
@@ -207,7 +208,7 @@ func (c *Cloud) insertNeeds(call *rest.Call, path string) []need {
 	return slices.Concat(needs, c.actAs(call.Body))
 }
 
-// actAs returns the permissions to use the service accounts in the body of an instance.
+// actAs returns the permissions to use the service accounts that a request for an instance contains.
 func (c *Cloud) actAs(body map[string]any) (needs []need) {
 	for _, account := range compute.Objects(body["serviceAccounts"]) {
 		email := rest.Text(account, "email")

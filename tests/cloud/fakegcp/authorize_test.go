@@ -42,8 +42,8 @@ func (c caller) own(method, path, body string) {
 	}
 }
 
-// TestAuthorize gives a service account roles under conditions. Calls that do not meet the conditions are denied, and
-// the ledger names the missing permission.
+// TestAuthorize gives a service account roles with IAM conditions. Calls that do not meet the conditions are denied,
+// and the ledger contains the missing permission.
 func TestAuthorize(t *testing.T) {
 	cloud, err := New("us-central1-a")
 	if err != nil {
@@ -92,8 +92,8 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// TestAuthorizeObjects limits an account to a prefix of a bucket. A replacement needs the permission to delete, and a
-// listing is limited by its prefix.
+// TestAuthorizeObjects limits an account to a prefix of a bucket. To replace an object, the account also needs the
+// permission to delete. A listing must stay within the prefix.
 func TestAuthorizeObjects(t *testing.T) {
 	cloud, err := New("us-central1-a")
 	if err != nil {

@@ -83,8 +83,8 @@ func (c *Cloud) useKeys() {
 	}
 }
 
-// Environment returns the variables with which Google's Terraform provider and the SDK clients of this repository find
-// the services at a URL. The Terraform provider needs https.
+// Environment returns environment variables that make Google's Terraform provider, and the SDK clients of this
+// repository, use the fake services at a URL. The Terraform provider needs https.
 func Environment(url string) map[string]string {
 	return map[string]string{
 		"GOOGLE_COMPUTE_CUSTOM_ENDPOINT":          url + "/compute/v1/",
@@ -100,8 +100,8 @@ func Environment(url string) map[string]string {
 	}
 }
 
-// ServeHTTP implements http.Handler. The first part of a path names the service. Compute and storage get the whole
-// path, because their own paths begin with their names.
+// ServeHTTP implements http.Handler. The first part of a path selects the service, and is cut off. The services compute
+// and storage get the whole path, because the paths of their APIs begin with their names.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	switch name {

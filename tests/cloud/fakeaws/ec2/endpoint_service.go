@@ -23,8 +23,8 @@ func (s *Service) endpointServices() []endpointService {
 	return all
 }
 
-// privateServiceName returns the usual host name of a service. In a VPC with an endpoint, private DNS resolves this
-// name.
+// privateServiceName returns the usual host name of a service. If an endpoint has private DNS, this name leads to the
+// endpoint in its VPC.
 func (s *Service) privateServiceName(service string) string {
 	return service[strings.LastIndex(service, ".")+1:] + "." + s.cfg.Region + ".amazonaws.com"
 }

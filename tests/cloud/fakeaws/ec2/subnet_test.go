@@ -236,7 +236,7 @@ func TestDeleteSubnet(t *testing.T) {
 	id := *w.run(nil).InstanceId
 	want(t, "a subnet with an instance", gone(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
-	// No call has reached the fake since the instance stopped. DeleteSubnet must apply the state changes that are due.
+	// No other call follows the termination, so DeleteSubnet itself must apply the state changes that are due.
 	want(t, "a subnet with an instance that is gone", gone(), "")
 	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// operator is one condition operator. A negated operator inverts another one and is true when the key is absent.
+// operator is one condition operator. A negated operator is true where its opposite is false, and when the key is
+// absent.
 type operator struct {
 	negated bool
 	kind    string // for check: the form that the policy's values must have
@@ -81,8 +82,8 @@ func (o operator) check(values []string) error {
 	return nil
 }
 
-// holds evaluates one condition. The keys of ctx are in lower case. resolved is false when a policy variable has no
-// value.
+// holds evaluates one condition. The keys of ctx are in lower case. The result resolved is false if the condition
+// contains a policy variable without a value.
 // Sources:
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html
@@ -102,7 +103,8 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	}
 	wants := make([]pattern, 0, len(c.Values))
 	for _, v := range c.Values {
-		// Variables work only in strings and ARNs. For other operators, check has already refused them.
+		// Policy variables work only in strings and ARNs. In the values of other operators, the method check has
+		// refused them.
 		p, ok := compile(v, op.wild, vars && op.kind == "", ctx)
 		if !ok {
 			return false, false

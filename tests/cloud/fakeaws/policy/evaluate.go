@@ -74,8 +74,8 @@ func lowered(ctx Context) Context {
 	return out
 }
 
-// any reports whether a statement matches the request, for any caller. deny selects the Deny statements or the Allow
-// statements.
+// any reports whether a statement matches the request. It does not compare the statement's principals with the caller.
+// If deny is true, it looks only at Deny statements, else only at Allow statements.
 func (d *Document) any(r Request, deny bool) bool {
 	return slices.ContainsFunc(d.Statements, func(s Statement) bool { return s.Deny == deny && s.matches(d.vars(), r) })
 }

@@ -15,7 +15,8 @@ const (
 type pattern []rune
 
 // compile returns the pattern of a policy value. It reads * and ? as wildcards if wild is true, and replaces policy
-// variables if vars is true. It returns false if a variable has no value, because such a statement matches nothing.
+// variables if vars is true. It returns false if a variable has no value. A statement with such a variable matches
+// nothing.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	var out pattern
@@ -42,8 +43,8 @@ func compile(s string, wild, vars bool, ctx Context) (pattern, bool) {
 	return out, true
 }
 
-// variable returns the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. A key with several values has no value
-// as a variable.
+// variable returns the value of ${name}, ${name, 'default'}, ${*}, ${?} or ${$}. If the key does not have exactly one
+// value, it returns the default, or false if there is none.
 func variable(name string, ctx Context) (string, bool) {
 	switch name {
 	case "*", "?", "$":

@@ -175,7 +175,8 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// TestConditions follows AWS's tables of condition operators, with one condition each. Sources:
+// TestConditions checks the operators in AWS's tables of condition operators, each in a policy with one condition.
+// Sources:
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-logic-multiple-context-keys-or-values.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html

@@ -122,7 +122,7 @@ func (l *Limits) Take(call *wire.Call) error {
 	return nil
 }
 
-// bucket returns a bucket with the tokens that it has now. Call with mu held.
+// bucket returns a bucket after it has added the tokens that are due. The caller holds mu.
 func (l *Limits) bucket(name string, limit Limit, now time.Time) *bucket {
 	b := l.buckets[name]
 	if b == nil {
@@ -138,7 +138,7 @@ func (l *Limits) bucket(name string, limit Limit, now time.Time) *bucket {
 	return b
 }
 
-// instances returns the number of instances that a call names, at least one.
+// instances returns the number of instances that a call names. If a call names none, the number is 1.
 func instances(call *wire.Call) int {
 	if n, err := strconv.Atoi(call.Form.Get("MaxCount")); err == nil {
 		return max(1, n)

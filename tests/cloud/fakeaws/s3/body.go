@@ -109,8 +109,8 @@ func unchunk(raw []byte) (data []byte, trailer textproto.MIMEHeader, err error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	// Clients end the body with an empty line, or without one if they send trailers. Here every body gets one empty
-	// line at its end.
+	// Clients that send trailing headers omit the empty line at the end of the body. Here every body gets exactly one
+	// empty line.
 	rest = append(bytes.TrimRight(rest, "\r\n"), "\r\n\r\n"...)
 	if len(rest) == 4 {
 		return data, nil, nil

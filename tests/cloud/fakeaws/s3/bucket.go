@@ -19,13 +19,14 @@ type bucket struct {
 	name    string
 	created time.Time
 	policy  bucketPolicy
-	// documents holds the configurations by part: "versioning", "lifecycle" and so on. An absent part was never set, or
-	// was deleted.
+	// documents holds the bucket's configurations by name: "versioning", "lifecycle" and so on. An absent configuration
+	// was never set, or was deleted.
 	documents map[string]any
 	// transition is the header X-Amz-Transition-Default-Minimum-Object-Size of the lifecycle configuration.
 	transition string
 	kept       map[encryptionKey]encryption
-	// versions holds all versions of each object, the newest last, from the time when the bucket first kept versions.
+	// versions holds all versions of each object, the newest last. It is empty until versioning is enabled for the
+	// first time.
 	versions map[string][]*version
 }
 

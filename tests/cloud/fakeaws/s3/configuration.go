@@ -12,7 +12,7 @@ const maxDocument = 1 << 20
 // checked is a configuration that validates itself.
 type checked interface{ check() error }
 
-// part is one configuration of a bucket, which is read and written as a document.
+// part is one configuration of a bucket. Clients read and write it as an XML document.
 type part struct {
 	name         string // name in the query
 	noun         string // GetBucketX, PutBucketX, DeleteBucketX
@@ -31,7 +31,7 @@ func absent(code, message string) func() error {
 	return func() error { return wire.Errorf(http.StatusNotFound, code, "%s", message) }
 }
 
-// parts lists all configurations except the policy and ACLs, which are not documents of this form.
+// parts lists all configurations except the policy and the ACLs. Those need operations of their own.
 func parts() []part {
 	return []part{
 		{name: "versioning", noun: "Versioning", get: "GetBucketVersioning", put: "PutBucketVersioning",

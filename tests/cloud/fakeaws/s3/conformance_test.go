@@ -27,8 +27,8 @@ func hermetic(t *testing.T) {
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 }
 
-// TestConformance runs the conformance suite of object stores, in a bucket with versions and in one without. The caller
-// is a role with exactly the permissions that a store needs.
+// TestConformance runs the conformance suite of object stores, in a bucket with versions and in one without. The
+// suite's client has a role with exactly the permissions that an object store needs.
 func TestConformance(t *testing.T) {
 	hermetic(t)
 	w := newTestFront(t)

@@ -16,7 +16,7 @@ func invalidArgument(format string, args ...any) error {
 	return wire.Errorf(http.StatusBadRequest, "InvalidArgument", format, args...)
 }
 
-// Values stay strings in the documents of bucket settings, so that an answer repeats the request's exact text.
+// In the documents of bucket settings, all values are strings. So an answer repeats the exact text of the request.
 
 type versioning struct {
 	XMLName xml.Name `xml:"VersioningConfiguration"`
@@ -190,7 +190,7 @@ type noncurrent struct {
 
 type abortIncomplete struct{ DaysAfterInitiation string }
 
-// check gives a name to rules that have none, as S3 does.
+// check refuses invalid rules. Like S3, it gives an ID to each rule that has none.
 func (l *lifecycle) check() error {
 	if len(l.Rules) == 0 || len(l.Rules) > 1000 {
 		return malformed()

@@ -108,7 +108,7 @@ func allow(resource string, actions ...string) string {
 	return `{"Effect":"Allow","Action":["` + strings.Join(actions, `","`) + `"],"Resource":"` + resource + `"}`
 }
 
-// ServeHTTP does the cloud's part: it authenticates the caller and authorizes the call.
+// ServeHTTP authenticates the caller and authorizes the call, like the complete fake AWS.
 func (w *testFront) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Now: time.Now()}
 	signature, err := auth.Read(r)

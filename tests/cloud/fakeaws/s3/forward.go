@@ -18,8 +18,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// ownHeaders are headers of a request that concern the connection or the front, so they are not forwarded. They include
-// the headers about encryption at rest, which the server does not support. The front reports the encryption itself.
+// ownHeaders are request headers that are not forwarded to the real S3 server behind the fake, because they concern the
+// connection or the fake itself. The server does not support encryption at rest, so the fake handles the headers about
+// it.
 var ownHeaders = []string{
 	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
 	"Trailer", "Upgrade", "X-Amz-Date",
@@ -31,9 +32,9 @@ var ownHeaders = []string{
 	"X-Amz-Server-Side-Encryption-Context",
 }
 
-// send sends a request to the server, signed with the server's root key. path is escaped and begins with the bucket.
-// send completes a request even if its client hangs up, as S3 does. Otherwise the server's objects could differ from
-// the versions that the front keeps in memory.
+// send sends a request to the real S3 server behind the fake, signed with the server's root key. path is escaped and
+// begins with the bucket. If the fake's client hangs up, send completes the request, as S3 does. A request that was cut
+// off could leave objects at the server that differ from the versions in the fake's memory.
 func (q *request) send(method, path string, query url.Values, header http.Header, body []byte) (*http.Response, error) {
 	u := *q.s.base
 	u.RawPath = "/" + path
@@ -101,7 +102,7 @@ var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id",
 	"Keep-Alive"}
 
 // reply passes the server's answer to the client and closes the answer's body. If the answer is an error, reply passes
-// on its headers and returns the error, so that the call's record contains the error.
+// on only its headers and returns the error. So the fake's record of the call contains the error.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()
@@ -144,7 +145,7 @@ func serverError(answer *http.Response) error {
 		answer.StatusCode)
 }
 
-// pass performs an operation that only the server implements.
+// pass forwards an operation to the S3 server behind the fake, and passes the server's answer to the client.
 func pass(q *request) error {
 	body, err := q.body()
 	if err != nil {

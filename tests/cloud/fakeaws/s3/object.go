@@ -33,7 +33,8 @@ func objectOperations() []operation {
 	}
 }
 
-// extras returns the additional permissions that headers of a new object need.
+// extras returns the permissions that a request to store an object needs because of its headers, in addition to
+// s3:PutObject.
 func extras(q *request) []string {
 	var all []string
 	h := q.Request.Header
@@ -76,7 +77,8 @@ func read(q *request) error {
 	return q.reply(answer)
 }
 
-// fetch gets the requested version from the server and sets the version's ID in the answer.
+// fetch gets the object from the server, in the version that the request asks for. It sets the version's ID in the
+// answer.
 func (q *request) fetch() (*http.Response, error) {
 	l := q.s.locks.of(q.bucket, q.key)
 	l.RLock()
@@ -270,7 +272,8 @@ type encryption struct{ algorithm, key, bucketKey string }
 // encryptionKey identifies a version of an object.
 type encryptionKey struct{ bucket, key, version string }
 
-// encrypted records the reported encryption of a new object, and sets it in the answer.
+// encrypted records the encryption that the fake reports for a new object. It also adds that encryption to the answer's
+// headers.
 func (q *request) encrypted(answer http.Header) {
 	h := q.Request.Header
 	e := encryption{h.Get("X-Amz-Server-Side-Encryption"), h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"),

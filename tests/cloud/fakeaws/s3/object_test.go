@@ -201,7 +201,7 @@ func TestPermissions(t *testing.T) {
 	_, _, err = w.get(role, "b-1", "config/absent")
 	wantCode(t, "get what is absent, as one who may list", err, "NoSuchKey")
 
-	// A bucket policy may permit only conditional writes.
+	// This bucket policy lets the role put objects below once/ only if the request has the header If-None-Match.
 	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
 		Policy: ptr(`{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Principal":{"AWS":"arn:aws:iam::123456789012:role/reader"},"Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/once/*","Condition":{"Null":{"s3:if-none-match":"false"}}},
@@ -335,7 +335,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("the one before: %s", got)
 	}
 
-	// Read the list in pages. Each answer has the markers with which the next page begins.
+	// Read the list in pages. Each answer contains the markers that the request for the next page needs.
 	in, n := sdk.ListObjectVersionsInput{Bucket: ptr("b-1"), MaxKeys: ptr(int32(1))}, 0
 	var paged []string
 	for {
@@ -447,8 +447,8 @@ func (p plain) Do(r *http.Request) (*http.Response, error) {
 	return http.DefaultClient.Do(r)
 }
 
-// TestClientsHangUp checks that a bucket with versions stays consistent when clients hang up during their requests: its
-// versions can be deleted, and then the bucket.
+// TestClientsHangUp hangs up during requests to a bucket with versions. Afterwards, all versions can be deleted, and
+// then the bucket can be deleted.
 func TestClientsHangUp(t *testing.T) {
 	hermetic(t)
 	w := newTestFront(t)

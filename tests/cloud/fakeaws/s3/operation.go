@@ -49,7 +49,8 @@ func (o operation) actions(q *request) []string {
 	return all
 }
 
-// operations returns all operations. Those with more identifying parameters come first.
+// operations returns all operations. Those that need more query parameters or a header come first, because find returns
+// the first operation that fits.
 func operations() []operation {
 	all := slices.Concat(objectOperations(), bucketOperations(), configurationOperations())
 	slices.SortStableFunc(all, func(a, b operation) int { return b.special() - a.special() })
@@ -75,8 +76,8 @@ func Operations() []string {
 	return names
 }
 
-// unknownParts are parts of buckets and objects that S3 has and this fake lacks. Without this list, a request for such
-// parts would match an operation on the whole bucket or object.
+// unknownParts are query parameters for features of S3 that this fake lacks. Without this list, a request with such a
+// parameter would match an operation on the whole bucket or object.
 var unknownParts = []string{
 	"analytics", "intelligent-tiering", "inventory", "metrics", "metadataTable", "metadataConfiguration", "torrent",
 	"restore", "select", "renameObject",
@@ -130,10 +131,10 @@ func (q *request) allow(action, resource string) error {
 	return q.Authorize(action, resource, q.conditions())
 }
 
-// may is like allow, for checks where a denial does not end the request.
+// may reports whether allow permits an action. It is for checks where a denial does not end the request.
 func (q *request) may(action, resource string) bool { return q.allow(action, resource) == nil }
 
-// conditionHeaders are headers that are condition keys under their own name.
+// conditionHeaders are the headers that IAM policies can use as condition keys of the same name.
 var conditionHeaders = []string{
 	"x-amz-acl", "x-amz-content-sha256", "x-amz-copy-source", "x-amz-metadata-directive",
 	"x-amz-server-side-encryption",

@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Config configures the service and names the server behind it.
+// Config configures the service. Backend is the real S3 server behind the fake.
 type Config struct {
 	Region, Account string
 	Backend         Backend
@@ -35,7 +35,7 @@ type Config struct {
 	Host string
 }
 
-// Service is the fake S3. It is safe for concurrent use, without the cloud's lock.
+// Service is the fake S3. It is safe for concurrent use. Its callers do not hold the cloud's lock.
 type Service struct {
 	cfg    Config
 	client *http.Client
@@ -142,8 +142,8 @@ func (s *Service) hostBucket(host string) string {
 // Serve implements wire.Streamer.
 func (s *Service) Serve(w http.ResponseWriter, c *wire.Call) error {
 	if c.Principal.Account != s.cfg.Account {
-		// Only the account's own principals have access: all buckets of this fake are private, even if a policy is
-		// public.
+		// Only principals of the account have access. In this fake, a bucket stays private even if its policy grants
+		// access to everybody.
 		return denied()
 	}
 	w.Header().Set("X-Amz-Request-Id", c.RequestID)

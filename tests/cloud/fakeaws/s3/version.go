@@ -17,10 +17,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// The front keeps versions itself, although versitygw can keep them. With versitygw's versions (1.8.0), a conditional
-// put treats a delete marker as an object, and a deleted "a/b" prevents writes to "a". So the server holds the newest
-// version of each object in a bucket of the same name, without versions. Older versions are in another bucket under
-// their IDs.
+// The front keeps versions itself, although the S3 server behind it, versitygw, can keep them. With versions, versitygw
+// 1.8.0 treats a delete marker as an object in a conditional put. After the deletion of "a/b", it refuses writes to
+// "a". So the server holds the newest version of each object in a bucket of the same name, without versions. Older
+// versions are in another bucket under their IDs.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
 
 // nullID is the ID of versions that were written while the bucket did not keep versions.
@@ -66,8 +66,8 @@ func (b *bucket) status() string {
 	return v.Status
 }
 
-// change locks an object for a writer and returns the bucket's versioning status. In a bucket without versions the lock
-// is shared.
+// change locks an object before a change and returns the bucket's versioning status. In a bucket without versions,
+// several changes can share the lock.
 func (s *Service) change(b *bucket, key string) (status string, unlock func()) {
 	l := s.locks.of(b.name, key)
 	read := func() string {
@@ -170,8 +170,8 @@ func (q *request) publish(size int64, send func() (*http.Response, error)) (*htt
 	return answer, nil
 }
 
-// replace calls send, which replaces the newest version at the server. If the bucket keeps that version, replace first
-// copies it to the bucket for older versions. If send fails, replace deletes the copy.
+// replace calls send, which replaces the newest version in the S3 server behind the fake. If the bucket keeps the old
+// version, replace first copies it to the bucket for older versions. If send fails, replace deletes the copy.
 func (q *request) replace(path, status string, old *version, send func() (*http.Response, error)) (*http.Response,
 	error) {
 	keep := old != nil && !old.marker && (status == "Enabled" || old.id != nullID) && q.expected(old)
@@ -189,8 +189,8 @@ func (q *request) replace(path, status string, old *version, send func() (*http.
 	return answer, err
 }
 
-// expected reports whether the request's conditions hold for the newest version. The server must come to the same
-// result.
+// expected reports whether the request's If-None-Match and If-Match hold for the newest version. It must agree with the
+// check of the S3 server behind the fake.
 func (q *request) expected(newest *version) bool {
 	h := q.Request.Header
 	if h.Get("If-None-Match") != "" {
@@ -232,8 +232,8 @@ type deleted struct {
 	created bool // a delete marker was made
 }
 
-// remove deletes an object, or one of its versions, according to the bucket's versioning. send deletes the newest
-// version at the server, under the caller's conditions.
+// remove deletes an object, or one of its versions, depending on the bucket's versioning. send deletes the newest
+// version in the S3 server behind the fake, if the conditions of the client's request hold.
 func (q *request) remove(key, path, id string, send func() (*http.Response, error)) (deleted, error) {
 	status, unlock := q.s.change(q.config, key)
 	defer unlock()
@@ -307,7 +307,7 @@ func (q *request) removeVersion(key, path, id string) (deleted, error) {
 	return deleted{id: id, marker: v.marker}, nil
 }
 
-// place finds the server's path of the requested version. The caller holds the object's lock.
+// place finds the path of the requested version in the S3 server behind the fake. The caller holds the object's lock.
 func (q *request) place() (at string, err error) {
 	id := q.query.Get("versionId")
 	newest := q.s.newest(q.config, q.key)

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// index makes each object of a bucket the first version of its key, when versioning is enabled. The caller holds the
-// locks of all objects.
+// index is called when versioning is enabled for the first time. It records the current object of each key as the first
+// version of that key. The caller holds the locks of all objects.
 func (q *request) index() error {
 	if err := q.do(http.MethodPut, archive(q.bucket), nil, nil, http.StatusOK); err != nil {
 		return err
@@ -126,7 +126,7 @@ func listVersions(q *request) error {
 	return q.writeXML(out)
 }
 
-// fill adds the versions that follow the request's markers, until the page is full.
+// fill adds versions to the page until the page is full. It begins with the first version after the request's markers.
 func (out *versionsAnswer) fill(all map[string][]*version, owner owner) {
 	last, lastID, n := "", "", 0
 	full := func() bool {

@@ -96,7 +96,7 @@ func (q *request) writeXML(document any) error {
 	return nil
 }
 
-// checksumHeaders returns the names of headers that may carry a digest of the body.
+// checksumHeaders returns the names of headers that may contain a digest of the body.
 func checksumHeaders(h http.Header) []string {
 	names := []string{"Content-Md5"}
 	for name := range h {

@@ -58,7 +58,8 @@ func (s *Service) createSecret(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// again answers CreateSecret for a name that exists. Repeating the original request is no error.
+// again answers a call of CreateSecret for a secret that already exists. If the call repeats the one that created the
+// secret, it succeeds.
 func (x *secret) again(token string, v value) (any, error) {
 	if !x.deleted.IsZero() {
 		return nil,

@@ -33,7 +33,7 @@ func New(region, account string, now func() time.Time) *Service {
 	return &Service{region: region, account: account, now: now, secrets: map[string]*secret{}}
 }
 
-// Name implements wire.Service: the service's name in the credential scope of a signature.
+// Name returns the service's name in the credential scope of a signature.
 func (s *Service) Name() string { return "secretsmanager" }
 
 // Operations implements wire.Service.
@@ -103,9 +103,9 @@ func (x *secret) keys(id string) policy.Context {
 	return ctx
 }
 
-// find returns a secret, after it has checked that the caller may perform the call's action on it. A secret that does
-// not exist has no ARN, so the check uses the given ID instead. Only a caller with the permission for all secrets
-// learns that the secret does not exist.
+// find returns a secret if the caller may perform the call's action on it. A secret that does not exist has no ARN, so
+// the permission check uses the given ID. Only a caller with permission for all secrets learns that the secret does not
+// exist.
 func (s *Service) find(c *wire.Call, id string, keys ...policy.Context) (*secret, error) {
 	x := s.lookup(id)
 	resource, all := id, policy.Context{"secretsmanager:SecretId": {id}}

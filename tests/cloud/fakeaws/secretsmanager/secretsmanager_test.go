@@ -21,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// serve returns a client and an offset in nanoseconds that is added to the service's clock.
+// serve returns a client of the fake, and an offset in nanoseconds. The fake adds the offset to its clock.
 func serve(t *testing.T) (*sdk.Client, *atomic.Int64) {
 	t.Helper()
 	later := new(atomic.Int64)

@@ -68,7 +68,8 @@ func (x *secret) version(id string) *version {
 	return x.versions[i]
 }
 
-// move moves a staging label to a version. The version that was AWSCURRENT becomes AWSPREVIOUS.
+// move moves a staging label to a version. If the label is AWSCURRENT, the version that had it before gets the label
+// AWSPREVIOUS.
 func (x *secret) move(label string, to *version) {
 	from := x.labelled(label)
 	if from != nil {
@@ -80,7 +81,8 @@ func (x *secret) move(label string, to *version) {
 	}
 }
 
-// put adds a version. If the token already has a version with the same value, put succeeds and changes nothing.
+// put adds a version whose ID is the token. If a version with this ID and the same value exists, put succeeds and
+// changes nothing.
 // https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_PutSecretValue.html
 func (x *secret) put(c *wire.Call, token string, v value, labels []string) (*version, error) {
 	if err := v.check(); err != nil {

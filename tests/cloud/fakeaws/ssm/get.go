@@ -40,8 +40,8 @@ func (s *Service) value(p *parameter, number int64, decrypted bool) (valueJSON, 
 	return out, nil
 }
 
-// selected returns the value for NAME or NAME:VERSION, where the parameter's ARN may replace NAME, after it has checked
-// the caller's permission.
+// selected checks the caller's permission and returns the value for a text NAME or NAME:VERSION. NAME may also be the
+// parameter's ARN.
 func (s *Service) selected(c *wire.Call, given string, decrypted bool) (valueJSON, error) {
 	base, selector := given, ""
 	if strings.Contains(strings.TrimPrefix(given, "arn:aws:ssm:"+s.region+":"+s.account+":parameter/"), ":") {

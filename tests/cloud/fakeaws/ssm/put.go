@@ -88,8 +88,8 @@ func (s *Service) allowPut(c *wire.Call, in *putInput) error {
 	return c.Authorize("ssm:AddTagsToResource", s.arn(in.Name), keys)
 }
 
-// next returns the parameter with the requested settings. The caller adds the new version. old is nil for a new
-// parameter.
+// next returns the parameter with the requested settings, but without the new value. The caller of next adds the value
+// as a version. old is nil for a new parameter.
 func (in *putInput) next(old *parameter) (*parameter, error) {
 	if err := checkName(in.Name); err != nil {
 		return nil, err

@@ -30,7 +30,7 @@ func New(region, account string) *Service {
 	return &Service{region: region, account: account, parameters: map[string]*parameter{}}
 }
 
-// Name implements wire.Service: the service's name in the credential scope of a signature.
+// Name returns the service's name in the credential scope of a signature.
 func (s *Service) Name() string { return "ssm" }
 
 // Operations implements wire.Service.

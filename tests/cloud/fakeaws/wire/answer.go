@@ -24,7 +24,8 @@ func (t Time) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, float64(t.UnixMilli())/1000, 'f', 3, 64), nil
 }
 
-// Encode renders a handler's answer. The cloud calls it with its lock held, because answers may point into its state.
+// Encode encodes a handler's answer. The cloud holds its lock during the call, because the answer may point to data of
+// the cloud.
 func Encode(c *Call, answer any) ([]byte, error) {
 	body, err := protocols[c.Service].encode(c, answer)
 	if err != nil {
@@ -66,7 +67,7 @@ func elements(answer any) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	encoder := xml.NewEncoder(&out)
-	// Anonymous structs have no name, so the element is named here.
+	// EncodeElement needs a name for the element, because an anonymous struct has none.
 	if err := encoder.EncodeElement(answer, xml.StartElement{Name: xml.Name{Local: "answer"}}); err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func WriteError(w http.ResponseWriter, service, requestID string, err error) {
 	write(w, p, requestID, e.Status, p.encodeError(e, requestID))
 }
 
-// AsError converts an error to AWS's form, with status and fault filled in.
+// AsError converts an error to AWS's form. It sets the fields Status and Fault if they are empty.
 func AsError(err error) *Error {
 	e := &Error{Code: "InternalFailure", Message: "fakeaws: " + err.Error(), Status: http.StatusInternalServerError}
 	var known *Error

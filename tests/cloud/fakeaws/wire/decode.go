@@ -25,7 +25,7 @@ const maxDepth = 24
 // be strings, integers, floats, bools, time.Time, []byte (base64), structs, slices, map[string]string, and pointers to
 // them. Pointers stay nil when the parameter is absent.
 //
-// A parameter without a field gives the error UnknownParameter. A parameter that does not parse gives
+// If the struct has no field for a parameter, the error is UnknownParameter. If a value does not parse, the error is
 // InvalidParameterValue.
 // Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/Query-Requests.html
 func Decode(form url.Values, into any) error {
@@ -46,7 +46,7 @@ func Decode(form url.Values, into any) error {
 	return root.decode("", v.Elem())
 }
 
-// node is one part of a parameter's name, which is split at the dots. It holds the parts below it.
+// node is one part of a parameter's name, which is split at the dots. It holds the nodes of the parts after it.
 type node struct {
 	value *string
 	sub   map[string]*node
@@ -138,8 +138,8 @@ func fill(name string, v reflect.Value, left map[string]*node) error {
 	return nil
 }
 
-// items returns a list's members in the order of their numbers. An empty value is an empty list: clients of the query
-// protocol encode it that way.
+// items returns a list's members in the order of their numbers. An empty value means an empty list, because clients of
+// the query protocol send empty lists in this form.
 func (n *node) items(name, wrapper string) ([]*node, error) {
 	if n.value != nil {
 		if *n.value == "" && len(n.sub) == 0 {

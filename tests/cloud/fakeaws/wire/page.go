@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Page cuts a list into pages. It returns at most max items (0: all), starting at token ("": the beginning). It also
-// returns the token of the next page, "" after the last one. Tokens are opaque to clients. A token that Page did not
-// make is InvalidNextToken.
+// Page cuts a list into pages. It returns at most max items, or all items if max is 0. The page starts at token, or at
+// the beginning if token is "". Page also returns the token of the next page, which is "" after the last one. Clients
+// cannot interpret tokens. A token that Page did not make is the error InvalidNextToken.
 func Page[T any](items []T, max int, token string) (page []T, next string, err error) {
 	start := 0
 	if token != "" {

@@ -23,8 +23,9 @@ type Principal struct {
 	Session string            // name of the session; the instance ID for an instance profile
 	UserID  string            // aws:userid: the account, or ROLE_ID:SESSION
 	Tags    map[string]string // tags of the role: aws:PrincipalTag/KEY
-	// SourceInstance is the ARN of the instance that got the credentials from its profile, "" for other credentials.
-	// Condition keys such as ec2:SourceInstanceARN and aws:Ec2InstanceSourceVpc are derived from it.
+	// SourceInstance is set if the caller's credentials come from an instance profile. It is the ARN of the instance
+	// with that profile, else "". Condition keys such as ec2:SourceInstanceARN and aws:Ec2InstanceSourceVpc are derived
+	// from it.
 	SourceInstance string
 }
 
@@ -44,13 +45,14 @@ type Call struct {
 	// Authorize evaluates the caller's policies for one IAM action ("ec2:RunInstances") on one resource, or on "*" if
 	// the action cannot be limited to a resource. conditions holds the keys that are not global (ec2:…,
 	// aws:RequestTag/…, aws:ResourceTag/…). Authorize returns nil if the call is allowed, and otherwise the service's
-	// own denial in AWS's wording. Every handler must call Authorize before it changes or returns anything. If it does
-	// not, the call of a role fails.
+	// own denial in AWS's wording. Every handler must call Authorize before it changes or returns anything. If a
+	// handler never calls Authorize, a call by a role fails.
 	Authorize func(action, resource string, conditions policy.Context) error
 	// Forward evaluates the caller's policies for an action that an AWS service performs later on the caller's behalf.
 	// The cloud records the result, but a denial does not change the answer. If Forward is nil, Authorize decides.
 	Forward func(action, resource string, conditions policy.Context) bool
-	// ResourcePolicy is the policy of the resource, or nil. A handler sets ResourcePolicy before it calls Authorize.
+	// ResourcePolicy is the policy of the resource that the call concerns, or nil. A handler sets ResourcePolicy before
+	// it calls Authorize.
 	ResourcePolicy *policy.Document
 }
 
@@ -71,8 +73,8 @@ func (c *Call) Decode(into any) error {
 }
 
 // Handler performs one operation. It runs with the cloud locked, so handlers use plain maps without further locking.
-// The answer is a value for encoding/xml or encoding/json. For the query protocols it holds the elements inside
-// {Action}Result, or inside {Action}Response for EC2. Nil is an empty answer.
+// The answer is a value for encoding/xml or encoding/json. In the query protocols, the answer is the content of the
+// element {Action}Result, or of {Action}Response for EC2. A nil answer is empty.
 type Handler func(c *Call) (any, error)
 
 // Service is one AWS API.

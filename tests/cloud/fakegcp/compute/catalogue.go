@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// machineTypes are the types in every zone that [Compute.AddZone] adds, with CPUs and memory in MB.
+// machineTypes are the machine types that [Compute.AddZone] adds to a zone. The two numbers are CPUs and memory in MB.
 var machineTypes = map[string][2]int{"e2-micro": {2, 1024}, "e2-small": {2, 2048}, "e2-medium": {2, 4096},
 	"e2-standard-2": {2, 8192}, "n2-standard-2": {2, 8192}, "t2a-standard-1": {1, 4096}}
 

@@ -3,11 +3,11 @@
 //
 // Invariants:
 //
-//   - A change answers with a running operation, and takes effect or fails when the operation ends. The operation ends
-//     at the first call after its delay, or in [Compute.Advance].
+//   - A call that changes something returns a running operation. The change takes effect or fails when the operation
+//     ends. The operation ends at the first call after its delay, or in [Compute.Advance].
 //   - Numeric IDs are never used twice. Names can be.
-//   - Requests with the same requestId get the same operation for an hour, even a failed one. Then the requestId is
-//     forgotten.
+//   - For an hour, requests with the same requestId get the same operation, even a failed one. After an hour, the
+//     requestId is forgotten.
 package compute
 
 import (
@@ -44,12 +44,13 @@ type Compute struct {
 	Delay map[string]time.Duration
 	// MaxPage is the maximum size of a page.
 	MaxPage int
-	// Rates are the calls a minute that the project may make, by quota metric. Metrics without an entry have no limit.
+	// Rates are the numbers of calls per minute that the project may make, by quota metric. Metrics without an entry
+	// have no limit.
 	Rates map[string]int
 	// UseKey returns an error if a disk cannot be encrypted with a key of Cloud KMS. If UseKey is nil, no key can be
 	// used.
 	UseKey func(name string) error
-	// Machines boots the machines of instances. Nil: instances run without machines.
+	// Machines boots the machines of instances. If Machines is nil, instances run without machines.
 	Machines Machines
 	// Healthy answers health checks. forwarded is the address of a load balancer's forwarding rule, or "" for a health
 	// check of a managed group. Healthy runs with the lock held. If Healthy is nil, running instances are healthy.
@@ -133,7 +134,7 @@ func (c *Compute) Do(f func()) {
 	f()
 }
 
-// Advance ends the operations that are due. Call it regularly if machines must boot although nobody calls the API.
+// Advance ends the operations that are due. Call it regularly if machines must boot while no client calls the API.
 func (c *Compute) Advance() { c.Do(func() {}) }
 
 // SetDelay sets the duration of later operations of a type.
@@ -149,7 +150,7 @@ type Kind struct {
 	// Type is the name in the field "kind" of a resource, such as "instance". It is also the name of the path
 	// parameter.
 	Type string
-	// API replaces Collection in the names of methods, if API is set, such as "regionHealthChecks".
+	// API is the name in methods if it differs from Collection, such as "regionHealthChecks".
 	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string
@@ -186,7 +187,7 @@ func (r *Resource) Name() string { return r.Path[strings.LastIndexByte(r.Path, '
 // Link returns the URL.
 func (r *Resource) Link() string { return base + r.Path }
 
-// scope returns the path of the resource's zone, region, or global.
+// scope returns the path of the resource's zone or region, or the path that ends with "global".
 func (r *Resource) scope() string { return strings.TrimSuffix(r.Path, "/"+r.Collection+"/"+r.Name()) }
 
 // Scope returns the scope of a call: projects/p/zones/z, projects/p/regions/r or projects/p/global.
@@ -233,7 +234,8 @@ func (c *Compute) Put(path string, body map[string]any) *Resource {
 	return r
 }
 
-// Find returns the resource with a URL or path, or nil. The last part may be the numeric ID.
+// Find returns the resource with a URL or path, or nil. The URL or path may end with the resource's numeric ID instead
+// of its name.
 func (c *Compute) Find(link string) *Resource {
 	if i := strings.Index(link, "projects/"); i > 0 {
 		link = link[i:]
@@ -419,7 +421,7 @@ func (c *Compute) list(k Kind, call *rest.Call) (any, error) {
 	return c.Page(call, "compute#"+k.Type+"List", items)
 }
 
-// Page answers a list call: it filters items, and cuts a page.
+// Page answers a call of a list method with one page of the items that pass the call's filter.
 func (c *Compute) Page(call *rest.Call, kind string, items []map[string]any) (any, error) {
 	matches, err := parseFilter(call.Query.Get("filter"))
 	if err != nil {

@@ -59,7 +59,7 @@ func (c *Compute) addInstances() {
 	c.Handle("compute.instances.getSerialPortOutput", c.serialPort)
 }
 
-// checkInstance checks a new instance, fills in what the service adds, and gives it its addresses.
+// checkInstance checks a new instance. It also sets the fields that the service sets, such as external addresses.
 func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) error {
 	body, scope := r.Body, r.scope()
 	machineType := rest.Text(body, "machineType")
@@ -278,8 +278,8 @@ func add(addr netip.Addr, n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
 }
 
-// addresses maps the primary and alias addresses of all instances except one to the instances' names. Stopped instances
-// are included.
+// addresses maps the primary and alias addresses of instances to the instances' names. It includes stopped instances,
+// but not the instance in the parameter except.
 func (c *Compute) addresses(except *Resource) map[netip.Addr]string {
 	used := map[netip.Addr]string{}
 	for _, r := range c.All("", "instances") {

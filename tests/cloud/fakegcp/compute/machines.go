@@ -149,7 +149,7 @@ func (c *Compute) machineView(r *Resource) Instance {
 	return view
 }
 
-// Instance returns the current state of an instance that exists.
+// Instance returns the current state of the instance with a numeric ID. ok is false if there is no such instance.
 func (c *Compute) Instance(id uint64) (view Instance, ok bool) {
 	c.Do(func() {
 		for _, r := range c.All("", "instances") {
@@ -269,14 +269,14 @@ func (c *Compute) serialPort(call *rest.Call) (any, error) {
 		"/serialPort", "start": fmt.Sprint(start), "next": fmt.Sprint(len(text))}, nil
 }
 
-// End ends an instance like a crash or a shutdown inside the VM. The instance is then stopped, and keeps its addresses
-// and disks.
+// End stops an instance in the way that a crash or a shutdown inside the VM does. The instance keeps its addresses and
+// disks.
 func (c *Compute) End(path, reason string) {
 	c.system(path, "compute.instances.guestTerminate", reason, 0, func(r *Resource) { r.Body["status"] = terminated })
 }
 
-// Preempt tells a Spot VM that it is preempted, and ends it after the grace period. With the termination action DELETE,
-// the VM is then deleted.
+// Preempt notifies a Spot VM of its preemption, and stops it after the grace period. If its termination action is
+// DELETE, the VM is then also deleted.
 func (c *Compute) Preempt(path string, grace time.Duration) {
 	c.Do(func() {
 		if r := c.Find(path); r != nil {
@@ -293,7 +293,7 @@ func (c *Compute) Preempt(path string, grace time.Duration) {
 	})
 }
 
-// Vanish deletes an instance without a delete operation, so that its owner does not learn of it.
+// Vanish deletes an instance although its owner has not called delete. The owner gets no notice.
 func (c *Compute) Vanish(path string) {
 	c.system(path, "compute.instances.repair.deleteInstance", "", 0, func(r *Resource) {
 		delete(c.resources, r.Path)
@@ -301,7 +301,8 @@ func (c *Compute) Vanish(path string) {
 	})
 }
 
-// system changes an instance after a time, on behalf of the cloud itself.
+// system starts an operation of the cloud itself on an instance. The operation changes the instance after the duration
+// in after.
 func (c *Compute) system(path, method, reason string, after time.Duration, change func(*Resource)) {
 	c.Do(func() {
 		r := c.Find(path)

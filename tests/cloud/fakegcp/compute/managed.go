@@ -140,7 +140,7 @@ func (c *Compute) checkManager(_ *rest.Call, r *Resource, old map[string]any) er
 	return nil
 }
 
-// describeManager sets the fields about the progress of a group.
+// describeManager sets the fields that show whether a managed group has reached its size and template.
 func (c *Compute) describeManager(r *Resource) {
 	stable := len(c.managed[r.Path]) == targetSize(r)
 	for _, m := range c.managed[r.Path] {
@@ -232,7 +232,7 @@ func (c *Compute) deleteManaged(r *Resource) {
 	op.user = "system"
 }
 
-// healDelay is the time in which a new instance is not replaced.
+// healDelay is how long a managed group does not replace a new instance, even if it is unhealthy.
 func healDelay(r *Resource) time.Duration {
 	for _, policy := range Objects(r.Body["autoHealingPolicies"]) {
 		seconds, _ := strconv.Atoi(rest.Text(policy, "initialDelaySec"))
@@ -241,7 +241,8 @@ func healDelay(r *Resource) time.Duration {
 	return 0
 }
 
-// healthyInstance asks Healthy about an instance of a group. Without a health check, the instance is healthy.
+// healthyInstance calls the hook Healthy for an instance of a managed group. If the group has no health check, the
+// instance is healthy.
 func (c *Compute) healthyInstance(r, instance *Resource) bool {
 	policies := Objects(r.Body["autoHealingPolicies"])
 	if c.Healthy == nil || len(policies) == 0 {

@@ -75,8 +75,8 @@ func (c *Compute) resolve(value any) (any, error) {
 	return value, nil
 }
 
-// addReferring adds a type of resource that refers to others. A resource can be made only if those that it refers to
-// exist, and deleted only if no other refers to it.
+// addReferring adds a type of resource that refers to other resources. Such a resource can be made only if the other
+// resources exist. It cannot be deleted while another resource refers to it.
 func (c *Compute) addReferring(k Kind) {
 	check, removing := k.Check, k.Removing
 	k.Check = func(call *rest.Call, r *Resource, old map[string]any) error {
@@ -261,8 +261,8 @@ func (c *Compute) addBalancers() {
 		}})
 }
 
-// backendHealth returns the health of the members of one group of a backend service, once for each forwarding rule.
-// Without a forwarding rule there are no health checks.
+// backendHealth returns the health of the members of one group of a backend service. It lists each member once per
+// forwarding rule of the service. Without a forwarding rule, there are no health checks.
 // https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth
 func (c *Compute) backendHealth(call *rest.Call, services Kind) (any, error) {
 	service, err := c.Target(call, services)

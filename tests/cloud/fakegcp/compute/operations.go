@@ -80,9 +80,9 @@ func (c *Compute) faultOf(op *Operation) *Failure {
 	return nil
 }
 
-// Start starts an operation on a resource. The last part of the method is the operation's type. When the operation
-// ends, it calls finish, which may fail with a [*Failure]. If a [Fault] makes the operation fail, it calls undo
-// instead. Both functions may be nil.
+// Start starts an operation on a resource. The last part of method is the operation's type. When the operation ends,
+// finish is called, which may fail with a [*Failure]. If a [Fault] makes the operation fail, undo is called instead.
+// Both functions may be nil.
 func (c *Compute) Start(method string, target *Resource, finish func() error, undo func()) *Operation {
 	kind := method[strings.LastIndexByte(method, '.')+1:]
 	c.lastID += 7919
@@ -103,7 +103,8 @@ func (c *Compute) Start(method string, target *Resource, finish func() error, un
 	return op
 }
 
-// advance ends the operations that are due, and forgets old ones.
+// advance ends the operations that are due, and reconciles the managed groups. It then forgets old operations and
+// requestIds.
 func (c *Compute) advance() {
 	now := c.Now()
 	for _, op := range slices.Clone(c.ops) {
@@ -211,8 +212,8 @@ func checkLabels(body map[string]any) error {
 
 var comparison = regexp.MustCompile(`([\w.-]+)\s*(!=|=|\beq\b|\bne\b)\s*("[^"]*"|[^\s()]+)`)
 
-// parseFilter parses the part of filter expressions that programs in this repository use: comparisons joined by AND or
-// only by white space. https://cloud.google.com/compute/docs/reference/rest/v1/instances/list
+// parseFilter parses a filter expression. It knows only the forms that programs in this repository use: comparisons
+// joined by AND or by white space. https://cloud.google.com/compute/docs/reference/rest/v1/instances/list
 func parseFilter(text string) (func(map[string]any) bool, error) {
 	rest := comparison.ReplaceAllString(text, "")
 	if rest = strings.ReplaceAll(rest, "AND", ""); strings.Trim(rest, " ()") != "" {

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
-// DocumentedRates are the calls a minute that a project may make by default, by quota metric.
+// DocumentedRates are the numbers of calls per minute that a project may make by default, by quota metric.
 // https://cloud.google.com/compute/api-quota
 func DocumentedRates() map[string]int {
 	return map[string]int{"Queries": 1500, "Read requests": 1500, "List requests": 1500,
@@ -30,7 +30,8 @@ func metricOf(method string) string {
 	return "Queries"
 }
 
-// charge counts a call, or refuses it. All quotas are full again at the start of each minute.
+// charge counts a call of a method, or returns an error if the quota is used up. All quotas are full again at the start
+// of each minute.
 func (c *Compute) charge(method string) error {
 	metric := metricOf(method)
 	limit, limited := c.Rates[metric]

@@ -32,8 +32,8 @@ func SignIdentity(claims jwt.Claims) (string, error) {
 	return token.SignedString(key)
 }
 
-// IdentityKeys answers as https://www.googleapis.com/oauth2/v1/certs does: with the certificates of the keys that sign
-// identity tokens, by key ID.
+// IdentityKeys answers like https://www.googleapis.com/oauth2/v1/certs. It returns the certificates of the keys that
+// sign identity tokens, by key ID.
 func IdentityKeys(w http.ResponseWriter, _ *http.Request) {
 	text, err := certificate()
 	if err != nil {
