@@ -121,7 +121,7 @@ func newID(prefix string) string {
 	return prefix + "-0" + hex.EncodeToString(b[:])
 }
 
-// kind is a kind of resource. The prefix of an ID identifies it.
+// kind is a kind of resource. The prefix of an ID shows the kind of the resource.
 type kind struct {
 	prefix string // "vpc"
 	name   string // "vpc": the type in ARNs and tag specifications
@@ -132,7 +132,8 @@ type kind struct {
 	context func(id string) policy.Context
 }
 
-// kind returns the kind that an ID belongs to. The longest prefix wins: "eni-attach" is not an "eni".
+// kind returns the kind that an ID belongs to. If several prefixes fit, the longest counts: "eni-attach" is not an
+// "eni".
 func (s *Service) kind(id string) (kind, bool) {
 	var best kind
 	for _, k := range s.kinds {
@@ -156,7 +157,7 @@ func (s *Service) exists(id string) error {
 	return nil
 }
 
-// arn returns the ARN of a resource of a type. An empty ID or "*" means a resource that does not exist yet.
+// arn returns the ARN of a resource from its type and ID. An empty ID or "*" means a resource that does not exist yet.
 func (s *Service) arn(resourceType, id string) string {
 	if id == "" {
 		id = "*"

@@ -137,7 +137,7 @@ func (s *Service) newNAT(in natInput) (*natGateway, error) {
 		}
 		spec.Addresses = append(spec.Addresses, a)
 	}
-	// Each additional elastic address needs a private address.
+	// Each elastic address needs its own private address.
 	if wanted := max(1, len(spec.Addresses)) + spec.Secondary; len(elastic) > wanted {
 		spec.Secondary += len(elastic) - wanted
 	}

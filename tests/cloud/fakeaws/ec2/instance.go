@@ -48,7 +48,7 @@ type Credentials struct {
 type Identity interface {
 	// InstanceProfile finds a profile by name or ARN.
 	InstanceProfile(nameOrARN string) (Profile, bool)
-	// RoleCredentials returns credentials of a role for an instance. The instance's ID is the session name.
+	// RoleCredentials returns credentials of a role. The session name is the ID of the instance that gets them.
 	RoleCredentials(role, session string) Credentials
 }
 

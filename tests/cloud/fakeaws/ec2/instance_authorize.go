@@ -9,8 +9,8 @@ import (
 )
 
 // authorizeLaunch checks that the caller has every permission that a launch needs: RunInstances on each resource,
-// CreateTags on each resource that is tagged during creation, and PassRole for the profile's role. Of snapshots, only
-// those that the launch names need permission. KMS keys are checked later, see mayEncrypt.
+// CreateTags on each resource that is tagged during creation, and PassRole for the profile's role. A snapshot needs
+// permission only if the launch names it. KMS keys are checked later, see mayEncrypt.
 //
 // https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html and
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ExamplePolicies_EC2.html#iam-example-runinstances
@@ -74,7 +74,7 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	if err := s.allowMade(c, l, "instance", l.context(), l.asked.InstanceType != nil); err != nil {
 		return err
 	}
-	// AWS checks the spot request only if it is tagged during creation.
+	// AWS checks the permission for the spot request only if the request is tagged during creation.
 	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
 		if err := s.allowMade(c, l, "spot-instances-request", nil, l.asked.InstanceMarketOptions != nil); err != nil {
 			return err

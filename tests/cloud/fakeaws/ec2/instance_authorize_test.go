@@ -237,8 +237,8 @@ func TestPlacementPermissions(t *testing.T) {
 	}
 }
 
-// TestVolumeKeyPermissions checks a launch whose volume needs a KMS key that may not be used. The request succeeds. The
-// instance is pending, and EC2 then terminates it with the documented reason.
+// TestVolumeKeyPermissions checks a launch whose volume needs a KMS key for which the caller has no permission. The
+// request succeeds. The instance is pending, and EC2 then terminates it with the documented reason.
 func TestVolumeKeyPermissions(t *testing.T) {
 	w := newTestRegion(t, nil)
 	const key = "arn:aws:kms:us-west-2:123456789012:key/00000000-0000-0000-0000-000000000001"
@@ -315,7 +315,7 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 }
 
-// TestEveryOperationIsAuthorized checks that every operation on the resources in machinery asks for permission.
+// TestEveryOperationIsAuthorized checks that every operation on the resources in machinery fails without permission.
 func TestEveryOperationIsAuthorized(t *testing.T) {
 	w := newTestRegion(t, nil)
 	id := w.run(nil).InstanceId

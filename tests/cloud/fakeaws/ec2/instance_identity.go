@@ -15,8 +15,8 @@ import (
 	"github.com/smallstep/pkcs7"
 )
 
-// identitySigner signs instance identity documents, as the region's RSA-2048 key does on AWS. It makes its key when it
-// is first used.
+// identitySigner signs instance identity documents, as the region's RSA-2048 key does on AWS. It makes its key before
+// the first signature.
 type identitySigner struct {
 	once sync.Once
 	key  *rsa.PrivateKey

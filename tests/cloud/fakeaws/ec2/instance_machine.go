@@ -78,9 +78,9 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background: the machine may wait for an answer of the cloud, and the
-// caller holds the cloud's lock. When the machine has stopped, halt takes that lock and calls then. Without a machine,
-// it calls then immediately.
+// halt stops the machine of an instance in the background. The caller holds the cloud's lock, and the machine may still
+// wait for an answer of the cloud. When the machine has stopped, halt takes that lock and runs the callback. Without a
+// machine, halt runs the callback immediately.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)
 	if machine == nil {

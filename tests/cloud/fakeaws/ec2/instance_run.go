@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// maxUserData is the limit of user data in bytes, before its encoding.
+// maxUserData is the limit of user data in bytes, before base64 encoding.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html
 const maxUserData = 16 << 10
 

@@ -233,7 +233,7 @@ func (m *machine) Unplug(mac string) error {
 	return nil
 }
 
-// eventually waits for a state, because machines stop in the background.
+// eventually waits until an instance is in a state, because machines stop in the background.
 func (w *testRegion) eventually(id string, want types.InstanceStateName) types.Instance {
 	w.Helper()
 	deadline := time.After(10 * time.Second)

@@ -129,7 +129,7 @@ func TestAttach(t *testing.T) {
 	want(t, "detaching again", w.detach(attachment, false), "InvalidAttachmentID.NotFound")
 	must(w.attach(eni, b, 1))(t)
 
-	// When an instance terminates, its primary interface is deleted. The other interface becomes available.
+	// When an instance terminates, its primary interface is deleted. Its additional interface becomes available.
 	primary = *w.describe(b).NetworkInterfaces[0].NetworkInterfaceId
 	must(w.client.TerminateInstances(t.Context(), &sdk.TerminateInstancesInput{InstanceIds: []string{b}}))(t)
 	if got := w.eni(eni); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
@@ -175,8 +175,8 @@ func TestAttachingTakesTime(t *testing.T) {
 	}
 }
 
-// TestAttachAsks checks that AttachNetworkInterface needs permission on both resources. Each of the two permission
-// checks sees only the tags of its own resource.
+// TestAttachAsks checks that AttachNetworkInterface needs permission for the interface and for the instance. Each of
+// the two permission checks sees only the tags of its own resource.
 func TestAttachAsks(t *testing.T) {
 	w := newTestRegion(t, nil)
 	id := *w.run(nil).InstanceId

@@ -41,8 +41,8 @@ func (s *Service) key(name string) (Key, bool) {
 var volumeKeyActions = []string{"kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey",
 	"kms:GenerateDataKeyWithoutPlaintext"}
 
-// mayEncrypt reports whether the KMS keys of a launch exist and may be used. If a service launches, c is nil. EC2
-// checks the keys only after it has answered the request. If it refuses a key, the pending instance is terminated.
+// mayEncrypt reports whether the KMS keys of a launch exist and may be used. For a launch by a service, c is nil. EC2
+// checks the keys only after it has answered the request. If EC2 refuses a key, the pending instance is terminated.
 // https://repost.aws/knowledge-center/kms-iam-ec2-permission
 func (s *Service) mayEncrypt(c *wire.Call, l *launch) bool {
 	for _, d := range l.disks {

@@ -31,7 +31,7 @@ type permissionInput struct {
 }
 
 // permissionsInput holds the common parameters of the operations that add and revoke rules: permissions, or one rule in
-// the older form.
+// separate parameters.
 type permissionsInput struct {
 	GroupID          string            `query:"GroupId"`
 	GroupName        string            // a group of the default VPC, which does not exist here
@@ -284,7 +284,7 @@ type permissionXML struct {
 	PrefixLists []prefixListRefXML `xml:"prefixListIds>item"`
 }
 
-// permissions returns a group's rules in the older form: one permission for each protocol and port range.
+// permissions returns a group's rules as a list of IpPermission: one for each protocol and port range.
 func (s *Service) permissions(g *securityGroup, egress bool) []permissionXML {
 	type key struct {
 		protocol string

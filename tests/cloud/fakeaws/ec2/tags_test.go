@@ -103,8 +103,8 @@ func TestTags(t *testing.T) {
 	check("gone with the gateway", map[string]string{})
 }
 
-// TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags, and that ec2:CreateAction then names
-// the creating operation.
+// TestTagOnCreateAsks checks that creation with tags also needs ec2:CreateTags. The condition key ec2:CreateAction must
+// then be the name of the operation that creates the resource.
 func TestTagOnCreateAsks(t *testing.T) {
 	w := newTestRegion(t, nil)
 	in := &sdk.CreateVpcInput{CidrBlock: aws.String("10.9.0.0/16"), TagSpecifications: []types.TagSpecification{

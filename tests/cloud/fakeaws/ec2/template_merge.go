@@ -8,7 +8,8 @@ func replaceFields[T any](base, over T) T {
 	return base
 }
 
-// overlayFields is like replaceFields, but changes base in place and merges structures that both have, field by field.
+// overlayFields is like replaceFields, but changes base in place. If base and over both have a structure, it merges the
+// two structures field by field.
 func overlayFields(base *launchData, over launchData) {
 	replaceIn(reflect.ValueOf(base).Elem(), reflect.ValueOf(over), true)
 }

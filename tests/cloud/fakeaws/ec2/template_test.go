@@ -107,7 +107,8 @@ func fullTemplate() *types.RequestLaunchTemplateData {
 	}
 }
 
-// TestTemplateDescribesItsData checks that a template's description repeats its data, field by field.
+// TestTemplateDescribesItsData checks that the answer about a template contains the data that created it, field by
+// field.
 func TestTemplateDescribesItsData(t *testing.T) {
 	w := newTestRegion(t, nil)
 	request := fullTemplate()

@@ -89,7 +89,7 @@ func (s *Service) describeTypeOfferings(c *wire.Call) (any, error) {
 	}{found}, nil
 }
 
-// describeTypes lists the instance types with a requested name or architecture, and their numbers of CPUs and memory.
+// describeTypes lists the instance types with a requested name or architecture, and shows their CPUs and memory.
 func (s *Service) describeTypes(c *wire.Call) (any, error) {
 	var in struct {
 		InstanceType []string

@@ -29,8 +29,8 @@ func want(t *testing.T, what string, err error, wanted string) {
 	}
 }
 
-// TestNetworkAsks checks that every network operation asks for permission before it returns any other error, whatever
-// its parameters are.
+// TestNetworkAsks checks that every network operation checks the caller's permission before it returns any other error,
+// whatever its parameters are.
 func TestNetworkAsks(t *testing.T) {
 	w := newTestRegion(t, nil)
 	gateway := must(w.client.CreateInternetGateway(t.Context(), &sdk.CreateInternetGatewayInput{}))(

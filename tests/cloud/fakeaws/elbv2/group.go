@@ -94,7 +94,7 @@ func (s *Service) createTargetGroup(c *wire.Call) (any, error) {
 	return groupsAnswer{TargetGroups: []targetGroup{s.describeGroup(g)}}, nil
 }
 
-// checkGroup checks all settings except the health check, and sets defaults.
+// checkGroup checks all settings of a target group except its health check, and sets defaults.
 func (s *Service) checkGroup(g *group) error {
 	if g.addressType == "" {
 		g.addressType = "ipv4"

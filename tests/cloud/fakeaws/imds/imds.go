@@ -125,7 +125,8 @@ func (m *metadata) allowed(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// get returns the content type and text of a path below the version. ok is false if the path does not exist.
+// get returns the content type and text of a path. The path does not contain the version. ok is false if the path does
+// not exist.
 func (m *metadata) get(path string) (kind string, text []byte, ok bool) {
 	switch path {
 	case "":

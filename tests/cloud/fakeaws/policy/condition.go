@@ -103,8 +103,8 @@ func (c *Condition) holds(ctx Context, vars bool) (result, resolved bool) {
 	}
 	wants := make([]pattern, 0, len(c.Values))
 	for _, v := range c.Values {
-		// Policy variables work only in strings and ARNs. In the values of other operators, the method check has
-		// refused them.
+		// Policy variables work only in strings and ARNs. [operator.check] has already refused them in the values of
+		// other operators.
 		p, ok := compile(v, op.wild, vars && op.kind == "", ctx)
 		if !ok {
 			return false, false

@@ -1,4 +1,4 @@
-// Package policy owns the evaluation of IAM policies as a pure function of documents and a request.
+// Package policy evaluates IAM policies. A decision depends only on the documents and the request.
 //
 // Invariant: an element that the package does not understand is a parse error, never ignored. A request that no
 // statement allows is denied.

@@ -19,8 +19,8 @@ import (
 )
 
 // ownHeaders are request headers that are not forwarded to the real S3 server behind the fake, because they concern the
-// connection or the fake itself. The server does not support encryption at rest, so the fake handles the headers about
-// it.
+// connection or the fake itself. The server does not support encryption at rest, so the fake handles the headers for
+// encryption.
 var ownHeaders = []string{
 	"Authorization", "Connection", "Content-Length", "Transfer-Encoding", "Expect", "Host", "Accept-Encoding", "Te",
 	"Trailer", "Upgrade", "X-Amz-Date",
@@ -97,7 +97,7 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 	return q.send(q.Request.Method, path, q.query, q.headers(), body)
 }
 
-// answerHeaders are headers of the server's answer that are not passed back: the front sends its own.
+// answerHeaders are headers of the server's answer that are not passed to the client: the front sends its own.
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 

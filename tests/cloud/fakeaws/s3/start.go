@@ -32,8 +32,7 @@ func Start(ctx context.Context, dir, binary string) (b Backend, stop func() stri
 	}
 	socket := filepath.Join(run, "socket")
 	b = Backend{URL: "unix://" + socket, Access: "root", Secret: rand.Text()}
-	// Without --disableotmp, a list that versitygw 1.8.0 returns contains its temporary files while it replaces
-	// objects.
+	// While versitygw 1.8.0 replaces an object, it lists a temporary file as an object, unless --disableotmp is set.
 	server := exec.CommandContext(context.WithoutCancel(ctx), binary, "--quiet", "--keep-alive", "--port", socket,
 		"posix", "--disableotmp", data)
 	// The credentials are passed in the environment, because ps shows arguments.

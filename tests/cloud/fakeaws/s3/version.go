@@ -137,8 +137,8 @@ func (q *request) forget(v *version) error {
 	return err
 }
 
-// publish calls send, which writes the request's object, and records the result as the newest version. It returns
-// send's answer. size is the size of the object in bytes, -1 if it is unknown.
+// publish calls send, which writes the request's object, and returns send's answer. If the bucket keeps versions,
+// publish records the object as the newest version. size is the size of the object in bytes, -1 if it is unknown.
 func (q *request) publish(size int64, send func() (*http.Response, error)) (*http.Response, error) {
 	status, unlock := q.s.change(q.config, q.key)
 	defer unlock()

@@ -301,8 +301,8 @@ func (c *Compute) Vanish(path string) {
 	})
 }
 
-// system starts an operation of the cloud itself on an instance. The operation changes the instance after the duration
-// in after.
+// system starts an operation of the cloud itself on an instance. The operation changes the instance after the given
+// duration.
 func (c *Compute) system(path, method, reason string, after time.Duration, change func(*Resource)) {
 	c.Do(func() {
 		r := c.Find(path)

@@ -159,7 +159,7 @@ func targetSize(r *Resource) int {
 	return size
 }
 
-// reconcileGroups brings the managed groups one step closer to their size and template. It runs before every call.
+// reconcileGroups brings the managed groups one step closer to their size and template. It runs before every API call.
 func (c *Compute) reconcileGroups() {
 	for _, r := range c.All("", managers.Collection) {
 		c.reconcileGroup(r)
