@@ -31,8 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
-// program names the program under services/cmd that the tests build. The operator takes long to link; a smaller program
-// links faster.
+// program is the name of the program under services/cmd that the tests build. A smaller program than the default links
+// faster.
 var program = flag.String("program", "nstance-operator", "program under services/cmd to make an image of")
 
 func TestImage(t *testing.T) {
@@ -48,7 +48,7 @@ func TestImage(t *testing.T) {
 	if err := run(t.Context(), append(slices.Clone(args), "-push", pushed, "-insecure"), &first); err != nil {
 		t.Fatal(err)
 	}
-	// A second build into the same directory replaces the image of the first.
+	// The second build has the same output directory as the first. It must replace the image there.
 	if err := run(t.Context(), args, &second); err != nil {
 		t.Fatal(err)
 	}

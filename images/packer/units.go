@@ -1,5 +1,5 @@
-// Package packer holds the systemd units of the machine images. Boot scripts that download a program install the same
-// units.
+// Package packer holds the systemd units of the machine images. A boot script that downloads the server or the agent
+// installs the same units.
 package packer
 
 import _ "embed" // for the units

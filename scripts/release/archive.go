@@ -66,8 +66,9 @@ func zipped(created time.Time, entries []entry) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// tree returns the files below a directory of the repository, sorted by name. into is the directory in the archive.
-// Directories of tests and of continuous integration, and Terraform's working directories and states, are left out.
+// tree returns the files below the directory "dir" of the repository, sorted by name. In the archive, they are below
+// the directory "into". tree leaves out directories of tests and of continuous integration, and Terraform's working
+// directories and states.
 func (r *release) tree(dir, into string) (entries []entry, err error) {
 	base := filepath.Join(r.Root, dir)
 	err = filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {

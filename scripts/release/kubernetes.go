@@ -69,7 +69,8 @@ func (r *release) monitoring() error {
 	return r.write("nstance-monitoring_"+r.Number+".tar.gz", archive)
 }
 
-// checkSeries checks that metadata.yaml lists the release's major and minor version. clusterctl refuses other releases.
+// checkSeries checks that metadata.yaml lists the release's major and minor version. clusterctl refuses a release whose
+// version is not listed.
 func checkSeries(metadata []byte, number string) error {
 	var list struct {
 		Series []struct{ Major, Minor int } `yaml:"releaseSeries"`
@@ -86,7 +87,7 @@ func checkSeries(metadata []byte, number string) error {
 		"Cluster API", number)
 }
 
-// replaceOnce replaces the only match of an expression.
+// replaceOnce replaces the match of an expression. It is an error unless there is exactly one match.
 func replaceOnce(content []byte, expression, replacement string) ([]byte, error) {
 	pattern := regexp.MustCompile("(?m)" + expression)
 	if found := len(pattern.FindAll(content, -1)); found != 1 {

@@ -160,7 +160,8 @@ func root() (string, error) {
 	return "", errors.New("the working directory is outside the repository")
 }
 
-// check looks for faults of the release. Tolerable faults are warnings. A fault that no release may have is an error.
+// check looks for faults of the release. It returns a warning for a fault that is tolerable without -strict, and an
+// error for any other fault.
 func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	metadata, err := os.ReadFile(filepath.Join(r.Root, "services/operator/clusterctl/metadata.yaml"))
 	if err != nil {
@@ -206,7 +207,7 @@ func (r *release) check(ctx context.Context) (warnings []string, err error) {
 	return warnings, nil
 }
 
-// replaceable returns an error unless dir is missing, empty, or an earlier release that may be replaced.
+// replaceable returns an error unless dir is missing, is empty, or contains an earlier release.
 func replaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {

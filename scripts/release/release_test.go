@@ -37,7 +37,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestStrict checks that -strict refuses a release without keys, and that nothing is built.
+// TestStrict checks that -strict refuses to build a release without signing keys.
 func TestStrict(t *testing.T) {
 	t.Setenv("NSTANCE_MINISIGN_KEY", "")
 	t.Setenv("NSTANCE_GPG_KEY", "")
@@ -53,7 +53,7 @@ func TestStrict(t *testing.T) {
 	}
 }
 
-// TestOutIsKept checks that a directory that is not a release is not replaced.
+// TestOutIsKept checks that a release may replace an empty directory or an earlier release, but no other directory.
 func TestOutIsKept(t *testing.T) {
 	dir := t.TempDir()
 	if err := replaceable(dir); err != nil {
@@ -73,8 +73,8 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestKeysAreNotShown checks that errors about unreadable keys contain neither the key nor its password. It also reads
-// a key with the right password.
+// TestKeysAreNotShown checks that errors about unreadable signing keys contain neither the key nor its password. It
+// also signs with a key that the right password has opened.
 func TestKeysAreNotShown(t *testing.T) {
 	_, private, err := minisign.GenerateKey(nil)
 	if err != nil {
@@ -109,8 +109,8 @@ func TestKeysAreNotShown(t *testing.T) {
 	}
 }
 
-// TestDetached signs with a key that is newer than the release, and checks that a second signature of the same text is
-// equal.
+// TestDetached signs with a key that is newer than the release. It signs a text twice and checks that both signatures
+// are equal.
 func TestDetached(t *testing.T) {
 	key, err := openpgp.NewEntity("test", "", "test@example.com", nil)
 	if err != nil {

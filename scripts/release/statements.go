@@ -25,8 +25,8 @@ import (
 // sums is the name of the list of checksums.
 const sums = "SHA256SUMS"
 
-// bills writes a bill of materials (CycloneDX 1.6) of each program: the modules in the build information of its
-// binaries for all platforms.
+// bills writes a bill of materials (CycloneDX 1.6) for each program. It lists the Go modules of the program's binaries
+// for all platforms.
 func (r *release) bills(context.Context) error {
 	for _, program := range append(slices.Clone(programs), providerName) {
 		components := map[string]cdx.Component{}
@@ -144,7 +144,7 @@ func (r *release) checksums(context.Context) error {
 	return r.write(sums+".minisig", signature)
 }
 
-// files returns the names of the files so far, sorted.
+// files returns the names of the files that the release has so far, sorted.
 func (r *release) files() (names []string, err error) {
 	entries, err := os.ReadDir(r.Dir)
 	for _, e := range entries {

@@ -66,13 +66,13 @@ var (
 	moduleSource    = regexp.MustCompile(`(?m)^(\s*source\s*=\s*)"(?:\.\./)+modules/([^"]+)"`)
 )
 
-// modules writes the Terraform modules, and the examples with the released modules and provider in place of the local
-// ones.
+// modules writes the Terraform modules and the examples. The examples use the released modules and provider instead of
+// the local ones.
 func (r *release) modules(context.Context) error {
 	archive := "nstance-modules_" + r.Number + ".tar.gz"
 	address := r.URL + "/" + r.Version + "/" + archive
-	// One configuration may use modules of several versions. So each module accepts its own and every newer provider
-	// below 1.0.
+	// One configuration may use modules of several versions, but only one provider. So a module accepts the provider of
+	// its own version, and every newer provider below 1.0.
 	required := ">= " + r.Number + ", < 1.0"
 	if semver.Prerelease(r.Version) != "" {
 		required = r.Number // Only an exact version permits a prerelease.

@@ -1,4 +1,5 @@
-// Package oci makes container images of static programs, without a container engine and a base image.
+// Package oci makes container images of static programs. It needs no container engine, and the images have no base
+// image.
 package oci
 
 import (
@@ -23,7 +24,8 @@ import (
 
 const (
 	source = "https://github.com/nstance-kit/nstance"
-	// user is the user nonroot of distroless images. It is numeric, so that Kubernetes can verify that it is not root.
+	// user is the user nonroot of distroless images. A numeric user lets Kubernetes verify that the image does not run
+	// as root.
 	user = "65532:65532"
 	// Certificates is the path of the root certificates in an image.
 	Certificates = "/etc/ssl/certs/ca-certificates.crt"
@@ -57,7 +59,8 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 		index = mutate.AppendManifests(index,
 			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				Platform: &v1.Platform{OS: "linux", Architecture: binary.Architecture}}},
-			// Clients that select a platform ignore a manifest for unknown/unknown.
+			// Clients that select an image by its platform skip this bill of materials, because its platform is
+			// unknown.
 			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				ArtifactType: SPDX,
 				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})

@@ -39,7 +39,7 @@ func Write(dir string, index v1.ImageIndex) error {
 	return nil
 }
 
-// Push pushes an index under a name, with the credentials of the container tools.
+// Push pushes an index under a name. It uses the registry credentials that the container tools have stored.
 func Push(ctx context.Context, reference string, insecure bool, index v1.ImageIndex) error {
 	named, err := Reference(reference, insecure)
 	if err != nil {

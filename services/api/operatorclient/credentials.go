@@ -44,7 +44,8 @@ func (c *Credentials) handshake(ctx context.Context, name string, raw net.Conn) 
 	return credentials.NewTLS(config).ClientHandshake(ctx, name, raw)
 }
 
-// Failure returns the error of the last handshake. It is nil after a successful one, and after Dial.
+// Failure returns the error of the last handshake. It returns nil if that handshake succeeded, or if Dial was called
+// after it.
 func (c *Credentials) Failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,5 +60,5 @@ func (c *Credentials) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 }
 
-// Clone returns c itself, because c belongs to one connection.
+// Clone returns c itself. A copy is not needed, because only one connection uses c.
 func (c *Credentials) Clone() credentials.TransportCredentials { return c }

@@ -48,8 +48,8 @@ func template() *v1beta1.NstanceMachineTemplate {
 		Template: v1beta1.NstanceMachineTemplateResource{Spec: machine().Spec}}}
 }
 
-// TestCRDSchema checks the CRDs and their CEL rules on a real API server: it accepts the valid writes, and refuses the
-// others with the expected errors.
+// TestCRDSchema checks the CRDs and their CEL rules on a real API server. The server must accept the valid writes, and
+// refuse the others with the expected errors.
 func TestCRDSchema(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -171,7 +171,7 @@ func TestCRDSchema(t *testing.T) {
 	t.Run("status is kept as it was written", func(t *testing.T) { roundTrip(ctx, t, cluster.Client) })
 }
 
-// roundTrip writes the status fields that the CRDs accept without a schema, and reads them back.
+// roundTrip writes the status of a shard group and reads it back. The CRD has no schema for its field "config".
 func roundTrip(ctx context.Context, t *testing.T, c client.Client) {
 	t.Helper()
 	g := shardGroup()

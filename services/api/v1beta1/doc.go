@@ -2,8 +2,8 @@
 // that the operator uses.
 //
 // The types implement Cluster API's v1beta2 contract for infrastructure providers: InfraCluster, InfraMachine,
-// InfraMachineTemplate and InfraMachinePool with MachinePool Machines. A label on the CRDs declares that. See
-// https://cluster-api.sigs.k8s.io/developer/providers/contracts/.
+// InfraMachineTemplate and InfraMachinePool with MachinePool Machines. A label on the CRDs declares the version of the
+// contract. See https://cluster-api.sigs.k8s.io/developer/providers/contracts/.
 //
 // Invariant: markers and CEL rules express every check that a schema can make, so that no admission webhook is needed.
 //

@@ -6,7 +6,7 @@ const (
 	GroupLabel = "nstance.dev/group"
 	// ShardLabel contains the ID of the shard.
 	ShardLabel = "nstance.dev/shard"
-	// ImportedLabel is "true" on objects that the operator created for a group that it found on the servers.
+	// ImportedLabel is "true" on objects that the operator created for an existing group of the servers.
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
@@ -21,8 +21,9 @@ const (
 const (
 	// PodAnnotation contains "{namespace}/{name}" of the pod for which an on-demand machine was created.
 	PodAnnotation = "nstance.dev/pod"
-	// OwnedFieldsAnnotation on the shard group of a static group lists all fields that its spec has ever set, separated
-	// by commas. When a listed field is removed from the spec, the operator removes the override from the server.
+	// OwnedFieldsAnnotation on the NstanceShardGroup of a static group lists the fields that were ever set in the spec
+	// of the NstanceShardGroup, separated by commas. When a listed field is removed from the spec, the operator removes
+	// the override from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
 	// RemoveAnnotation on a shard group lists instance IDs, separated by commas. When the group's size is lowered, the
 	// shard deletes these instances. The operator writes the annotation together with the lower size.
@@ -36,8 +37,9 @@ const (
 	// SkipShardsAnnotation lists IDs of shards, separated by commas. The deletion of the annotated object does not wait
 	// for a listed shard that does not answer. On a Cluster, the annotation applies to all objects of the Cluster.
 	SkipShardsAnnotation = "nstance.dev/skip-shards"
-	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool. Cluster API deletes that object
-	// together with another MachinePool that shares it. The operator creates it again, then removes the annotation.
+	// StoredPoolAnnotation on a MachinePool contains a copy of its NstanceMachinePool. If two MachinePools share an
+	// NstanceMachinePool and one of them is deleted, Cluster API deletes the NstanceMachinePool too. The operator then
+	// creates it again from the copy, and removes the annotation.
 	StoredPoolAnnotation = "nstance.dev/stored-pool"
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster makes the operator create the Cluster
 	// again.
@@ -51,7 +53,7 @@ const (
 )
 
 // Finalizers. ClusterFinalizer keeps a deleted Cluster until the operator has recorded its deletion. The other
-// finalizers are on the kinds that have a counterpart on the servers.
+// finalizers are on kinds whose objects stand for a group or an instance on the servers.
 const (
 	ClusterFinalizer     = "infrastructure.cluster.x-k8s.io/nstancecluster"
 	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"
@@ -75,8 +77,8 @@ const (
 	PoolSharedCondition = "PoolShared"
 	// InstanceCreatedCondition: the shard accepted the request for the instance. Machines have it.
 	InstanceCreatedCondition = "InstanceCreated"
-	// ServerDeletedCondition: the server reported that the instance is gone, so the operator does not delete it.
-	// Machines have it.
+	// ServerDeletedCondition: the server reported that the instance is gone, so the operator sends no delete request
+	// for it. Machines have it.
 	ServerDeletedCondition = "ServerDeleted"
 )
 
@@ -124,5 +126,5 @@ func DeletionRecordName(cluster string) string { return cluster + "-deleted" }
 // name may contain "--".
 func ShardGroupName(group, shard string) string { return group + "--" + shard }
 
-// ClusterName returns the name of a tenant's Cluster and NstanceCluster, which has at most 62 characters.
+// ClusterName returns the name of a tenant's Cluster and of its NstanceCluster. The name has at most 62 characters.
 func ClusterName(cluster, tenant string) string { return cluster + "--" + tenant }

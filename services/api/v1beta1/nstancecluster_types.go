@@ -14,8 +14,8 @@ type NstanceClusterSpec struct {
 
 // NstanceClusterStatus is the observed state of an NstanceCluster.
 type NstanceClusterStatus struct {
-	// initialization reports the provisioning state to Cluster API. It is provisioned from
-	// the start, because the infrastructure exists before this object.
+	// initialization reports to Cluster API that the infrastructure is provisioned. It always does so, because the
+	// infrastructure exists before this object.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
 	// failureDomains has one entry for each shard, named by the shard's ID.

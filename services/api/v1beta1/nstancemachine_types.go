@@ -17,8 +17,8 @@ type GroupReference struct {
 }
 
 // NstanceMachineSpec is the desired state of an NstanceMachine. With the label cluster.x-k8s.io/pool-name, the machine
-// represents an instance of a group (a MachinePool Machine). Without the label, the operator creates an instance for
-// the machine, and deletes it with the machine.
+// represents an instance that the servers keep for a pool (a MachinePool Machine). Without the label, the operator
+// creates an instance for the machine, and deletes the instance with the machine.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"
@@ -43,8 +43,8 @@ type NstanceMachineSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=256
 	Vars map[string]string `json:"vars,omitempty"`
-	// instanceID is the instance's ID on the servers. The operator generates and stores it before it requests the
-	// instance, so that a repeated request never creates a second instance.
+	// instanceID is the instance's ID on the servers. The operator generates and stores the ID before it asks a server
+	// for the instance, so that a repeated request never creates a second instance.
 	// +optional
 	// +kubebuilder:validation:MaxLength=29
 	// +kubebuilder:validation:Pattern=`^[a-z]{3}[0-9a-hjkmnp-tv-z]{26}$`
@@ -56,11 +56,11 @@ type NstanceMachineSpec struct {
 
 // NstanceMachineStatus is the observed state of an NstanceMachine, as last reported by the shard's leader.
 type NstanceMachineStatus struct {
-	// initialization reports the provisioning state to Cluster API: provisioned once the instance has run with a
-	// provider ID.
+	// initialization reports the provisioning state to Cluster API. The state is provisioned from the first time that
+	// the instance runs and has a provider ID.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
-	// instanceID equals the ID in the spec once the server knows the instance.
+	// instanceID equals the ID in the spec once the shard's leader has reported the instance.
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
 	// ready is true while the instance runs and is healthy.

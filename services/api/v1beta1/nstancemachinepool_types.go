@@ -18,8 +18,8 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable: create another pool"
 	Group string `json:"group,omitempty"`
-	// shards are the IDs of the shards that share the replicas. Each gets an equal part; the first ones get the
-	// remainder.
+	// shards are the IDs of the shards that share the replicas. Each shard gets an equal part. The remainder goes to
+	// the first shards of this list, one replica each.
 	// +required
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
@@ -58,11 +58,12 @@ type NstanceMachinePoolSpec struct {
 
 // NstanceMachinePoolStatus sums up the statuses of the pool's shard groups.
 type NstanceMachinePoolStatus struct {
-	// ready is true once the shards have accepted the group. Cluster API's MachinePool controller waits for it.
+	// ready is true once every reachable shard has accepted the group. Cluster API's MachinePool controller waits for
+	// this.
 	// +optional
 	Ready bool `json:"ready,omitempty"`
-	// initialization reports the provisioning state to Cluster API: provisioned once the shards have accepted the
-	// group.
+	// initialization reports the provisioning state to Cluster API: provisioned once every reachable shard has accepted
+	// the group.
 	// +optional
 	Initialization Initialization `json:"initialization,omitempty,omitzero"`
 	// infrastructureMachineKind is the kind of the objects that represent the pool's instances (MachinePool Machines).
@@ -73,8 +74,8 @@ type NstanceMachinePoolStatus struct {
 	Replicas *int32 `json:"replicas,omitempty"`
 	// readyReplicas is the number of healthy instances among the replicas. +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
-	// isStatic is true if the group is defined in the configuration of a shard. Its template and subnetPool then cannot
-	// be changed in the pool.
+	// isStatic is true if the group is defined in the configuration of a shard. The pool's template and subnetPool
+	// cannot be changed while isStatic is true.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
 	// capacity is the capacity of one instance, derived from its instance type. It is empty if unknown. The cluster

@@ -45,14 +45,14 @@ type NstanceShardGroupSpec struct {
 
 // NstanceShardGroupStatus is the observed state of an NstanceShardGroup, as last reported by the shard's leader.
 type NstanceShardGroupStatus struct {
-	// observedGeneration is the generation of the spec that the shard's leader has accepted.
+	// observedGeneration is the generation of this object's spec that the shard's leader has accepted.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is defined in the shard's configuration.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
-	// config is the effective definition of the group: the template, the shard's configuration and the pool's settings,
-	// merged by the server.
+	// config is the effective definition of the group. The shard's leader merges it from the template, the shard's
+	// configuration and the pool's settings.
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +kubebuilder:validation:Schemaless
@@ -62,14 +62,14 @@ type NstanceShardGroupStatus struct {
 	// deleted.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
-	// healthy is the number of healthy instances among those of actualSize. +optional
+	// healthy is the number of healthy instances among those that actualSize counts. +optional
 	Healthy *int32 `json:"healthy,omitempty"`
 	// providerIDs contains the provider IDs of the group's instances, sorted.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
 	ProviderIDs []string `json:"providerIDs,omitempty"`
-	// lastSyncTime is the time of the last change reported or accepted by the shard's leader.
+	// lastSyncTime is the time when the operator last changed this status while it could reach the shard's leader.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
 	// conditions of the shard group: Ready, ShardReachable, ConfigValid and Paused.
