@@ -57,8 +57,8 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	return cmd, client
 }
 
-// TestKill kills the process three times during many writes to the same directory. Every acknowledged object must be
-// complete in the directory.
+// TestKill starts the process three times in the same directory, and kills it during many writes. Every acknowledged
+// object must be complete in the directory.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Log("left out of a short run: it builds the binary")
@@ -145,7 +145,7 @@ func check(t *testing.T, client kubernetes.Interface, acked map[string]string) {
 		case !ok:
 			t.Errorf("%s is lost", name)
 		case strings.HasPrefix(name, "counter-"):
-			// An unacknowledged write may have succeeded too.
+			// The value may be newer than the acknowledged one, from a write that the process did not acknowledge.
 			if value < want || len(value) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", name, value, want)
 			}

@@ -26,9 +26,9 @@ import (
 // version is set at link time by a release build.
 var version = "dev"
 
-// heir holds three times, such as "9s 3s 1s". Only scripts/chaos.sh sets it, at link time, so that takeovers take a few
-// seconds instead of about 90 s. The times are the lease and the renewal interval of a lock with an heir, and the time
-// for which a standby must answer before it becomes the heir.
+// heir contains three durations, such as "9s 3s 1s". Only scripts/chaos.sh sets it, at link time, so that takeovers
+// take a few seconds instead of about 90 s. The first two are the lease of a lock with an heir, and its renewal
+// interval. The third is how long a standby must answer the leader's heartbeats before it becomes the heir.
 var heir string
 
 func main() { os.Exit(run()) }

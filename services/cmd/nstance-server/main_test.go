@@ -34,8 +34,8 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// hermetic makes this process look like an EC2 instance of a fake AWS, by environment variables. It returns the fake
-// AWS and an EC2 client of its account.
+// hermetic sets environment variables with which this process uses a fake AWS, as if it ran on an EC2 instance there.
+// It returns the fake AWS and an EC2 client of the instance's account.
 func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{})

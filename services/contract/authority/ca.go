@@ -4,8 +4,8 @@
 //
 // Every function depends only on its arguments: a specification, a source of randomness and the time.
 //
-// Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts nothing
-// else; no certificate made from a template can be mistaken for an agent, an operator or a server.
+// Invariant: only certificates from IssueClient and IssueServer carry a SPIFFE ID, and ParseIdentity accepts no other
+// certificates. A certificate from IssueInstance therefore never passes for that of an agent, an operator or a server.
 package authority
 
 import (
@@ -33,13 +33,13 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is subtracted from the time of issue to get the start of validity of a certificate or nonce, because the
-	// clock of a new VM may be slow.
+	// Skew is how long before its time of issue a certificate or nonce becomes valid. The clock of a new VM may be
+	// slow.
 	Skew = 5 * time.Minute
 )
 
-// CA is a certificate authority that can issue. It is immutable, safe for concurrent use, and prints without its key.
-// The zero CA issues nothing.
+// CA is a certificate authority with its key. It is immutable and safe for concurrent use. Its key is never printed.
+// The zero CA cannot issue certificates.
 type CA struct {
 	cert   *x509.Certificate
 	signer func() crypto.Signer // a function: see envelope.Key
@@ -58,8 +58,8 @@ func CreateCA(cluster string, rand io.Reader, now time.Time) (CA, error) {
 	}, rand, now)
 }
 
-// CreateWorkloadCA makes the CA that issues the certificates of a cluster's workloads. The CA may issue from the given
-// start. It is like a CA of [CreateCA], but has neither the SPIFFE ID of the cluster nor the right to sign documents.
+// CreateWorkloadCA makes the CA that issues the certificates of a cluster's workloads from the time "start" on. Unlike
+// a CA of [CreateCA], it has neither the SPIFFE ID of the cluster nor the right to sign documents.
 func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, error) {
 	if err := ident.ValidateClusterName(cluster); err != nil {
 		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
@@ -84,7 +84,7 @@ func workloadCAName(cluster string) string { return cluster + " workloads" }
 // Starts returns the time from which the CA may issue.
 func (ca CA) Starts() time.Time { return ca.cert.NotBefore.Add(Skew) }
 
-// createCA completes a template and signs it with a new key. The CA may issue from the given start.
+// createCA completes a template and signs it with a new key. The CA may issue certificates from the time "start" on.
 func createCA(template *x509.Certificate, rand io.Reader, start time.Time) (CA, error) {
 	key, err := newKey(rand)
 	if err != nil {
@@ -137,7 +137,7 @@ func ImportCA(cluster string, certPEM, keyPEM []byte, rand io.Reader, now time.T
 }
 
 // verifyIssuing issues one certificate of each role and verifies it. An unsuitable CA (name constraint, wrong key
-// usage, expired) thus fails at the import, not at a later replacement of a VM.
+// usage, expired) must fail when it is imported, not when it issues the first certificate for a VM.
 func (ca CA) verifyIssuing(cluster string, rand io.Reader, now time.Time) error {
 	key, err := newKey(rand)
 	if err != nil {
@@ -269,8 +269,8 @@ func parseCABlocks(blocks []*pem.Block) (CA, error) {
 	return newCA(cert, key)
 }
 
-// NextKeys are the keys that a rotation makes: the new CA and the new nonce key. The nonce key is zero if an older
-// version of Nstance began the rotation.
+// NextKeys are the new CA and the new nonce key of a rotation. If an older version of Nstance began the rotation, the
+// nonce key is zero.
 type NextKeys struct {
 	CA    CA
 	Nonce NonceKey
@@ -374,8 +374,8 @@ func Fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Trust returns 16 hexadecimal characters that identify the issuing CA together with the bundle that clients get. The
-// result is empty if the bundle holds only that CA, as it does outside a rotation.
+// Trust returns 16 hexadecimal characters that identify the issuing CA together with the trust bundle. The result is
+// empty if the bundle contains only that CA, which is so outside a rotation.
 func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	if len(bundle) == 1 && bundle[0].Equal(ca) {
 		return ""

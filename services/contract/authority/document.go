@@ -184,8 +184,8 @@ func verifyBytes(cert *x509.Certificate, message, signature []byte) bool {
 	return false
 }
 
-// SignsDocuments reports whether the CA was made by a program that signs every document. With such a CA, an unsigned
-// document is a forgery. RFC 5280, section 4.2.1.3: the key usage digitalSignature permits signatures on data other
-// than certificates and revocation lists. A CA that was imported, or made by an older version of Nstance, may lack
-// digitalSignature.
+// SignsDocuments reports whether every document of the CA's cluster is signed, so that an unsigned document is a
+// forgery. This is so if the CA's certificate has the key usage digitalSignature, which permits signatures on data
+// other than certificates and revocation lists (RFC 5280, section 4.2.1.3). A CA that was imported, or made by an older
+// version of Nstance, may lack digitalSignature.
 func (ca CA) SignsDocuments() bool { return ca.cert.KeyUsage&x509.KeyUsageDigitalSignature != 0 }

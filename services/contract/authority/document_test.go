@@ -52,7 +52,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// A document opens with the certificate of any of its signers, and its content may itself hold a signed document.
+// The certificate of any signer opens a document. The content of the document may itself be a signed document.
 func TestDocumentOfSeveralSigners(t *testing.T) {
 	first, second := newCA(t), must[authority.CA](t)(authority.CreateCA("example", random(9), t0))
 	doc := document()
@@ -104,8 +104,8 @@ func TestOpenDocumentRefuses(t *testing.T) {
 	}
 }
 
-// An imported CA may have an ECDSA or RSA key. Its signature of the same document is always the same, so a write with
-// an unknown result can be repeated.
+// An imported CA may have an ECDSA or RSA key. Each of these keys signs the same document with the same bytes. A write
+// with an unknown result can therefore be repeated.
 func TestDocumentKeyKinds(t *testing.T) {
 	for name, key := range map[string]crypto.Signer{
 		"ECDSA": must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), cryptorand.Reader)),

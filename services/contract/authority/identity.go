@@ -51,8 +51,8 @@ func (i Identity) name() string {
 	return i.ID.String()
 }
 
-// serverPattern: the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2), without a leading dot. 64 is the
-// limit of a CN.
+// serverPattern matches a server's ID. An ID has the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2)
+// without a leading dot, and at most 64 of them, the limit of a CN.
 var serverPattern = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$`)
 
 // ValidateServerID checks a server's --id: 1 to 64 of [A-Za-z0-9._-], not beginning with a dot.
@@ -95,9 +95,9 @@ func (i Identity) Validate() error {
 	return fmt.Errorf("role %q is unknown", i.Role)
 }
 
-// ParseIdentity reads the identity in a certificate. The role comes from the only URI SAN. Subject, key usages and the
-// other names must be exactly what [CA.IssueClient] and [CA.IssueServer] write. TLS verifies the chain and the times.
-// The caller must compare the identity's Cluster (and Shard) with the expected one.
+// ParseIdentity reads the identity in a certificate. The role comes from the only URI SAN. The subject, the key usages
+// and the kinds of other SANs must be those of a certificate from [CA.IssueClient] or [CA.IssueServer]. TLS verifies
+// the chain and the times. The caller must compare the identity's Cluster (and Shard) with the expected one.
 func ParseIdentity(cert *x509.Certificate) (Identity, error) {
 	identity, err := parseIdentity(cert)
 	if err != nil {

@@ -75,7 +75,8 @@ type ServerSpec struct {
 	TTL       time.Duration    // 0: ServerTTL
 }
 
-// IssueServer makes a server's certificate, for both ends of a connection: servers of a shard call each other.
+// IssueServer makes a server's certificate. It is valid for both ends of a connection, because the servers of a shard
+// call each other.
 func (ca CA) IssueServer(spec ServerSpec, rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: spec.Identity.name()},
@@ -136,8 +137,8 @@ const (
 )
 
 // InstanceSpec asks for a certificate that an instance uses for its own purposes. Its fields come from a rendered
-// certificate template. Empty strings in lists are left out: an IPv6 address in the template is rendered as "" if the
-// instance has none. Fields must not be longer than RFC 5280 allows.
+// certificate template. Empty strings in lists are left out, because a missing IPv6 address is rendered as "". Fields
+// must not be longer than RFC 5280 allows.
 type InstanceSpec struct {
 	Kind         string // KindClient or KindServer: the one extended key usage
 	CommonName   string
@@ -154,7 +155,7 @@ type InstanceSpec struct {
 	PublicKey    crypto.PublicKey // Ed25519 or ECDSA P-256: see ParsePublicKey
 }
 
-// IssueInstance makes a certificate from a template.
+// IssueInstance makes the certificate that an [InstanceSpec] describes.
 func (ca CA) IssueInstance(spec InstanceSpec, rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	template, err := spec.template()
 	if err != nil {
@@ -307,7 +308,8 @@ func checkText(name, value string, limit int) error {
 	return nil
 }
 
-// dnsPattern: labels as in RFC 1123, with underscores, and one wildcard in front.
+// dnsPattern matches a DNS name with labels as in RFC 1123. Labels may contain underscores, and the first one may be
+// "*".
 var dnsPattern = regexp.MustCompile(
 	`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 

@@ -69,8 +69,9 @@ func (n Nonce) LogValue() slog.Value { return slog.StringValue(n.String()) }
 // MarshalText returns the redacted form. encoding/json uses MarshalText too. The nonce cannot be read back from it.
 func (n Nonce) MarshalText() ([]byte, error) { return []byte(n.String()), nil }
 
-// NonceKey signs nonces: an Ed25519 key of the cluster. It prints as redacted. While the cluster's keys are rotated, a
-// NonceKey also holds the other public key, old or new. Nonces of that key are accepted too.
+// NonceKey is the Ed25519 key of a cluster that signs nonces. It prints as redacted. While the cluster's keys are
+// rotated, a NonceKey also contains a second public key: that of the new key or, later, of the old one. Nonces signed
+// with that key are accepted too.
 type NonceKey struct {
 	private func() ed25519.PrivateKey
 	other   ed25519.PublicKey // nil if there is none
@@ -85,7 +86,7 @@ func CreateNonceKey(rand io.Reader) (NonceKey, error) {
 	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// MarshalSecret writes the key as PKCS #8 in PEM, and then the other key, if there is one, as a public key. That is the
+// MarshalSecret writes the key as PKCS #8 in PEM, followed by the second public key, if there is one. The result is the
 // content of the secret `registration-nonce.key`. [ParseNonceKey] reads it.
 func (k NonceKey) MarshalSecret() ([]byte, error) {
 	if k.IsZero() {
@@ -136,12 +137,12 @@ func parseNonceBlock(block *pem.Block) (NonceKey, error) {
 	return NonceKey{private: func() ed25519.PrivateKey { return key }}, nil
 }
 
-// Accepting returns a copy of the key that also accepts nonces of the other key, but of no third key. If other is zero,
-// it accepts only its own nonces.
+// Accepting returns a copy of the key k that accepts nonces of k and of the key "other". If "other" is zero, the copy
+// accepts only nonces of k.
 func (k NonceKey) Accepting(other NonceKey) NonceKey { return NonceKey{k.private, other.Public()} }
 
-// Accepted returns the public keys with which [ParseNonce] verifies nonces: this key's, and the other accepted key, if
-// there is one. It is empty for a zero NonceKey.
+// Accepted returns the public keys with which [ParseNonce] verifies nonces: that of k, and the second public key, if
+// there is one. It returns none for a zero NonceKey.
 func (k NonceKey) Accepted() []ed25519.PublicKey {
 	switch {
 	case k.IsZero():
@@ -179,7 +180,8 @@ type NonceSpec struct {
 	Role    Role // RoleAgent or RoleOperator
 	Cluster string
 	Tenant  string
-	// ID is the ID of the instance or of the operator. If it is zero, an operator gets a new ID.
+	// ID is the ID of the instance or of the operator. An instance must have one. If an operator's ID is zero, the
+	// operator gets a new ID.
 	ID ident.ID
 	// Shard, Group and ConfigHash are those of the instance. They are empty for operators, which can register with any
 	// shard.
@@ -188,14 +190,14 @@ type NonceSpec struct {
 	TTL                      time.Duration // 0: AgentNonceTTL or OperatorNonceTTL
 }
 
-// NonceClaims is what a nonce says. Nothing in it is secret.
+// NonceClaims are the contents of a nonce. None of them is secret.
 type NonceClaims struct {
 	Role                     Role
 	Cluster, Tenant          string
 	ID                       ident.ID // of the instance or operator
 	Shard, Group, ConfigHash string
 	OnDemand                 bool
-	// JTI names the nonce: random for agents, the operator's ID for operators.
+	// JTI identifies the nonce. It is random for agents, and the operator's ID for operators.
 	JTI string
 	// The times are whole seconds in UTC. The nonce is valid before ExpiresAt.
 	IssuedAt, NotBefore, ExpiresAt time.Time

@@ -271,7 +271,7 @@ func FuzzParseNextKeys(f *testing.F) {
 	})
 }
 
-// TestAcceptedNonces checks that a key accepts its own nonces and those of the one other key that it holds.
+// TestAcceptedNonces checks that a key accepts its own nonces, those of the key given to Accepting, and no others.
 func TestAcceptedNonces(t *testing.T) {
 	key, others := nonceKey(t), []authority.NonceKey{}
 	for seed := range byte(2) {

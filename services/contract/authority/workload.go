@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// WorkloadCAs are the CAs of a cluster's workloads, in the order of their start. There are two while one replaces the
-// other: instances trust both.
+// WorkloadCAs are the CAs of a cluster's workloads, sorted by the time from which they issue certificates. While a new
+// CA replaces the old one, there are two, and instances trust both.
 type WorkloadCAs []CA
 
 // At returns the CA that issues at the given time: the last one that has started. If none has started, At returns the
@@ -45,8 +45,8 @@ func (w WorkloadCAs) MarshalSecret() ([]byte, error) {
 	return bytes.Join(out, nil), nil
 }
 
-// ParseWorkloadCAs reads what [WorkloadCAs.MarshalSecret] wrote, and returns errForeign if a CA is not a workload CA of
-// the cluster.
+// ParseWorkloadCAs reads what [WorkloadCAs.MarshalSecret] wrote. The error matches errForeign if a CA is not a workload
+// CA of the cluster.
 func ParseWorkloadCAs(secret []byte, cluster string, errForeign error) (w WorkloadCAs, err error) {
 	fail := func(err error) (WorkloadCAs, error) { return nil, fmt.Errorf("parse workload CA: %w", err) }
 	blocks, err := parsePEM(secret)

@@ -3,7 +3,8 @@
 //
 // A script writes the service's environment file, installs the program and its units if the image lacks them, and
 // starts the unit. A server's script also writes the network configuration of the leader's interface. A script is for
-// POSIX sh and can be run repeatedly. Without the caller's commands, it has less than 4 KiB, or 8 KiB with a download.
+// POSIX sh and can be run repeatedly. A script that downloads no program has less than 4 KiB, others less than 8 KiB.
+// This does not count the caller's commands.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
 // commands.
@@ -42,8 +43,8 @@ type Common struct {
 	// Binaries maps architectures ("amd64" or "arm64") to downloads. A script downloads the program only if the image
 	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
-	// Environment is added to the environment of the unit. If [ScalingGroupVariable] is set in it, a server's machine
-	// also reports the server's health to that scaling group.
+	// Environment contains further variables for the unit's environment. If a server's Environment sets
+	// [ScalingGroupVariable], the machine reports the server's health to that scaling group.
 	Environment map[string]string
 	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
 	CommandsBefore []string
@@ -66,8 +67,8 @@ type Server struct {
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent: a template for [render.UserdataText], as the value of `userdata.content`.
-// The caller's commands may contain templates. The environment must not contain any.
+// Agent is the boot script of nstance-agent. The script is a template for [render.UserdataText] and the value of
+// `userdata.content`. The caller's commands may contain templates. The environment must not contain any.
 type Agent struct{ Common }
 
 // FieldError is the error of one field.

@@ -83,7 +83,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// machine is a directory that replaces a machine's root directory.
+// machine is a test directory with the files of a machine. The paths in a script are redirected into the directory.
 type machine struct{ root, path string }
 
 func newMachine(t *testing.T) machine {
@@ -290,7 +290,7 @@ func TestDownload(t *testing.T) {
 		m.read(t, "systemctl.log")); diff != "" {
 		t.Error(diff)
 	}
-	// An existing program is not replaced.
+	// If the program is installed already, the script replaces neither the program nor its units.
 	m.write(t, "etc/systemd/system/nstance-server.service", "mine")
 	m.mustBoot(t, must(t)(s.Script()))
 	if *count != 1 || m.read(t, "etc/systemd/system/nstance-server.service") != "mine" {
@@ -341,7 +341,7 @@ func TestDownloadWithoutCurl(t *testing.T) {
 	s := server()
 	s.Binaries = binaries(url, program)
 	m := newMachine(t)
-	// The interpreter itself: python3 on PATH may be a wrapper that needs other tools.
+	// The test needs the interpreter itself, because python3 on PATH may be a wrapper that needs other programs.
 	python, err := exec.CommandContext(t.Context(), "python3", "-c", "import sys; print(sys.executable)").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -477,8 +477,8 @@ func FuzzServer(f *testing.F) {
 		}
 		m := newMachine(t)
 		m.mustBoot(t, script)
-		// systemd and sh must read the same values from the file. sh may fail, because some variables are special to
-		// it.
+		// If sh can read the file, it must read the same values as systemd. Some files are errors for sh, because some
+		// variables are special to it.
 		file := m.read(t, "etc/nstance/server.env")
 		if strings.Count(file, "\n") != 2 {
 			t.Fatalf("%q", file)

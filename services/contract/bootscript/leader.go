@@ -23,10 +23,11 @@ type LeaderNetwork struct {
 }
 
 // networkFile is the path of the configuration. systemd-networkd sorts files by name and uses the first one that
-// matches an interface. The names of netplan's files begin with 10, and those of other tools with 07 or more.
+// matches an interface. The names of other tools' files begin with higher numbers: 10 for netplan, and 07 or more for
+// the others.
 const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 
-// leaderTable is the routing table of packets from the leader's addresses.
+// leaderTable is the routing table for the packets that are sent from the leader's addresses.
 const leaderTable = 1000
 
 // validate reports errors at the fields of the Terraform argument leader_network.

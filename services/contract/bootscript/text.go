@@ -29,7 +29,7 @@ var (
 	agent = program{"nstance-agent", map[string]string{"nstance-agent": packer.AgentUnit}, ""}
 )
 
-// healthUnit reports the server's health to the machine's scaling group.
+// healthUnit is the unit that reports the server's health to the machine's scaling group.
 const healthUnit = "nstance-server-health"
 
 // start returns the commands that start a unit now and at each boot.

@@ -5,14 +5,17 @@
 // for every cloud.
 package cloud
 
-// Block describes one cloud's part of the shard configuration. It is constant. Every func may be nil.
+// Block describes one cloud's part of the shard configuration. No program changes a Block. Any of its functions may be
+// nil.
 type Block struct {
 	// Name is the value of server.provider.kind and of the provider field of images and load balancers.
 	Name string
-	// Hidden clouds are for tests and development: their shards accept images and load balancers of every cloud.
+	// Hidden means that the cloud is for tests and development. A shard of such a cloud accepts images and load
+	// balancers of every cloud.
 	Hidden bool
 
-	// SpotArgs are the paths of the args that request a spot instance. Nil: the cloud has no spot market.
+	// SpotArgs are paths into args. An arg at one of these paths requests a spot instance. Nil: the cloud has no spot
+	// market.
 	SpotArgs [][]any
 
 	// NeedsZone reports whether region and zone are required.
@@ -29,22 +32,22 @@ type Block struct {
 	// proofs. If not, the cloud publishes its keys.
 	AttestationCertificates bool
 
-	// LeaderNetwork is the zero value of the struct with the cloud's own fields of server.leader_network. The package
-	// named all embeds that struct. Nil: the cloud has no such fields.
+	// LeaderNetwork is a zero value. Its type is the struct with the cloud's own fields of server.leader_network. The
+	// package cloud/all embeds that struct. Nil: the cloud has no such fields.
 	LeaderNetwork any
 	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: the cloud has only one kind, and a
 	// configuration must not name it.
 	LeaderNetworkKinds []string
-	// LoadBalancer is the zero value of the struct with the cloud's own fields of a load balancer. The struct may be
-	// empty. The package named all embeds the struct. Nil: the cloud has no load balancers.
+	// LoadBalancer is a zero value. Its type is the struct with the cloud's own fields of a load balancer, which may be
+	// empty. The package cloud/all embeds that struct. Nil: the cloud has no load balancers.
 	LoadBalancer any
 
-	// CheckZone checks that a zone is in a region. The paths of its problems begin at server.provider.
+	// CheckZone checks that a zone is in a region. The paths in its problems are relative to server.provider.
 	CheckZone func(region, zone string) []Problem
-	// CheckOptions checks server.provider.options. The paths of its problems begin at the options.
+	// CheckOptions checks server.provider.options. The paths in its problems are relative to the options.
 	CheckOptions func(options map[string]string) []Problem
-	// CheckArgs checks args of defaults, a template or a group before rendering: the value of a text with a template is
-	// not known yet. The paths of its problems begin at the args.
+	// CheckArgs checks the args of defaults, an instance template or a group before the texts in them are rendered. The
+	// paths in its problems are relative to the args.
 	CheckArgs func(args map[string]any) []Problem
 
 	// ObjectStores are the kinds of bucket that the cloud has.
@@ -53,14 +56,14 @@ type Block struct {
 	SecretsStores []SecretsStore
 }
 
-// Checker is implemented by the structs of [Block.LeaderNetwork] and [Block.LoadBalancer] that have rules beyond
-// required fields. Check is called only for the cloud that the fields belong to. Missing fields are reported elsewhere.
+// Checker adds rules for the fields of a struct of [Block.LeaderNetwork] or [Block.LoadBalancer]. Check is called only
+// for the cloud of the struct. Other code checks that required fields are set.
 type Checker interface {
 	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for a load balancer.
 	Check(kind string) []Problem
 }
 
-// HealthSource is implemented by the struct of [Block.LoadBalancer] if the cloud's load balancers tell which of their
+// HealthSource is implemented by the struct of [Block.LoadBalancer] if the cloud's load balancers report which of their
 // members are healthy.
 type HealthSource interface {
 	// MissingForHealth returns the name of a missing field that is needed to ask for the health of members, or "".

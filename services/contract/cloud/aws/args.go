@@ -45,5 +45,5 @@ func checkArgs(args map[string]any) []cloud.Problem {
 	return problems
 }
 
-// argsDecoder adds the server's own rules to the fields and types of the API.
+// argsDecoder checks args against the fields and types of the API, and against the server's own rules.
 type argsDecoder struct{ apiargs.Decoder }

@@ -13,8 +13,8 @@ import (
 // Name is the cloud's name.
 const Name = "aws"
 
-// OptionProfile is the only option in server.provider.options: the profile in the SDK's shared configuration files. The
-// default is AWS_PROFILE.
+// OptionProfile is the only option in server.provider.options. It is the name of a profile in the SDK's configuration
+// files. The default is the value of the variable AWS_PROFILE.
 const OptionProfile = "profile"
 
 // Attestation is the method of server.attestation: the instance identity document, signed by EC2.

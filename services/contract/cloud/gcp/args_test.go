@@ -41,7 +41,7 @@ func describe(p cloud.Problem) string {
 	return line
 }
 
-// TestWrongArgs checks that each mistake is one problem with its path, before and after rendering.
+// TestWrongArgs checks that each mistake in args is reported once and with its path, both before and after rendering.
 func TestWrongArgs(t *testing.T) {
 	long := strings.Repeat("x", 64)
 	for _, test := range [][2]string{

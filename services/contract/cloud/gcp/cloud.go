@@ -21,8 +21,8 @@ const OptionProject = "project"
 // Attestation is the method of server.attestation: the VM's identity token, signed by Google.
 const Attestation = "gcp-identity-token"
 
-// Audience returns the audience of an instance's identity token. The server accepts no token for another audience: the
-// service that received it could use it to register in the VM's place.
+// Audience returns the audience of an instance's identity token. The server accepts no token for another audience.
+// Otherwise, a service that got a token from the VM could register in the VM's place.
 func Audience(instance string) string { return "nstance:" + instance }
 
 // Block describes the cloud.
@@ -49,9 +49,10 @@ var Block = cloud.Block{
 
 // Kinds of the leader's address.
 const (
-	// LeaderAlias is an alias address that the leader moves to its VM.
+	// LeaderAlias means that the leader's address is an alias address, which the leader moves to its VM.
 	LeaderAlias = "alias"
-	// LeaderLoadBalancer is the address of an internal passthrough load balancer. Its health check finds the leader.
+	// LeaderLoadBalancer means that the leader's address is that of an internal passthrough load balancer. Its health
+	// check finds the leader.
 	LeaderLoadBalancer = "load_balancer"
 )
 
@@ -104,7 +105,7 @@ func (g InstanceGroup) MissingForHealth() string {
 	return ""
 }
 
-// resourceName matches names of Compute Engine resources (RFC 1035). Instance IDs match too.
+// resourceName matches names of Compute Engine resources (RFC 1035). It also matches every instance ID.
 var resourceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func notAName(text string) string {

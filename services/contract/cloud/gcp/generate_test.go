@@ -92,8 +92,8 @@ type generator struct {
 	table   map[string]map[string]string
 }
 
-// typeName returns the name that a type has in the table. It adds the object types inside the type to the table. An
-// object type without a name is named by place.
+// typeName returns the name that a type has in the table. It adds the object types inside the type to the table. If an
+// object type has no name, typeName uses the parameter "place" as its name.
 func (g generator) typeName(place string, s schema) string {
 	switch {
 	case s.Ref != "":

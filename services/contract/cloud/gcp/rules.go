@@ -94,8 +94,8 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 	}
 }
 
-// checkInterfaces refuses an address that only one VM could have. It also refuses a network in the args of the first
-// interface, because the group determines that interface's subnet.
+// checkInterfaces refuses a fixed address, because only one VM could have it. It also refuses a network in the args of
+// the first interface, because the group determines that interface's subnet.
 func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	for i, nic := range objectsOf(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {
@@ -111,7 +111,7 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	}
 }
 
-// checkDisks refuses a disk that only one VM could have.
+// checkDisks refuses a disk that only one VM could use, and a disk that would outlive its VM.
 func (d *argsDecoder) checkDisks(args map[string]any) {
 	for i, disk := range objectsOf(args["disks"]) {
 		if mode, _ := disk["mode"].(string); disk["source"] != nil && mode != "READ_ONLY" {

@@ -30,13 +30,13 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 
 // Options are server.provider.options.
 type Options struct {
-	// Hosts are the hosts by name. A subnet is written HOST/NETWORK.
+	// Hosts are the hosts by name. A subnet in the configuration is written HOST/NETWORK.
 	Hosts map[string]*url.URL
 	// Pool is the storage pool with images and disks on every host, default "default".
 	Pool string
 	// DomainType is kvm (default) or qemu, which needs no hardware support and is many times slower.
 	DomainType string
-	// ReservedMiB is the memory of each host that VMs do not get, default 1024.
+	// ReservedMiB is how much memory of each host is kept free of VMs, default 1024.
 	ReservedMiB int64
 }
 
@@ -112,8 +112,8 @@ func parseHosts(text string) (map[string]*url.URL, error) {
 	return hosts, nil
 }
 
-// insecure lists the parameters of a URI that can switch off the check of the host's identity. Each maps to the values
-// that leave the check on.
+// The keys of insecure are the parameters of a URI that can switch off the check of the host's identity. The values are
+// those that leave the check on.
 var insecure = map[string][]string{
 	"no_verify":          {"", "0"},
 	"known_hosts_verify": {"", "normal"},

@@ -32,11 +32,12 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 type Options struct {
 	// Endpoints are the URLs of the API on nodes of the cluster. If one cannot be reached, the next is used.
 	Endpoints []*url.URL
-	// TokenFile is the file with the API token on the servers, USER@REALM!TOKENID=SECRET.
+	// TokenFile is the path of a file on the servers. The file contains the API token, USER@REALM!TOKENID=SECRET.
 	TokenFile string
 	// Fingerprints are SHA-256 hashes of the nodes' certificates. If there are any, no other certificate is accepted.
 	Fingerprints [][]byte
-	// CAFile holds the certificates of the authorities that sign the nodes' certificates; "": the system's.
+	// CAFile contains the certificates of the CAs that sign the nodes' certificates. If it is "", the system's CAs are
+	// used.
 	CAFile string
 	// Pool is the resource pool that new VMs become members of; "": none.
 	Pool string
@@ -134,12 +135,12 @@ func parseFingerprints(text string) (all [][]byte, err error) {
 
 // Args are the args of a template or group.
 type Args struct {
-	// Template is the name of the VM template. If the VM's node has no such template, one with shared storage on
-	// another node is used. A template with new content needs a new name.
+	// Template is the name of the VM template. If the VM's node has no such template, a template of this name on
+	// another node is used, which must be on shared storage. A template with new content needs a new name.
 	Template string
-	// Storage is where a full clone stores its disks; "": the VM is a linked clone, on the template's storage.
+	// Storage is where a full clone stores its disks. If it is "", the VM is a linked clone on the template's storage.
 	Storage string
-	// VLAN is the tag of the network interface; 0: none.
+	// VLAN is the tag of the network interface. 0 means none.
 	VLAN int
 }
 

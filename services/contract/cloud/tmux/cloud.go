@@ -29,7 +29,7 @@ var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LeaderNetwork
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // ParseArgs returns the environment variables that args add to a VM: `env` is a map of strings. It reports all
-// problems. Other args are ignored, so that a template of another cloud can be tried.
+// problems. It ignores other args, so that the args of another cloud's template can be used unchanged.
 func ParseArgs(args map[string]any) (env map[string]string, found []cloud.Problem) {
 	report := func(message string, path ...any) {
 		found = append(found, cloud.Problem{Path: path, Message: message})
@@ -61,15 +61,17 @@ type Options struct {
 	// Socket names the tmux server (tmux -L), or is the path of its socket (tmux -S) if it has a slash. Empty: the
 	// default server.
 	Socket string
-	// Agent is the nstance-agent binary. Empty: next to this program, in ./bin, or on PATH.
+	// Agent is the nstance-agent binary. If it is empty, the binary is looked up next to this program, in ./bin and on
+	// PATH.
 	Agent string
-	// Command is run by sh in this program's working directory instead of Agent, such as "air -c
-	// scripts/air/agent.toml".
+	// Command is a shell command that runs instead of the agent binary, such as "air -c scripts/air/agent.toml". It
+	// runs in this program's working directory.
 	Command string
-	// NodesDir, if set, gets a Kubernetes Node document for each VM: {NodesDir}/{instance ID}.json.
+	// NodesDir is a directory for a Kubernetes Node document of each VM, {instance ID}.json. If it is empty, none are
+	// written.
 	NodesDir string
-	// MaxVMs is the maximum number of VMs in Dir. A create call beyond it fails with an error for missing capacity. 0:
-	// no limit.
+	// MaxVMs is the maximum number of VMs in Dir. With that many VMs, a create call fails with the error of a cloud
+	// that lacks capacity. 0: no limit.
 	MaxVMs int
 }
 

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Size is the size of a VM, which instance_type gives as CPUS x MIB, for example 2x4096.
+// Size is the size of a VM. The value of instance_type has the form CPUS x MIB, for example 2x4096.
 type Size struct {
 	CPUs      int
 	MemoryMiB int64
