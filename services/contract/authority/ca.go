@@ -33,8 +33,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how long before its time of issue a certificate or nonce becomes valid. The clock of a new VM may be
-	// slow.
+	// Skew is how long before its time of issue a certificate or nonce becomes valid, because the clock of a new VM may
+	// be slow.
 	Skew = 5 * time.Minute
 )
 

@@ -96,8 +96,8 @@ func (i Identity) Validate() error {
 }
 
 // ParseIdentity reads the identity in a certificate. The role comes from the only URI SAN. The subject, the key usages
-// and the kinds of other SANs must be those of a certificate from [CA.IssueClient] or [CA.IssueServer]. TLS verifies
-// the chain and the times. The caller must compare the identity's Cluster (and Shard) with the expected one.
+// and the kinds of the other SANs must be those that [CA.IssueClient] or [CA.IssueServer] gives a certificate. TLS
+// verifies the chain and the times. The caller must compare the identity's Cluster (and Shard) with the expected one.
 func ParseIdentity(cert *x509.Certificate) (Identity, error) {
 	identity, err := parseIdentity(cert)
 	if err != nil {

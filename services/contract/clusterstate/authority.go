@@ -16,7 +16,7 @@ import (
 // prefix, another secrets store and a lost secret. No second CA is made.
 var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
 
-// LoadCA reads the CA's key and certificate. It returns secretstore.ErrNotFound if there is none yet.
+// LoadCA reads the CA's key and certificate. It returns secretstore.ErrNotFound if the cluster has no CA yet.
 func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 	secret, err := s.options.Secrets.Get(ctx, secretstore.CAKey)
 	if err != nil {
@@ -33,9 +33,10 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 }
 
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
-// EnsureCA makes a CA and returns created as true. Two concurrent callers get the same CA. If `ca.key` is missing but
-// one of the others exists, the error is [ErrCALost]. EnsureCA writes a missing `ca.crt`, and signs the documents that
-// an older version of Nstance left unsigned. An object that cannot be read is an error.
+// EnsureCA makes a CA and returns created as true. If `ca.key` is missing but any of the other objects exists, the
+// error is [ErrCALost]. Two concurrent callers get the same CA. EnsureCA writes a missing `ca.crt`, and signs the
+// documents that an older version of Nstance left unsigned. It never takes an object that it cannot read for a missing
+// one.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err
@@ -111,7 +112,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 	return ca, err == nil, err
 }
 
-// inUse names something that only a cluster which has a CA can have; "" if there is nothing.
+// inUse returns a text about one object that only a cluster with a CA can have, or "" if there is none.
 func (s *State) inUse(ctx context.Context) (string, error) {
 	_, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	switch {

@@ -73,7 +73,7 @@ func TestEnsureWorkloadCA(t *testing.T) {
 		if err != nil || created || !bytes.Equal(again.EncodeCertificates(), ca.EncodeCertificates()) {
 			t.Errorf("%s, again: %v (%v), created %t", name, again, err, created)
 		}
-		// The cluster's CA is refused as a workload CA.
+		// EnsureWorkloadCA must refuse a secret `workload-ca.key` that contains the cluster's CA.
 		secret, err := cluster.MarshalSecret()
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +206,8 @@ func TestWrongEncryptionKey(t *testing.T) {
 	}
 }
 
-// Clusters may share a secrets service, so the CA itself names its cluster.
+// TestForeignCA checks that a CA of another cluster is refused. Clusters may share a secrets service, so a CA contains
+// the name of its cluster.
 func TestForeignCA(t *testing.T) {
 	bucket := mem.New()
 	store := secrets(t, bucket, cluster, key(t, 1), random(1))
@@ -254,7 +255,8 @@ func TestStoreCA(t *testing.T) {
 	}
 }
 
-// Any number of creators, whose writes are lost, late or refused, end up with one CA, one bundle and one nonce key.
+// TestRacingCreators runs several processes that create a CA at the same time, while writes are lost, late or refused.
+// All must get the same CA, bundle and nonce key.
 func TestRacingCreators(t *testing.T) {
 	for seed := range byte(60) {
 		dice := rand.New(rand.NewPCG(uint64(seed), 2))

@@ -16,15 +16,16 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators have followed a step of a CA rotation, that is, use the CAs
-// of that step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
-// concurrent use.
+// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. Those that
+// do have followed the step. Followers remembers the result, so that repeated checks read only what changed. It is not
+// safe for concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
 	// old is the CA that the next step removes, nil if the next step removes none.
 	old *x509.Certificate
-	// followed holds the version of each record that needs no further attention, by its key in the bucket.
+	// followed maps the key of an instance record to the version in which the instance used the CAs of the present
+	// step.
 	followed map[string]objstore.Token
 	// led maps a shard to the time at which its leader was first seen to trust both CAs of the rotation.
 	led map[string]time.Time
@@ -33,20 +34,20 @@ type Followers struct {
 // Following is the result of [Followers.Check].
 type Following struct {
 	Shards []ShardFollowing `json:"shards"`
-	// Operators are the operators that have not followed.
+	// Operators are the operators that do not use the CAs of the present step yet.
 	Operators []OperatorName `json:"operators"`
-	// FilesUntil is the expiry of the last certificate in instances' files that the old CA signed. It is zero if no
-	// such certificate is left, or if the next step does not remove the old CA.
+	// FilesUntil is the expiry of the last certificate that the old CA signed for a file of an instance. It is zero if
+	// no such certificate is left, or if the next step does not remove the old CA.
 	FilesUntil time.Time `json:"files_until,omitzero"`
 }
 
-// ShardFollowing says which parts of a shard have followed the present step of a rotation.
+// ShardFollowing reports which parts of a shard use the CAs of the present step of a rotation.
 type ShardFollowing struct {
 	Shard string `json:"shard"`
-	// Leader reports whether the shard's leader has followed.
+	// Leader reports whether the shard's leader uses these CAs.
 	Leader bool `json:"leader"`
 	// Instances counts the instances that have a valid certificate or may still register. Behind lists those of them
-	// that have not followed.
+	// that do not use the CAs of the present step yet.
 	Instances int        `json:"instances"`
 	Behind    []ident.ID `json:"behind"`
 }
@@ -57,7 +58,8 @@ type OperatorName struct {
 	Tenant string   `json:"tenant"`
 }
 
-// Done reports whether all leaders, instances and operators have followed, so that the rotation can take its next step.
+// Done reports whether the rotation can take its next step. All leaders, instances and operators must use the CAs of
+// the present step, and FilesUntil must be zero.
 func (f Following) Done() bool {
 	for _, shard := range f.Shards {
 		if !shard.Leader || len(shard.Behind) > 0 {
@@ -96,8 +98,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 			out.Shards = append(out.Shards, followed)
 		}
 	}
-	// Check operators after leaders. A leader that has not followed may renew an operator's certificate without the new
-	// trust value.
+	// Check operators after leaders. A leader with the CAs of the earlier step may renew an operator's certificate, and
+	// then records the earlier trust value with it.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
@@ -107,8 +109,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	return out, nil
 }
 
-// checkFiles returns the expiry of the last certificate in instances' files that the old CA signed, or zero if none is
-// left. The cluster's CA signs certificates in files until the workload CA starts.
+// checkFiles returns the expiry of the last certificate that the old CA signed for a file of an instance, or zero if
+// none is left. The cluster's CA signs certificates in files until the workload CA starts.
 func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
 		return time.Time{}, nil
@@ -129,8 +131,8 @@ func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	return until, nil
 }
 
-// checkShard checks the leader before the instances. A leader that has not followed issues certificates without the new
-// trust value.
+// checkShard checks the leader before the instances. A leader with the CAs of the earlier step issues certificates with
+// the earlier trust value.
 func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollowing, ok bool, err error) {
 	s := f.state
 	options := s.options
@@ -176,8 +178,8 @@ func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollow
 	return out, true, err
 }
 
-// instance reports whether an instance matters to the rotation, and whether it has followed. term is the term of the
-// leader that last applied the shard's configuration.
+// instance reports whether an instance must use the CAs of the present step before the next step (matters), and whether
+// it uses them already (followed). term is the term of the leader that last applied the shard's configuration.
 func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (matters, followed bool) {
 	switch {
 	case rec.State == record.Deleted, rec.State == record.Deleting && rec.Certificate == nil:
@@ -185,8 +187,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	case rec.Certificate != nil:
 		return now.Before(rec.Certificate.NotAfter), f.has(*rec.Certificate, rec.PreviousKey)
 	case rec.State == record.Reserved:
-		// An earlier leader may have created a VM for this reservation. The present leader soon finds the VM, if there
-		// is one.
+		// A leader of an earlier term may have created a VM for this reservation. The rotation waits while the present
+		// leader looks for such a VM.
 		return rec.ReservedTerm < term, false
 	}
 	// The boot script of an instance that has not registered holds the bundle that its leader knew at the creation of
@@ -195,8 +197,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust value, and its holder has used the
-// certificate's key.
+// has reports whether a certificate was issued with the rotation's trust value, and whether its holder has used the key
+// of that certificate.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

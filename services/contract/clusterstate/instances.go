@@ -60,8 +60,8 @@ func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
 		belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
 }
 
-// DeleteInstance removes a tombstone after its retention. It is no error if there is none. The caller must have read
-// the tombstone and must not delete any other record. No version ever replaces a tombstone.
+// DeleteInstance removes a tombstone after its retention. It is no error if the tombstone is gone already. The caller
+// must have read the tombstone, and must delete nothing but tombstones. No version ever replaces a tombstone.
 func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
 	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
 		return fmt.Errorf("delete instance %s: %w", id, err)
@@ -88,8 +88,8 @@ func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
 	return found, nil
 }
 
-// ListAllInstances lists the records of every shard, first those in the cluster's bucket, then those in the shard's
-// bucket.
+// ListAllInstances lists the records of every shard. It lists the records in the cluster's bucket first, then those
+// that only the bucket of this State's shard contains.
 func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
 	var all []InstanceKey
 	seen := map[ident.ID]bool{} // the buckets may be the same

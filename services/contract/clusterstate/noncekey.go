@@ -50,8 +50,8 @@ func (s *State) putNonceKey(ctx context.Context, key authority.NonceKey, cond se
 	return s.options.Secrets.Put(ctx, secretstore.NonceKey, secretstore.NewValue(secret), cond)
 }
 
-// The functions below are the three steps of a rotation of the nonce key. A leader reads the nonce key again when it
-// notices a change of the CA. So each step of the nonce key must be written before the corresponding step of the CA.
+// The functions below are the three steps of a rotation of the nonce key. A leader that notices a change of the CA
+// reads the nonce key too. So each step of the nonce key must be written before the corresponding step of the CA.
 
 // announceNonceKey lets leaders accept nonces of the new key. That key is zero if an older version of Nstance began the
 // rotation. Then the nonce key does not change.

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// RotationStep says how far a rotation of the CA is.
+// RotationStep is the step that a rotation of the CA has reached.
 type RotationStep int
 
 // The steps of a rotation, in their order. RotationNone follows RotationIssued.
@@ -40,19 +40,19 @@ type Rotation struct {
 	Current *x509.Certificate
 	// Other is the new CA until it issues, then the old one. It is nil for RotationNone.
 	Other *x509.Certificate
-	// Trust is the result of authority.Trust for Current and the bundle. Two parties trust both CAs: a leader that
-	// reports this value, and the holder of a certificate that records it.
+	// Trust is the result of authority.Trust for Current and the bundle. A leader that reports this value trusts both
+	// CAs. So does the holder of a certificate that was issued with this value.
 	Trust string
 }
 
-// rotation is a Rotation with the trust and the keys that are needed to continue it.
+// rotation is a Rotation with the CAs and keys that are needed to continue it.
 type rotation struct {
 	Rotation
 	trust trust
 	next  authority.NextKeys // in ca-next.key; zero if there are none
 }
 
-// CARotation reads how far a rotation of the CA is. It changes nothing.
+// CARotation returns the present state of a rotation of the CA. It changes nothing.
 func (s *State) CARotation(ctx context.Context) (Rotation, error) {
 	r, err := s.readRotation(ctx)
 	return r.Rotation, err
@@ -91,8 +91,8 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	case pending:
 		r.Step = RotationAnnounced
 	case r.Other != nil:
-		// ca-next.key may be lost before its CA issues anything. Then Other is that CA, and the rotation ends by
-		// removing it.
+		// ca-next.key may be lost before the new CA issues anything. Then Other is the new CA, and the next step
+		// removes it from the bundle.
 		r.Step = RotationIssued
 	}
 	return r, nil
@@ -100,7 +100,7 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 
 // AnnounceCA begins a rotation of the CA, or continues one. It makes a new CA and a new nonce key, lets leaders accept
 // nonces of the new key, and adds the new CA to the bundle. It changes nothing if that has been done. When every client
-// has followed (see [Followers]), the next step is [State.IssueFromNewCA].
+// trusts the new CA (see [Followers]), the next step is [State.IssueFromNewCA].
 func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
@@ -169,8 +169,8 @@ func (s *State) makeNextKeys(ctx context.Context, r rotation) error {
 }
 
 // IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents, and the new key sign nonces. Call
-// it when every client trusts the new CA: clients that do not will refuse the servers' certificates. It changes nothing
-// if that has been done.
+// it when every client trusts the new CA. Clients that trust only the old CA will refuse the servers' certificates. It
+// changes nothing if that has been done.
 func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
 	r, err := s.readRotation(ctx)
@@ -251,10 +251,9 @@ func (s *State) shards(ctx context.Context) ([]string, error) {
 	return shards, nil
 }
 
-// RotateCA continues a rotation of the CA from its present step. Without a rotation under way, it begins one. After the
-// first step, RotateCA calls wait before each step. wait reports whether all leaders, instances and operators have
-// followed. If wait returns false, RotateCA returns the step that the rotation has reached. Call RotateCA again to
-// continue.
+// RotateCA begins a rotation of the CA, or continues one. It calls [State.AnnounceCA] at once, and wait before each
+// later step. wait returns true when the present step is done (see [Following.Done]). If wait returns false, RotateCA
+// returns the step that the rotation has reached. Call RotateCA again to continue.
 func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
 	error) {
 	r, err := s.AnnounceCA(ctx)

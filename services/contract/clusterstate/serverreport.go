@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ReadServerReport reads the last report about a new server of the shard. It returns objstore.ErrNotFound if there is
-// none.
+// ReadServerReport reads the report that was last written about a new server of the shard. It returns
+// objstore.ErrNotFound if there is none.
 func (s *State) ReadServerReport(ctx context.Context) (record.ServerReport, objstore.Token, error) {
 	object, err := s.options.Shard.Get(ctx, keys.ServerReport(s.options.ShardID))
 	if err != nil {

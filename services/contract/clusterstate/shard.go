@@ -40,7 +40,7 @@ func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, er
 
 // WriteConfig writes a shard's configuration, which the caller has validated. It returns objstore.ErrConflict unless
 // the present version has the given token; "" means that there is none. The Terraform provider and nstance-admin use
-// it. Servers have no permission to write there.
+// it. Servers have no permission to write the configuration.
 func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token,
 	error) {
 	if err := ident.ValidateName(shard); err != nil {
@@ -62,8 +62,8 @@ func (s *State) DeleteConfig(ctx context.Context, shard string) error {
 	return nil
 }
 
-// ReadGroups reads the shard's dynamic groups and overrides. Problems with which the document can still be used are
-// warnings. It returns objstore.ErrNotFound if there is no document yet.
+// ReadGroups reads the shard's dynamic groups and overrides. Problems that do not prevent the use of the document are
+// returned as warnings. ReadGroups returns objstore.ErrNotFound if there is no document yet.
 func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
 	key := keys.Groups(s.options.ShardID)
 	object, err := s.options.Shard.Get(ctx, key)
@@ -145,7 +145,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 		return fmt.Errorf("write applied configuration: %w", err)
 	}
 	for {
-		// The read does not check the signature: a forged term or revision can only make the new values higher.
+		// The signature is not checked here. A forged revision only makes the next revision higher. A forged term can
+		// only make this write fail.
 		have, token, err := s.unverifiedApplied(ctx)
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return err
@@ -154,8 +155,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 			return fmt.Errorf("write applied configuration: a leader of term %d has applied one: %w", have.Term,
 				objstore.ErrConflict)
 		}
-		// The mark is the highest revision that this process has seen. With it, the revision rises even after an older
-		// version of the document was restored.
+		// Highest returns the highest revision that this process has seen. So the revision rises even if someone
+		// restored an older version of the document.
 		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
 		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
 			Source: string(source), Trust: s.Trust(), Body: body}
@@ -193,8 +194,8 @@ func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objsto
 	return lock, object.Token, nil
 }
 
-// HighestTerm returns the highest term in any document of the shard, or 0 if there is none. The term of a new lock must
-// be higher. HighestTerm reads every instance record.
+// HighestTerm returns the highest term in the shard's instance records, groups and applied configuration, or 0 if there
+// are none. A server that makes a new lock must give it a higher term. HighestTerm reads every instance record.
 func (s *State) HighestTerm(ctx context.Context) (uint64, error) {
 	var highest uint64
 	err := s.LoadInstances(ctx, func(rec record.Instance, _ objstore.Token) { highest = max(highest, rec.Term) })

@@ -1,11 +1,12 @@
-// Package clusterstate is the one typed reader and writer of everything that is kept in the bucket: it knows every key,
-// every format and every write condition.
+// Package clusterstate is the one typed reader and writer of everything that is kept in the bucket. It defines the key,
+// the format and the write condition of every object.
 //
 // Clock, randomness, goroutines and the pauses between retries are injected, so that a single-threaded simulator can
 // run the package.
 //
-// Invariant: every write but a delete is conditional on the version that the writer saw, and its result is certain when
-// it is returned; a document that cannot be read is an error, never "absent".
+// Invariant: every write but a delete is conditional on the version that the writer saw. A write returns only when it
+// is certain whether it succeeded, or when its context ends. A document that cannot be read is an error, never
+// "absent".
 package clusterstate
 
 import (
@@ -31,14 +32,14 @@ const parallel = 128
 // Options configure [New]. The stores must already apply the cluster's prefix. A field that a program does not use may
 // be zero.
 type Options struct {
-	// Cluster holds the cluster's documents, Shard those of the shard; they may be the same.
+	// Cluster contains the cluster's documents, and Shard those of the shard. Both may be the same store.
 	Cluster, Shard objstore.Store
 	ClusterID      string
 	ShardID        string // empty for programs that belong to no shard
 	// Secrets holds the CA's key. It is needed to read and write signed documents.
 	Secrets secretstore.Store
-	// Marks holds the versions that this process has seen. States of one cluster may share it. Nil means Marks for
-	// this State only.
+	// Marks contains the highest version of each document that this process has seen. Several States of one cluster may
+	// use the same Marks. Nil means Marks for this State only.
 	Marks *highwater.Marks
 	// Now and Rand default to the machine's clock and crypto/rand.
 	Now  func() time.Time
@@ -87,8 +88,8 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 	return nil
 }
 
-// ErrForeign means that a document belongs to another cluster, shard, tenant or ID than its key says. Causes are a
-// wrong prefix and a copied object.
+// ErrForeign means that a document belongs to another cluster, shard, tenant or ID than its key says. The prefix may be
+// wrong, or someone copied the object.
 var ErrForeign = errors.New("it belongs elsewhere")
 
 // belongs compares the owner that a document names with the owner that its key names.
@@ -100,8 +101,8 @@ func belongs(what, says, want string) error {
 }
 
 // put writes an object if its present version has the given token ("" for no object). It repeats the write until the
-// result is known. If the store already holds the same bytes, put also succeeds: for a record, which names its writer,
-// an earlier call must have written them. For a configuration it does not matter who wrote them.
+// result is known. put also succeeds if the store already contains the same bytes. A record contains the name of its
+// writer, so an earlier call must have written it. For a configuration it does not matter who wrote it.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

@@ -58,7 +58,7 @@ func key(t testing.TB, fill byte) envelope.Key {
 	return k
 }
 
-// open returns the state as one process sees it. Every process has its own randomness.
+// open returns a State for one of several processes. Every process has its own randomness.
 func open(t testing.TB, bucket objstore.Store, process byte, change ...func(
 	*clusterstate.Options)) *clusterstate.State {
 	t.Helper()
@@ -165,8 +165,8 @@ func TestInstance(t *testing.T) {
 	}
 }
 
-// Exactly one of two leaders wins each version, and both learn which leader has won, even if answers of writes are
-// lost.
+// TestInstanceRaces lets several leaders write the same version of a record at the same time. Exactly one must succeed,
+// and all must learn which, even if answers of writes are lost.
 func TestInstanceRaces(t *testing.T) {
 	for seed := range byte(200) {
 		dice := rand.New(rand.NewPCG(uint64(seed), 1))
@@ -270,7 +270,7 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// backwards makes all calls concurrently, and starts the last call first. most is the limit that it is given.
+	// backwards makes all calls concurrently, and starts the last call first. It stores its limit in "most".
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit

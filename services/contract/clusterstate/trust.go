@@ -21,7 +21,7 @@ type trust struct {
 	ca authority.CA
 	// bundle holds the CA certificates of `ca.crt`, newest first. ca signed it.
 	bundle []*x509.Certificate
-	// version of `ca.crt`, 0 if it is missing or unsigned.
+	// version is the version of `ca.crt`. It is 0 if `ca.crt` is missing or unsigned.
 	version uint64
 	// wasSigned means that this process has seen a signed `ca.crt`.
 	wasSigned bool
@@ -53,7 +53,7 @@ func (s *State) readTrust(ctx context.Context) (trust, error) {
 	return s.readBundle(ctx, ca)
 }
 
-// readBundle reads `ca.crt`. Without it, the bundle is the certificate of ca.
+// readBundle reads `ca.crt`. If `ca.crt` is missing, the bundle contains only the certificate of ca.
 func (s *State) readBundle(ctx context.Context, ca authority.CA) (trust, error) {
 	t := trust{ca: ca, bundle: []*x509.Certificate{ca.Certificate()}}
 	before := s.options.Marks.Highest(keys.ClusterCA())
@@ -101,8 +101,8 @@ func (s *State) openBundle(ca authority.CA, data []byte) ([]*x509.Certificate, u
 	return certs, doc.Version, nil
 }
 
-// trusted returns the trust that this process read last, or reads it. fresh means that it was read now. While the
-// cluster has unsigned documents, the trust is always read again, because another process may sign them at any time.
+// trusted returns the trust that this process read last. If it has read none, or if the cluster has unsigned documents,
+// trusted reads the trust now and returns fresh as true. Another process may sign unsigned documents at any time.
 func (s *State) trusted(ctx context.Context) (t trust, fresh bool, err error) {
 	if known := s.known.Load(); known != nil && known.signed() {
 		return *known, false, nil
@@ -153,7 +153,8 @@ func (s *State) openDocument(ctx context.Context, key string, data []byte, befor
 	return authority.Document{}, err
 }
 
-// signDocument signs a document with the cluster's CA, or returns its content if the cluster's documents are unsigned.
+// signDocument returns the content as a document that the cluster's CA has signed. If the cluster's documents are
+// unsigned, it returns the content unchanged.
 func (s *State) signDocument(ctx context.Context, key string, version uint64, content []byte) ([]byte, error) {
 	t, _, err := s.trusted(ctx)
 	if err != nil || !t.signed() {
@@ -170,8 +171,8 @@ func (s *State) noteWritten(key string, body []byte, version uint64) {
 	}
 }
 
-// Trust returns the result of authority.Trust for the CA and the bundle that this State read last, or "" if the State
-// has read none.
+// Trust returns the value of authority.Trust for the CA and the bundle that this State read last. It returns "" if the
+// State has read none.
 func (s *State) Trust() string {
 	if known := s.known.Load(); known != nil {
 		return authority.Trust(known.ca.Certificate(), known.bundle)
@@ -180,7 +181,8 @@ func (s *State) Trust() string {
 }
 
 // ReadCA reads the CA in `ca.key` and the bundle `ca.crt`, which that CA has signed. It returns the certificates newest
-// first. The error matches objstore.ErrNotFound or secretstore.ErrNotFound if there is none yet.
+// first. The error matches objstore.ErrNotFound if there is no bundle yet, and also secretstore.ErrNotFound if there is
+// no CA yet.
 func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, error) {
 	t, err := s.readTrust(ctx)
 	if err != nil {
@@ -197,13 +199,13 @@ func (s *State) ReadCA(ctx context.Context) (authority.CA, []*x509.Certificate, 
 }
 
 // CABundle reads `ca.crt` and verifies it with the CA in `ca.key`. It returns the certificates newest first. The error
-// matches objstore.ErrNotFound if there is none yet.
+// matches objstore.ErrNotFound if there is no `ca.crt` yet.
 func (s *State) CABundle(ctx context.Context) ([]*x509.Certificate, error) {
 	_, bundle, err := s.ReadCA(ctx)
 	return bundle, err
 }
 
-// CABundleToken returns the version of `ca.crt` in the bucket.
+// CABundleToken returns the token of the present version of `ca.crt`.
 func (s *State) CABundleToken(ctx context.Context) (objstore.Token, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {
@@ -254,8 +256,8 @@ func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate)
 	return certs, nil
 }
 
-// WriteCABundle replaces `ca.crt`. Each of signers signs `ca.crt`, so that programs can verify it while `ca.key`
-// changes from one signer to another. certs must contain the certificates of all signers. WriteCABundle returns
+// WriteCABundle replaces `ca.crt`. Each of signers signs `ca.crt`, so that programs can verify it before and after one
+// signer replaces another in `ca.key`. certs must contain the certificates of all signers. WriteCABundle returns
 // objstore.ErrConflict if another program wrote `ca.crt` in the meantime.
 func (s *State) WriteCABundle(ctx context.Context, signers []authority.CA, certs ...*x509.Certificate) error {
 	t, err := s.readTrust(ctx)

@@ -84,7 +84,7 @@ func TestFormerClusterIsSigned(t *testing.T) {
 			t.Errorf("%s: an unsigned record: %v", name, err)
 		}
 	}
-	// A process that has read the signed bundle refuses the unsigned one, even if the other documents are unsigned too.
+	// A process that has read a signed `ca.crt` refuses an unsigned one, even if the other documents are unsigned too.
 	overwrite(t, bucket, keys.ClusterCA(), unsignedBundle)
 	if _, _, err := s.EnsureCA(t.Context()); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("the bundle's former format: %v", err)
@@ -97,7 +97,8 @@ func TestFormerClusterIsSigned(t *testing.T) {
 	}
 }
 
-// While the CA is rotated, both CAs sign the bundle. Each of the two keys opens it.
+// TestRotatedBundle checks that both CAs sign the bundle while the CA is rotated. The certificate of either CA is
+// enough to verify it.
 func TestRotatedBundle(t *testing.T) {
 	bucket, s, old := newCluster(t)
 	first := read(t, bucket, keys.ClusterCA())
@@ -147,7 +148,7 @@ func TestRotatedBundle(t *testing.T) {
 	if _, _, err := open(t, bucket, 4).GetOperator(t.Context(), "prod", rec.ID); err != nil {
 		t.Errorf("after the old CA was removed: %v", err)
 	}
-	// A program that remembers the old CA, but has no key, must not follow a bundle that only the new CA signed.
+	// A program that knows only the old CA, and has no key, must refuse a bundle that only the new CA signed.
 	if _, err := s.CABundleSignedBy(t.Context(), []*x509.Certificate{old.Certificate()}); !errors.Is(err,
 		authority.ErrSignature) {
 		t.Error(err)

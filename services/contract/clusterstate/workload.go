@@ -11,12 +11,13 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// WorkloadNotice is the time from the creation of a workload CA to the first certificate that it signs, in a cluster in
-// use. During this time every instance receives the CA's certificate, and services on the instances load it. The people
-// who run the cluster upgrade all shards and all boot scripts that hold a CA.
+// WorkloadNotice is how long a workload CA exists before it signs its first certificate, unless the cluster is new.
+// During this time every instance receives the CA's certificate, and services on the instances must load it. The people
+// who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the maximum age of a cluster's CA at which no instance depends on certificates that the CA signed.
+// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance depends yet on certificates
+// in files that the cluster's CA signed.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two
@@ -86,9 +87,9 @@ func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 }
 
 // RotateWorkloadCA takes the next step of a workload CA rotation, if that is possible now, and returns the CAs. Without
-// a rotation under way it makes a new CA, which starts after the notice. From its start on, the new CA issues
-// certificates. When the last certificate of the old CA has expired, see [WorkloadCAEnd], RotateWorkloadCA removes the
-// old CA. Both CAs are in one secret, so each step is one write.
+// a rotation under way it makes a new CA, which issues certificates when the duration "notice" has passed. When the
+// last certificate of the old CA has expired, see [WorkloadCAEnd], RotateWorkloadCA removes the old CA. Both CAs are in
+// one secret, so each step is one write.
 func (s *State) RotateWorkloadCA(ctx context.Context, notice time.Duration) (authority.WorkloadCAs, error) {
 	fail := func(err error) (authority.WorkloadCAs, error) {
 		return nil, fmt.Errorf("rotate the workload CA: %w", err)

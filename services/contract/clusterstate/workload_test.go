@@ -14,7 +14,7 @@ import (
 )
 
 // TestRotateWorkloadCA takes all steps of a rotation, and repeats each at a time when nothing is to be done. The new CA
-// issues after the notice, and the old one is removed when its last certificate has expired.
+// issues when "notice" has passed, and the old one is removed when its last certificate has expired.
 func TestRotateWorkloadCA(t *testing.T) {
 	const notice, day = 48 * time.Hour, 24 * time.Hour
 	now, bucket := t0, mem.New()
@@ -88,8 +88,9 @@ func TestRotateWorkloadCATooSoon(t *testing.T) {
 	}
 }
 
-// TestInterruptedWorkloadCARotation lets the write of each step fail, with and without an effect. Afterwards either the
-// CAs from before the step or those from after it are stored, and the repeated command continues from there.
+// TestInterruptedWorkloadCARotation lets the write of each step fail. In one half of the cases, the failed write takes
+// effect nevertheless. Afterwards the CAs from before or after the step are stored, and the repeated command continues
+// from there.
 func TestInterruptedWorkloadCARotation(t *testing.T) {
 	for _, landed := range []bool{false, true} {
 		now := t0
