@@ -74,7 +74,8 @@ func (r *release) bills(context.Context) error {
 	return nil
 }
 
-// subject is a subject of the provenance (https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md).
+// subject is a file that the provenance describes
+// (https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md).
 type subject struct {
 	Name   string            `json:"name"`
 	Digest map[string]string `json:"digest"`

@@ -23,7 +23,7 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestBinaryIsStatic checks that no image is made from a binary that needs a C library or is for another system.
+// TestBinaryIsStatic checks that no image is made from a binary that was built for another architecture.
 func TestBinaryIsStatic(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -1,7 +1,7 @@
 package v1beta1
 
-// Initialization is the initial provisioning state of the infrastructure. Cluster API reads it until provisioned is
-// true.
+// Initialization is the initial provisioning state of the infrastructure. Cluster API reads it until the field
+// "provisioned" is true.
 type Initialization struct {
 	// provisioned is true once the infrastructure has been provisioned for the first time. It never becomes false
 	// again.

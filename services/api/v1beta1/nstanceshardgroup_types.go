@@ -19,7 +19,7 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="shard is immutable"
 	Shard string `json:"shard,omitempty"`
-	// size is the number of instances that the shard keeps.
+	// size is the number of instances that the shard must keep.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000

@@ -114,8 +114,8 @@ func shard(t *testing.T, subnet string) objstore.Store {
 	return bucket
 }
 
-// lead runs a server until it has created all wanted instances. It returns the instances and the lock that the server
-// held.
+// lead runs a server until the server has created all wanted instances. It returns the instances and the lock that the
+// server held.
 func lead(t *testing.T, bucket objstore.Store, client *ec2.Client, want int) ([]types.Instance, record.Lock) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

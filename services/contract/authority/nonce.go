@@ -199,7 +199,7 @@ type NonceClaims struct {
 	OnDemand                 bool
 	// JTI identifies the nonce. It is random for agents, and the operator's ID for operators.
 	JTI string
-	// The times are whole seconds in UTC. The nonce is valid before ExpiresAt.
+	// The times are whole seconds in UTC. The nonce is valid from NotBefore on, and becomes invalid at ExpiresAt.
 	IssuedAt, NotBefore, ExpiresAt time.Time
 }
 

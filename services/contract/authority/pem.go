@@ -48,7 +48,8 @@ func parsePEM(data []byte) ([]*pem.Block, error) {
 	return blocks, nil
 }
 
-// squeeze removes all white space, because the lines of a PEM block may have any length.
+// squeeze removes all white space from the text of a PEM block, so that texts with lines of different lengths are
+// equal.
 func squeeze(text []byte) []byte {
 	return bytes.Join(bytes.Fields(text), nil)
 }

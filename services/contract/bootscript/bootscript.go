@@ -73,7 +73,7 @@ type Agent struct{ Common }
 
 // FieldError is the error of one field.
 type FieldError struct {
-	// Field is the name in Terraform: "shard", `binaries["arm64"].url`, "extra_args[2]".
+	// Field is the name of the field in Terraform, such as "shard", `binaries["arm64"].url` or "extra_args[2]".
 	Field string
 	Err   error
 }

@@ -44,7 +44,7 @@ type Following struct {
 // ShardFollowing reports which parts of a shard use the CAs of the present step of a rotation.
 type ShardFollowing struct {
 	Shard string `json:"shard"`
-	// Leader reports whether the shard's leader uses these CAs.
+	// Leader reports whether the shard's leader uses the CAs of the present step.
 	Leader bool `json:"leader"`
 	// Instances counts the instances that have a valid certificate or may still register. Behind lists those of them
 	// that do not use the CAs of the present step yet.

@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// PutOperator writes one version of an operator record under the conditions and with the errors of [State.PutInstance].
-// The first write (token "") consumes the nonce whose jti is the operator's ID. If the nonce is consumed already, the
-// error carries the existing record.
+// PutOperator writes one version of an operator record. The conditions and the errors are those of [State.PutInstance].
+// The first write (token "") consumes the nonce whose jti is the operator's ID. If another registration has consumed
+// the nonce already, the error contains the existing record.
 func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error) {
 	fail := func(err error) (objstore.Token, error) {
 		return "", fmt.Errorf("write operator %s: %w", rec.ID, err)

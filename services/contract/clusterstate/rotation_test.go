@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// crashing is a bucket as seen by a process that dies at a write. The write takes effect if late is set.
+// crashing is a bucket as seen by a process that dies at a write. If "late" is true, the write takes effect
+// nevertheless.
 type crashing struct {
 	*mem.Store
 	writes int // until the one at which the process dies

@@ -133,7 +133,7 @@ func TestInterruptedWorkloadCARotation(t *testing.T) {
 
 var errLost = errors.New("the answer is lost")
 
-// lossy is a store with writes that fail. If land is set, a failed write still takes effect.
+// lossy is a store with writes that fail. If "land" is true, a failed write takes effect nevertheless.
 type lossy struct {
 	objstore.Store
 
