@@ -29,7 +29,7 @@ type Call struct {
 	//   - the name of an object
 	//   - string, bool, int32, int64, float64 or time
 	//   - int64 text (a whole number that the API takes as text) or base64
-	//   - one of these after [] (a list) or map[string] (an object with arbitrary names)
+	//   - [] (a list) or map[string] (an object with arbitrary names), followed by one of these types
 	Fields map[string]map[string]string
 	// Root is the type of args as a whole.
 	Root string
