@@ -49,7 +49,8 @@ type NstanceMachineSpec struct {
 	// +kubebuilder:validation:MaxLength=29
 	// +kubebuilder:validation:Pattern=`^[a-z]{3}[0-9a-hjkmnp-tv-z]{26}$`
 	InstanceID string `json:"instanceID,omitempty"`
-	// providerID is the provider's ID of the VM. The instance's Node has the same ID. The operator sets it. +optional
+	// providerID is the provider's ID of the VM. The instance's Node has the same ID. The operator sets it.
+	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
 }

@@ -72,7 +72,8 @@ type NstanceMachinePoolStatus struct {
 	// replicas is the number of instances on all shards, without on-demand instances and those being deleted.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
-	// readyReplicas is the number of healthy instances among the replicas. +optional
+	// readyReplicas is the number of healthy instances among the replicas.
+	// +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
 	// isStatic is true if the group is defined in the configuration of a shard. The pool's template and subnetPool
 	// cannot be changed while isStatic is true.

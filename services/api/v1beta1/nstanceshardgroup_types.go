@@ -62,7 +62,8 @@ type NstanceShardGroupStatus struct {
 	// deleted.
 	// +optional
 	ActualSize *int32 `json:"actualSize,omitempty"`
-	// healthy is the number of healthy instances among those that actualSize counts. +optional
+	// healthy is the number of healthy instances among those that actualSize counts.
+	// +optional
 	Healthy *int32 `json:"healthy,omitempty"`
 	// providerIDs contains the provider IDs of the group's instances, sorted.
 	// +optional
