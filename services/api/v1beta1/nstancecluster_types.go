@@ -35,8 +35,8 @@ type NstanceClusterStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceCluster is one tenant's view of an Nstance cluster (InfraCluster of Cluster API). The operator creates it with
-// the name `{cluster}--{tenant}`.
+// NstanceCluster represents an Nstance cluster for one tenant (InfraCluster of Cluster API). The operator creates it
+// with the name `{cluster}--{tenant}`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -81,8 +81,8 @@ type NstanceShardGroupStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// NstanceShardGroup is the part of an NstanceMachinePool on one shard. The pool owns it, and its name is
-// `{group}--{shard}`.
+// NstanceShardGroup is the part of an NstanceMachinePool on one shard. The pool owns the NstanceShardGroup, which has
+// the name `{group}--{shard}`.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -22,10 +22,10 @@ func (a *app) clusterCommand() *cobra.Command {
 		Long: `The commands of "cluster" work on the bucket of a cluster directly. No server needs to
 run.
 
-The bucket holds the keys of the cluster, such as the CA's, and the secrets that you have
-stored. All are sealed with the encryption key: 32 bytes, raw or in base64. Commands read
-the encryption key from NSTANCE_ENCRYPTION_KEY, unless --key-provider and --key-source
-name another place.`}
+The bucket has the cluster's keys, such as the CA's private key, and the secrets that you
+have stored. All are sealed with the encryption key: 32 bytes, raw or in base64. Commands
+read the encryption key from NSTANCE_ENCRYPTION_KEY, unless --key-provider and
+--key-source name another place.`}
 	s := new(secretFlags)
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),

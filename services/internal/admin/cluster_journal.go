@@ -80,8 +80,9 @@ keys, registrations and configurations. Each entry has the time of the change, a
 names of the user and the machine. Entries are in cluster/journal/. A command
 that adds an entry deletes entries that are older than 30 days.
 
-The cluster's journal does not have the calls of operators to servers, such as new sizes
-of groups. "nstance-admin events --since 24h" shows these, from the shards' journals.`,
+The cluster's journal does not list calls that operators make to servers, for example to
+scale a group. "nstance-admin events --since 24h" shows these calls, from the shards'
+journals.`,
 		Example: `  nstance-admin cluster journal --since 168h --storage-bucket my-bucket`,
 	}
 	var since time.Duration

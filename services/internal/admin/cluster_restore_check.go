@@ -37,10 +37,10 @@ func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
     must; without the encryption key the command says that this is not checked
   * each shard has a configuration, and the record of each instance belongs to a group of it
 
-"restore-check" prints each problem with its effect after a restore, and the next step.
-If there is a problem, the exit status is 1. The command unpacks the archive into a
-temporary directory, which needs space for all objects, and deletes this directory at the
-end.`,
+For each problem, "restore-check" prints what it would cause after a restore, and what to
+do next. If there is a problem, the exit status is 1. The command unpacks the archive
+into a temporary directory, which needs space for all objects, and deletes this directory
+at the end.`,
 		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
   nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
 	}

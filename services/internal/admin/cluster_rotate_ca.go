@@ -50,16 +50,17 @@ its own. To renew the certificate in an identity directory, run "nstance-admin c
 register-operator" again while "rotate-ca" waits. A rotation also waits for operators that
 no longer run. Remove these with "nstance-admin cluster operator remove".
 
-If a cluster is older than its workload CA, files on its instances can have certificates
-of the cluster's old CA. Step 4 of "rotate-ca" is then possible only when these
-certificates have expired, up to four months later. Run the command again after that.
+In a cluster that was made before workload CAs existed, files of instances can contain
+certificates of the old CA. In such a cluster, step 4 of "rotate-ca" is possible only
+when these certificates have expired, up to four months later. Run the command again at
+that time.
 
 At its end, a CA rotation removes the old CA and makes unused nonces invalid. Therefore
 "rotate-ca" asks for a confirmation on a terminal, and needs --yes elsewhere. With
 --status it changes nothing and does not ask.
 
 Before you run "rotate-ca", upgrade all servers, agents and operators to a version that
-supports it. The bucket that you name must have the configurations of all shards.`,
+supports it. The bucket in --storage-bucket must have the configurations of all shards.`,
 		Example: `  nstance-admin cluster rotate-ca --storage-bucket my-bucket
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --no-wait --yes   # take the steps that are possible now
   nstance-admin cluster rotate-ca --storage-bucket my-bucket --status    # who has old certificates?`,

@@ -34,16 +34,16 @@ steps:
   3. after the longest life of a certificate, 90 days, remove the old CA.
 
 Each run of "rotate-workload-ca" takes the step that is possible now, prints the time of
-the next step, and returns. Run it again at that time. An earlier run changes nothing,
-and a run after the last step begins a new rotation. A run can be interrupted, because
-each step is one write to the bucket.
+the next step, and returns. Run it again at that time. If you run it too early, it
+changes nothing. If you run it after the last step, it begins a new rotation. You may
+interrupt it, because each step is one write to the bucket.
 
 "rotate-workload-ca" asks for a confirmation on a terminal, and needs --yes elsewhere.
 With --status it changes nothing and does not ask.
 
 Before the new workload CA starts to sign, services on instances must have loaded the
-changed files, and programs outside the instances must trust both CAs. --output-cert
-writes the certificates of both CAs to a file.
+files with both CAs, and programs outside the instances must trust both CAs.
+--output-cert writes the certificates of both CAs to a file.
 
 Before you run "rotate-workload-ca", upgrade all servers to a version that supports it.`,
 		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes

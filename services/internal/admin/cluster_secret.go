@@ -20,8 +20,8 @@ import (
 
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
-		Long: `A template delivers a secret to its instances with a file of kind "secret". Four secrets
-are the cluster's own keys, which templates cannot deliver: ca.key, ca-next.key,
+		Long: `To give a secret to instances, add a file of kind "secret" to their template. Templates
+cannot deliver four secrets, which are the cluster's own keys: ca.key, ca-next.key,
 workload-ca.key and registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
@@ -275,7 +275,7 @@ func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
 		Long: `Finds the secrets that are sealed with an old encryption key, and seals them with the
-current key. Follow this order, so that servers can read the secrets at any time:
+current key. If you follow this order, servers can always read the secrets:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys

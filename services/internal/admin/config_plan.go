@@ -118,8 +118,9 @@ nothing. The command shows in which groups instances would be replaced, get new 
 all be deleted, and whether the leader would restart.
 
 If the configuration in the bucket is not valid, "config plan" compares the file with the
-configuration that a leader applied last. The field rolling_groups of its JSON output is
-the same as the attribute of the Terraform resource nstance_shard.`,
+configuration that a leader applied last. In its JSON output, the field rolling_groups
+has the same value as the attribute rolling_groups of the Terraform resource
+nstance_shard.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}

@@ -22,13 +22,15 @@ func (a *app) configPushCommand() *cobra.Command {
 		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
 		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
 clusters without Terraform. The file itself names the shard. The command writes nothing
-if the configuration is not valid, if it lacks something that a dynamic group needs, or
-if another program writes the configuration at the same time.
+if the file is not valid, lacks something that a dynamic group needs, or is for another
+cluster. It also writes nothing if another program changes the configuration in the
+bucket at the same time.
 
 Like "config plan", "config push" shows what the change does to running instances, and
 whether the leader restarts. It asks for a confirmation on a terminal. Elsewhere it needs
---yes if the change replaces or deletes instances. It also needs --yes if the bucket has
-neither a valid configuration nor an applied one, with which it could compare the file.
+--yes if the change replaces or deletes instances. It also needs --yes if it cannot
+compare the file, because the bucket has no valid configuration and none that a leader
+has applied.
 
 With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket

@@ -21,17 +21,17 @@ func (a *app) eventsCommand() *cobra.Command {
 		Long: `Prints the events of shards as they happen, until the command is interrupted: changes of
 instances (creating, registered, unhealthy, pending deletion …), changes of groups, and
 errors. The output begins with the current state. If a connection is lost, the command
-connects again and prints the state at that time.
+connects again and prints the new current state.
 
 With --since, --group, --instance, --kind or --cause, "events" does not wait for new
 events: it prints past events from the shards' journals, with their times, reasons and
-causes, and ends. A leader keeps the newest 10,000 events. The bucket keeps events for 30
-days (server.journal_retention).
+causes, and ends. Each leader has the newest 10,000 events of its shard. Older ones are
+only in the bucket, for 30 days (server.journal_retention).
 
 With --output json, "events" prints each event as one object on one line. The field "at"
-is the time on the server's clock. The first events describe the current state and
-have "snapshot": true. Two events of the type snapshot_end, one for groups and one for
-instances, follow when this state is complete.`,
+is the time on the server's clock. The first events describe the current groups and
+instances, and have "snapshot": true. One event of the type snapshot_end follows the last
+group, and one the last instance.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a

@@ -189,8 +189,8 @@ func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.Gro
 func (a *app) groupCreateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
-		Long: `Creates a dynamic group from a template of the shard's configuration. For each flag that
-you leave out, the group has the template's value.`,
+		Long: `Creates a dynamic group from a template of the shard's configuration. If you leave out a
+flag, the group takes this setting from the template.`,
 		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
   nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
 	}
@@ -289,9 +289,9 @@ from zero.`
 	default:
 		cmd.Short = "Replace all instances of a group"
 		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge instances, even if
-nothing has changed. The group's settings for canaries, pauses and halts apply, as after
-a change of its configuration. Each call replaces all instances again. The command asks
-for a confirmation on a terminal, and needs --yes elsewhere.`
+nothing has changed. As after a change of the configuration, the group's settings for
+canaries, pauses and halts apply. Each call replaces all instances again. The command
+asks for a confirmation on a terminal, and needs --yes elsewhere.`
 		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`
 	}

@@ -18,10 +18,10 @@ import (
 func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
-		Long: `Changes only the size of a group. Other changes that are made to the group at the same
-time are kept. For several shards, add one of two flags. With --per-shard, the group gets
-SIZE in each shard. With --total, SIZE is divided evenly among the shards that have the
-group.
+		Long: `Changes only the size of a group. If somebody else changes other settings at the same
+time, the command does not undo this. For several shards, add one of two flags. With
+--per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly
+among the shards that have the group.
 
 To make a group smaller, "group scale" deletes instances. It asks for a confirmation of
 this on a terminal, and needs --yes elsewhere. With --dry-run, it shows which instances

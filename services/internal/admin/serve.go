@@ -44,7 +44,7 @@ calls of the API take ?shard=S or ?all_shards=true:
 
 With --token-file, clients of "nstance-admin serve" need a token from this file. They
 send it in the header "Authorization: Bearer TOKEN". To see the web page, a person logs
-in with a token. The log of "serve" has the name of the token that made a change.
+in with a token. For each change, "serve" logs the name of the token.
 
 A line of a token file has one of the forms TOKEN, NAME TOKEN, or NAME TOKEN ROLE. A
 token has at least 16 characters. The role is viewer, operator or admin. Viewers only
@@ -55,9 +55,9 @@ Without --token-file, "nstance-admin serve" needs no login, but only this machin
 connect: it listens on 127.0.0.1:8080, or on the loopback address in --bind.
 
 With --storage-bucket, the web page of "nstance-admin serve" also shows what only the
-bucket has: the lock of a shard without a leader, and what a newer configuration would
-change. Every user of the page sees this. The command needs credentials that may read the
-bucket.
+bucket has: the lock of a shard without a leader, and what a configuration that is not
+applied yet would change. Every user of the page sees this. The command needs credentials
+that may read the bucket.
 
 If "nstance-admin serve" listens on an address that other machines can reach, it needs
 TLS: give --tls-cert-file and --tls-key-file. Behind a proxy that serves TLS, give

@@ -18,8 +18,9 @@ func (a *app) statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the leaders and the health of shards", Args: cobra.NoArgs,
 		Long: `Shows a table with each shard's leader, heir, term and configuration, and its numbers of
-groups, instances and connected agents. Below the table are the active errors, and why a
-newer configuration was refused. Without --shard, the command asks every shard.`,
+groups, instances and connected agents. Below the table are the active errors. If the
+leader refused a newer configuration, the reason is there too. Without --shard, the
+command asks every shard.`,
 		Example: `  nstance-admin status
   nstance-admin status --output json | jq '.shards[] | {shard, leader_id, errors}'`,
 	}
@@ -194,9 +195,10 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 func (a *app) orphansConfirmCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "confirm VM...", Short: "Allow the leader to terminate the orphans of a shard",
 		Args: cobra.MinimumNArgs(1),
-		Long: `Allows the leader to terminate all orphans of a shard, which are VMs without a record.
-Name every VM that "orphans list" shows. If the shard's orphans have changed since then,
-the leader refuses the call. The leader terminates orphans without a drain.`,
+		Long: `Allows the leader to terminate all orphans of a shard, which are VMs without a record. As
+arguments, give every VM that "orphans list" shows. If the shard's orphans are no longer
+exactly these VMs, the leader refuses the call. The leader does not drain orphans before
+it terminates them.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

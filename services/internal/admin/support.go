@@ -32,9 +32,9 @@ func (a *app) supportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "support", Short: "Write a bundle for a report about a fault, without secrets", Args: cobra.NoArgs,
 		Long: `Writes a bundle, one .tar.gz file, to attach to a report about a fault. The command needs
-neither a leader nor a running server: the bundle names what could not be read, with the
-reason. It lists the names, sizes and times of all objects of the bucket. For each shard,
-it has:
+neither a leader nor a running server: if something cannot be read, the bundle has the
+reason instead. It lists the names, sizes and times of all objects of the bucket. For
+each shard, it has:
 
   * what doctor finds
   * the lock, the report of the newest server, and the configuration: the newest, the one
@@ -48,9 +48,9 @@ groups, and addresses and IDs of VMs. It never has keys, tokens, nonces, certifi
 boot scripts, contents of files, or values of args, vars and environment variables.
 Objects with secrets are listed by name and not read.
 
-From the texts of errors and alerts, a bundle of "support" has only numbers, times, words
-of Nstance's own messages, and names that it shows elsewhere. Read the bundle before you
-send it.
+In texts of errors and alerts, a bundle of "support" keeps only numbers, times, words
+that Nstance itself uses, and names that other parts of the bundle show. Read the bundle
+before you send it.
 
 Like "doctor", "support" tests the bucket: it writes one object and deletes it again.`,
 		Example: `  nstance-admin support --storage-bucket my-bucket

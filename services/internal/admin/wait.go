@@ -37,7 +37,8 @@ func (a *app) groupWaitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
 		Long: `Waits until a group has its size, and all its instances are healthy and up to date. Shows
-the progress on standard error. If --wait-timeout ends before that, the exit status is 1.`,
+the progress on standard error. If the wait takes longer than --wait-timeout, the exit
+status is 1.`,
 		Example: `  nstance-admin group wait workers --shard us-west-2a --wait-timeout 30m`,
 	}
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}

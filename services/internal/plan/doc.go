@@ -10,9 +10,9 @@
 //
 // # Rules
 //
-// Each instance is classified by the first of rules 1 to 17 that applies (classify.go). Rules 52 and 59 come between 12
-// and 13, and rule 58 before 17. The other rules from 18 on say what the leader does with the instances. The code and
-// the tests name a rule by its number.
+// Each instance is classified by one rule: the first that applies of rules 1 to 12, 52, 59, 13 to 16, 58 and 17, in
+// this order (classify.go). All other rules say what the leader does with the instances. The code and the tests name a
+// rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
 //	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but

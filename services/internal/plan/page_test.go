@@ -57,9 +57,9 @@ func rulesPage(source string) string {
 
 # Planning rules
 
-The leader plans one group at a time. It first classifies each instance by the first of rules 1 to 17 that applies.
-Rules 52 and 59 come between 12 and 13, and rule 58 before 17. The other rules from 18 on say what the leader does with
-the instances. ` + "`nstance-admin explain`" + ` names the rule that classifies an instance.
+The leader plans one group at a time. It first classifies each instance by one rule: it checks rules 1 to 12, 52, 59, 13
+to 16, 58 and 17 in this order, and takes the first that applies. All other rules say what the leader does with the
+instances. ` + "`nstance-admin explain`" + ` names the rule that classifies an instance.
 
 | rule | name | |
 |---|---|---|
