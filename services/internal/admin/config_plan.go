@@ -114,8 +114,8 @@ func (a *app) configPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a configuration file with the shard's configuration in the bucket, and changes
-nothing. The command shows in which groups instances would be replaced, get new files, or
-all be deleted, and whether the leader would restart.
+nothing. For each group, the command shows whether instances would be replaced, get new
+files, or all be deleted. It also shows whether the leader would restart.
 
 If the configuration in the bucket is not valid, "config plan" compares the file with the
 configuration that a leader applied last. In its JSON output, the field rolling_groups
@@ -187,8 +187,8 @@ what the differences do to running instances.`,
 func (a *app) configHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history", Short: "Show when configurations were applied", Args: cobra.NoArgs,
-		Long: `Lists the configurations that leaders have applied, from the shards' journals, with the
-time and the ETag of each configuration. "cluster journal" shows who pushed a configuration.`,
+		Long: `Lists the configurations that leaders have applied, each with its time and ETag. The list
+comes from the shards' journals. "cluster journal" shows who pushed a configuration.`,
 		Example: `  nstance-admin config history --all-shards --since 168h`,
 	}
 	var since time.Duration
