@@ -43,7 +43,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "NAT gateways, the largest part of the cost, for private subnets: `each` for one in each zone, `one` in the zone with the lowest index, or `none`. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
+  description = "NAT gateways for private subnets, which are the largest part of the cost. `each`: one in each zone. `one`: only one, in the zone with the lowest index. `none`: no NAT gateways. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
   default     = "each"
   nullable    = false
@@ -74,7 +74,7 @@ variable "agent_ami" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
+  description = "Number of servers of each shard: 1, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 1
   nullable    = false
@@ -126,7 +126,7 @@ variable "web_arch" {
 }
 
 variable "web_args" {
-  description = "More arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time in each shard."
+  description = "Arguments of EC2's RunInstances for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time in each shard."
   type        = string
   default     = null
 }
@@ -139,7 +139,7 @@ variable "web_port" {
 }
 
 variable "web_health_check" {
-  description = "Health check of the load balancer. With a `path` it is an HTTP request, otherwise a TCP connection to the port."
+  description = "Health check of the load balancer. If `path` is set, it is an HTTP request to `web_port`, otherwise only a TCP connection to `web_port`."
   type = object({
     path     = optional(string)
     interval = optional(number)

@@ -38,7 +38,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "Create a NAT gateway, the largest part of the cost, for private subnets. If false, the servers have public addresses, and the VMs cannot reach the internet."
+  description = "Create a NAT gateway for private subnets. It is the largest part of the cost. If false, the servers have public addresses, and the VMs cannot reach the internet."
   type        = bool
   default     = true
   nullable    = false
@@ -71,7 +71,7 @@ variable "server_ready_timeout" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
+  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 1
   nullable    = false
@@ -123,13 +123,13 @@ variable "worker_arch" {
 }
 
 variable "worker_args" {
-  description = "More arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time."
+  description = "Arguments of EC2's RunInstances for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values of variables for templates. `greeting` is written to app.env on the VMs. A change is pushed to running VMs."
+  description = "Values of variables that templates use. `greeting` is written to app.env on the VMs. The leader sends changed values to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false

@@ -31,7 +31,7 @@ variable "encryption_key" {
 }
 
 variable "image_project" {
-  description = "Project that owns the images, which images/packer makes. Default: the project of the cluster."
+  description = "Project that owns the images of servers and VMs (see images/packer). Default: the project of the cluster."
   type        = string
   default     = null
 }
@@ -49,7 +49,7 @@ variable "agent_image" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become healthy before its machine is replaced."
+  description = "Time limit in seconds. If a new server is not healthy after this time, its machine is replaced."
   type        = number
   default     = 600
   nullable    = false
@@ -87,13 +87,13 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "More fields of the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
+  description = "Fields in the body of Compute Engine's instances.insert for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values of variables for templates. `greeting` is written to app.env on the VMs. A change is pushed to running VMs."
+  description = "Values of variables that templates use. `greeting` is written to app.env on the VMs. The leader sends changed values to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false
@@ -137,7 +137,7 @@ variable "labels" {
 }
 
 variable "zones" {
-  description = "The zones, which are also the shards' names, each with a number that determines its leader's address. Do not change the number of a zone when you add or remove others."
+  description = "The zones, each with a number. Each zone gets a shard of the same name. The number determines the address of the shard's leader. Do not change the number of a zone when you add or remove others."
   type        = map(number)
   default     = { us-central1-a = 0, us-central1-b = 1, us-central1-c = 2 }
   nullable    = false
@@ -149,7 +149,7 @@ variable "zones" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
+  description = "Number of servers of each shard: 1, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 2
   nullable    = false
@@ -170,7 +170,7 @@ variable "worker_commands" {
 }
 
 variable "load_balancer_health" {
-  description = "Replace VMs that the load balancer calls unhealthy. Their service must answer on port 8080."
+  description = "Let the leaders replace VMs that the load balancer reports as unhealthy. The VMs' service must answer on port 8080."
   type        = bool
   default     = false
   nullable    = false

@@ -50,7 +50,7 @@ variable "nat" {
 }
 
 variable "image_project" {
-  description = "Project that owns the images, which images/packer makes. Default: the project of the cluster."
+  description = "Project that owns the images of servers and VMs (see images/packer). Default: the project of the cluster."
   type        = string
   default     = null
 }
@@ -68,14 +68,14 @@ variable "agent_image" {
 }
 
 variable "server_ready_timeout" {
-  description = "Seconds that a new server may take to become healthy before its machine is replaced."
+  description = "Time limit in seconds. If a new server is not healthy after this time, its machine is replaced."
   type        = number
   default     = 600
   nullable    = false
 }
 
 variable "server_count" {
-  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all."
+  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 1
   nullable    = false
@@ -119,13 +119,13 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "More fields of the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
+  description = "Fields in the body of Compute Engine's instances.insert for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values of variables for templates. `greeting` is written to app.env on the VMs. A change is pushed to running VMs."
+  description = "Values of variables that templates use. `greeting` is written to app.env on the VMs. The leader sends changed values to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false
