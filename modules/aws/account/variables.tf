@@ -134,7 +134,7 @@ variable "ebs_kms_key_arns" {
 }
 
 variable "launch_resource_arns" {
-  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations that `args` of VMs may name. If the list has a dedicated host or a host resource group, VMs may use all dedicated hosts of the account, because EC2 has no permission for a single host."
+  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations to which the `args` of VMs may refer. If the list has a dedicated host or a host resource group, VMs may use all dedicated hosts of the account, because EC2 checks no permission for a single host."
   type        = list(string)
   default     = []
   nullable    = false
@@ -153,7 +153,7 @@ variable "server_ssm" {
 }
 
 variable "tag_keys" {
-  description = "Keys of the tags that `args` may set on VMs, in addition to the tags that servers set. `*` stands for any characters. Default: any key except `nstance:server` and `nstance:leader`."
+  description = "Keys of the tags that templates and groups may set on VMs in `args`, in addition to the tags that servers set. `*` stands for any characters. Default: any key except `nstance:server` and `nstance:leader`."
   type        = list(string)
   default     = null
 }

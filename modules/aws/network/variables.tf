@@ -57,8 +57,9 @@ variable "ip_family" {
 
 variable "subnets" {
   description = <<-TEXT
-    The subnets, by role and then by zone. A role is any name, such as `public`, `servers` or `workers`. Each role becomes a subnet pool of the shards in
-    its zones. A zone may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index in the list identifies it.
+    The subnets, by role and then by zone. A role is any name, such as `public`, `servers` or `workers`. In each zone, the subnets of a role become a
+    subnet pool of the zone's shards. A zone may have several subnets of a role. The index in their list identifies a subnet, so add new subnets at
+    the end.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.
     * `existing`: ID of an existing subnet. The ID must be known when planning. The module does not change the subnet's routes and settings.
@@ -163,7 +164,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "Whether the module makes NAT gateways. With `provider`, it makes them in the subnets with `nat_gateway`. With `none`, private subnets cannot reach the internet over IPv4."
+  description = "Whether the module makes NAT gateways. If `provider`, it makes one in each subnet whose `nat_gateway` is true. If `none`, private subnets cannot reach the internet over IPv4."
   type        = string
   default     = "provider"
   nullable    = false

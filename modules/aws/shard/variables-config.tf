@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "Roles of subnets of the module `network` that become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet for this shard in the shard's zone."
+  description = "Roles of the module `network` whose subnets become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet for this shard in the shard's zone."
   type        = list(string)
   default     = null
 
@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use, by their own choice or because their template names the pool. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use. This also limits groups that use the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -76,7 +76,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Queries for machine images, by name. The servers repeat the queries. A template inserts the image with `{{ .Image.name }}`."
+  description = "Queries for machine images, by name. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates for VMs, by name. An entry of `files` refers to the template of its certificate by this name."
+  description = "Templates of certificates for VMs, by name. An entry of `files` that is a certificate refers to the certificate's template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)
@@ -274,7 +274,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs. You choose the keys of the map. In addition, load balancers of the module `network` reach the ports of their targets. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self` means the shard's other VMs."
+  description = "Sources that may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self = true` adds the shard's other VMs. The load balancers of the module `network` need no entry: they may always reach the ports of their targets."
   type = map(object({
     protocol           = string
     from_port          = optional(number)
@@ -320,7 +320,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer. [What was tried](../../../docs/reference/aws.md#what-was-tried) covers Debian 12 and Amazon Linux 2023."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -62,7 +62,7 @@ variable "network" {
 }
 
 variable "shard" {
-  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention the zone's name, if the zone has one shard."
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention, the only shard of a zone has the zone's name."
   type        = string
   nullable    = false
 
@@ -152,7 +152,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "Role of the subnets that have the servers and the leader's address. It is a key in `subnets` of the module `network`."
+  description = "Role of the subnets in which the servers and the leader's address are. This role is a key in `subnets` of the module `network`."
   type        = string
   default     = "servers"
   nullable    = false
@@ -185,7 +185,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer. [What was tried](../../../docs/reference/aws.md#what-was-tried) covers Debian 12 and Amazon Linux 2023."
+  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
@@ -199,7 +199,7 @@ variable "server_security_group_ids" {
 }
 
 variable "leader_network" {
-  description = "The leader's fixed addresses, `ipv4` and `ipv6`, in the first of the servers' subnets. Default: addresses that AWS picks when it creates the network interface."
+  description = "The leader's fixed addresses, `ipv4` and `ipv6`. They must be in the first subnet of the role `server_subnets`. Default: addresses that AWS picks when it creates the network interface."
   type = object({
     ipv4 = optional(string)
     ipv6 = optional(string)
@@ -282,7 +282,7 @@ variable "health_check" {
 }
 
 variable "health_access" {
-  description = "Additional sources that may reach port 8990 of the servers, which also serves metrics."
+  description = "Sources that may reach port 8990 of the servers, for health checks or metrics. The health checks that the modules set up need no entry."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])
@@ -337,7 +337,7 @@ variable "destroy_timeout" {
 }
 
 variable "tags" {
-  description = "Tags of all resources of this module that can have tags. Tags of the groups' VMs are set in `args`."
+  description = "Tags of all resources of this module that can have tags. For tags of the groups' VMs, use `args_json`."
   type        = map(string)
   default     = {}
   nullable    = false

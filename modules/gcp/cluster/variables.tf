@@ -10,7 +10,7 @@ variable "cluster_id" {
 }
 
 variable "bucket_name" {
-  description = "Name of the bucket, which is unique among all buckets of Google Cloud. Default: a name made of the cluster's name, the project and the location."
+  description = "Name of the bucket, which must be unique among all buckets of Google Cloud. Default: a name made of the cluster's name, the project and the location."
   type        = string
   default     = null
 
@@ -27,7 +27,7 @@ variable "location" {
 }
 
 variable "prefix" {
-  description = "Prefix of the names of all objects in the bucket, for a bucket that has other uses too. It has no slash at either end."
+  description = "Prefix of the names of all objects in the bucket, for a bucket that has other uses too. The prefix has no slash at either end."
   type        = string
   default     = ""
   nullable    = false
@@ -39,7 +39,7 @@ variable "prefix" {
 }
 
 variable "versioning" {
-  description = "Keep earlier versions of objects in the bucket, so that a deleted configuration, CA or secret can be restored. Documents that servers write change often, so the bucket keeps their earlier versions for only a day."
+  description = "Keep earlier versions of objects in the bucket, so that a deleted configuration, CA or secret can be restored. Servers often change their own documents, so the bucket keeps earlier versions of these documents for only a day."
   type        = bool
   default     = true
   nullable    = false
@@ -58,7 +58,7 @@ variable "noncurrent_version_days" {
 }
 
 variable "kms_key_name" {
-  description = "Name of a Cloud KMS key that encrypts the bucket, `projects/…/locations/…/keyRings/…/cryptoKeys/…`. Default: Google's own keys."
+  description = "Name of the Cloud KMS key with which the bucket is encrypted, such as `projects/…/locations/…/keyRings/…/cryptoKeys/…`. Default: Google's own keys."
   type        = string
   default     = null
 
@@ -93,7 +93,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "The replacement of the CA begins this long before the CA expires, such as \"90d\". From then on, each apply takes the steps of the replacement that are possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
+  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From then on, each apply takes those steps of the replacement that are already possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }
@@ -125,7 +125,7 @@ variable "secrets" {
 }
 
 variable "deletion_protection" {
-  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because others have no resource `nstance_cluster`."
+  description = "Refuse every plan that destroys the cluster, until an apply has set this variable to `false`. This protects only clusters with secrets in the bucket, because other clusters have no resource `nstance_cluster`."
   type        = bool
   default     = false
   nullable    = false

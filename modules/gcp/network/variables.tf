@@ -32,8 +32,9 @@ variable "ip_family" {
 
 variable "subnets" {
   description = <<-TEXT
-    The subnets, by role and then by region. A role is any name, such as `servers` or `workers`. Each role becomes a subnet pool of the shards in its
-    regions. A region may have several subnets of a role. Add new subnets at the end of their list, because a subnet's index in the list identifies it.
+    The subnets, by role and then by region. A role is any name, such as `servers` or `workers`. In each region, the subnets of a role become a subnet
+    pool of the region's shards. A region may have several subnets of a role. The index in their list identifies a subnet, so add new subnets at the
+    end.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.
     * `leader_ipv4_cidr`: the subnet's secondary range `leader`, for the leader addresses of shards that have their servers in this subnet.
@@ -77,7 +78,7 @@ variable "subnets" {
 }
 
 variable "nat_mode" {
-  description = "Whether the module makes NAT gateways. With `provider`, it makes a Cloud NAT gateway in each region. With `none`, VMs without external addresses reach only Google's APIs."
+  description = "Whether the module makes NAT gateways. If `provider`, it makes a Cloud NAT gateway in each region. If `none`, VMs without external addresses reach only Google's APIs."
   type        = string
   default     = "provider"
   nullable    = false
@@ -97,8 +98,8 @@ variable "iap_ssh" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Passthrough network load balancers, by name. Groups refer to a load balancer by this name. The servers then add the group's healthy VMs to the load
-    balancer's instance group in their zone. A VM can be in the instance group of one load balancer only.
+    Passthrough network load balancers, by name. Groups refer to a load balancer by this name. The servers then add the group's healthy VMs to the
+    load balancer's instance group in the shard's zone. A VM can be in the instance group of one load balancer only.
 
     * `zones`: the zones of the load balancer's VMs, in one region.
     * `internal`: the load balancer is reachable only from the VPC. Its address is in the first subnet of the role `subnets`.

@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "subnet_pools" {
-  description = "Roles of subnets of the module `network` that become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet for this shard in the shard's region."
+  description = "Roles of the module `network` whose subnets become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet for this shard in the shard's region."
   type        = list(string)
   default     = null
 
@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use, by their own choice or because their template names the pool. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use. This also limits groups that use the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -76,7 +76,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Queries for machine images, by name. The servers repeat the queries. A template inserts the image with `{{ .Image.name }}`."
+  description = "Queries for machine images, by name. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates for VMs, by name. An entry of `files` refers to the template of its certificate by this name."
+  description = "Templates of certificates for VMs, by name. An entry of `files` that is a certificate refers to the certificate's template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)
@@ -263,8 +263,9 @@ variable "groups" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Unmanaged instance groups in addition to those of the module `network`, by name. Groups of VMs refer to them by this name. Allow the traffic of their load balancers with
-    `agent_ingress`. Templates with `load_balancer_health` also need the regional backend services of the instance group.
+    Unmanaged instance groups in addition to those of the module `network`, by name. Groups of VMs refer to an instance group by this name. Use
+    `agent_ingress` to allow the traffic from the load balancers of these instance groups. For templates with `load_balancer_health`, also list the
+    regional backend services of the instance group in `backend_service_names`.
   TEXT
   type        = map(object({ instance_group_name = string, backend_service_names = optional(list(string)) }))
   default     = {}
@@ -277,7 +278,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self` means the shard's other VMs. Clients of the load balancers of the module `network` always reach the ports of the listeners."
+  description = "Sources that may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self = true` adds the shard's other VMs. The clients of the load balancers of the module `network` need no entry: they may always reach the ports of the listeners."
   type = map(object({
     protocol   = string
     from_port  = optional(number)

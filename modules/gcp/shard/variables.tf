@@ -56,7 +56,7 @@ variable "network" {
 }
 
 variable "shard" {
-  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention the zone's name, if the zone has one shard."
+  description = "Name of the shard: lower-case letters, digits and single dashes, at most 32 characters. By convention, the only shard of a zone has the zone's name."
   type        = string
   nullable    = false
 
@@ -140,7 +140,7 @@ variable "server_volume" {
 }
 
 variable "server_subnets" {
-  description = "Role of the subnets that have the servers and the leader's address. It is a key in `subnets` of the module `network`."
+  description = "Role of the subnets in which the servers and the leader's address are. This role is a key in `subnets` of the module `network`."
   type        = string
   default     = "servers"
   nullable    = false
@@ -247,7 +247,7 @@ variable "operator_access" {
 }
 
 variable "health_access" {
-  description = "Additional sources that may reach port 8990 of the servers, which also serves metrics."
+  description = "Sources that may reach port 8990 of the servers, for health checks or metrics. The health checks that the modules set up need no entry."
   type = object({
     ipv4_cidrs = optional(list(string), [])
     tags       = optional(list(string), [])
@@ -290,7 +290,7 @@ variable "destroy_timeout" {
 }
 
 variable "labels" {
-  description = "Labels of the servers' VMs. Labels of the groups' VMs are set in `args`."
+  description = "Labels of the servers' VMs. For labels of the groups' VMs, use `args_json`."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -31,7 +31,7 @@ variable "ca_certificate_pem" {
 }
 
 variable "namespace" {
-  description = "Namespace of the ConfigMap, which must be that of the HelmRelease or the Kustomization of Flux that uses it."
+  description = "Namespace of the ConfigMap. It must be the namespace of the HelmRelease or Kustomization that reads the ConfigMap."
   type        = string
   nullable    = false
   default     = "nstance-system"

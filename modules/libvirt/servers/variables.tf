@@ -24,7 +24,7 @@ variable "server_userdata" {
 }
 
 variable "image" {
-  description = "Volume, in the storage pool, that has the server's image. The disk of each new VM is made as a copy of this volume."
+  description = "Name of the volume with the server's image. The volume is in the storage pool `pool`. The disk of each new VM is a copy of this volume."
   type        = string
   nullable    = false
 }
@@ -51,7 +51,7 @@ variable "network" {
 }
 
 variable "secrets_iso" {
-  description = "Path on the host of a CD-ROM image with the label `nstance`. The boot script copies its files, such as `secrets.env`, to /etc/nstance. Without the CD-ROM, the server's image must have these files."
+  description = "Path of a CD-ROM image on the host. The CD-ROM has the label `nstance`. The boot script copies the files on the CD-ROM, such as `secrets.env`, to /etc/nstance. Without the CD-ROM, the server's image must have these files."
   type        = string
   default     = null
 

@@ -1,7 +1,7 @@
 # Variables of the shard's place and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster of the shard: its `id`, and where its encryption key is. The cluster's secrets are sealed in the bucket."
+  description = "The cluster of the shard: its `id`, and where its encryption key is stored. The cluster's secrets are in the bucket, sealed with this key."
   type = object({
     id = string
     encryption_key = optional(object({
@@ -61,7 +61,7 @@ variable "reserved_mib" {
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the hosts' networks, `HOST/NETWORK`, which the leader tries in order."
+  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the hosts' networks, `HOST/NETWORK`. For each new VM, the leader tries them in this order."
   type        = map(list(string))
   nullable    = false
 
@@ -72,7 +72,7 @@ variable "subnet_pools" {
 }
 
 variable "leader_network" {
-  description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and nothing else may use it."
+  description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and no other machine may use it."
   type = object({
     ipv4     = optional(string)
     ipv6     = optional(string)
@@ -87,7 +87,7 @@ variable "leader_network" {
 }
 
 variable "bucket" {
-  description = "The bucket that the servers' boot script names: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
+  description = "The cluster's bucket, for the servers' boot script: the object store's `endpoint`, and the bucket's `name`, `prefix` and `region`."
   type = object({
     endpoint = string
     name     = string
@@ -105,7 +105,7 @@ variable "server_args" {
 }
 
 variable "server_environment" {
-  description = "More environment variables of nstance-server. Do not put secrets here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
+  description = "Additional environment variables of nstance-server. Do not put secrets here, because they would be in the state: put them into /etc/nstance/secrets.env on the servers."
   type        = map(string)
   default     = {}
   nullable    = false

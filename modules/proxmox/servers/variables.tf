@@ -30,7 +30,7 @@ variable "server_userdata" {
 }
 
 variable "template" {
-  description = "The VM template with the server's image: its `node` and `vm_id`. The servers' VMs are full clones of it. The template must have no cloud-init drive."
+  description = "The VM template with the server's image: its `node` and `vm_id`. The servers' VMs are full clones of this template. The template must have no cloud-init drive."
   type        = object({ node = string, vm_id = number })
   nullable    = false
 }
@@ -63,7 +63,7 @@ variable "vlan" {
 }
 
 variable "secrets_iso" {
-  description = "Volume with a CD-ROM image with the label `nstance`, such as `local:iso/nstance-secrets.iso`. The boot script copies its files, such as `secrets.env` and `proxmox-token`, to /etc/nstance. Without the CD-ROM, the VM template must have these files."
+  description = "Volume of a CD-ROM image, such as `local:iso/nstance-secrets.iso`. The CD-ROM has the label `nstance`. The boot script copies the files on the CD-ROM, such as `secrets.env` and `proxmox-token`, to /etc/nstance. Without the CD-ROM, the VM template must have these files."
   type        = string
   default     = null
 

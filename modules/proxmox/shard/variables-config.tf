@@ -3,7 +3,7 @@
 # docs/reference/configuration.md describes them all.
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use, by their own choice or because their template names the pool. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use. This also limits groups that use the pool of their template. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -60,7 +60,7 @@ variable "tenants" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates for VMs, by name. An entry of `files` refers to the template of its certificate by this name."
+  description = "Templates of certificates for VMs, by name. An entry of `files` that is a certificate refers to the certificate's template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)
