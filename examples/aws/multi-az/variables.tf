@@ -126,7 +126,7 @@ variable "web_arch" {
 }
 
 variable "web_args" {
-  description = "Arguments of EC2's RunInstances for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time in each shard."
+  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time in each shard."
   type        = string
   default     = null
 }
@@ -139,7 +139,7 @@ variable "web_port" {
 }
 
 variable "web_health_check" {
-  description = "Health check of the load balancer. If `path` is set, it is an HTTP request to `web_port`, otherwise only a TCP connection to `web_port`."
+  description = "Health check of the load balancer. If `path` is set, it is an HTTP request to `web_port`, otherwise a TCP connection."
   type = object({
     path     = optional(string)
     interval = optional(number)

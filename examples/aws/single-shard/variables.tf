@@ -123,7 +123,7 @@ variable "worker_arch" {
 }
 
 variable "worker_args" {
-  description = "Arguments of EC2's RunInstances for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
+  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }

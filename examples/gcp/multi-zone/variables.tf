@@ -49,7 +49,7 @@ variable "agent_image" {
 }
 
 variable "server_ready_timeout" {
-  description = "Time limit in seconds. If a new server is not healthy after this time, its machine is replaced."
+  description = "Number of seconds after which a new server is replaced if it is not healthy."
   type        = number
   default     = 600
   nullable    = false
@@ -87,7 +87,7 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "Fields in the body of Compute Engine's instances.insert for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
+  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
@@ -170,7 +170,7 @@ variable "worker_commands" {
 }
 
 variable "load_balancer_health" {
-  description = "Let the leaders replace VMs that the load balancer reports as unhealthy. The VMs' service must answer on port 8080."
+  description = "Replace VMs that the load balancer reports as unhealthy. The VMs' service must answer on port 8080."
   type        = bool
   default     = false
   nullable    = false

@@ -68,7 +68,7 @@ variable "agent_image" {
 }
 
 variable "server_ready_timeout" {
-  description = "Time limit in seconds. If a new server is not healthy after this time, its machine is replaced."
+  description = "Number of seconds after which a new server is replaced if it is not healthy."
   type        = number
   default     = 600
   nullable    = false
@@ -82,7 +82,7 @@ variable "server_count" {
 }
 
 variable "leader_kind" {
-  description = "How the leader's address moves to a new leader: as an alias address of its VM (`alias`), or with a load balancer (`load_balancer`). Default: `load_balancer` for two servers, `alias` for one."
+  description = "How the leader's address moves to a new leader: as an alias address of the new leader's VM (`alias`), or with a load balancer (`load_balancer`). Default: `load_balancer` for two servers, `alias` for one."
   type        = string
   default     = null
 }
@@ -119,7 +119,7 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "Fields in the body of Compute Engine's instances.insert for the VMs, as JSON, in addition to those of the example. A change replaces the VMs, one at a time."
+  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
   type        = string
   default     = null
 }
