@@ -43,7 +43,7 @@ variable "key_provider" {
 }
 
 variable "nat" {
-  description = "NAT gateways for private subnets, which are the largest part of the cost. `each`: one in each zone. `one`: only one, in the zone with the lowest index. `none`: no NAT gateways. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
+  description = "NAT gateways for private subnets: `each` (one in each zone), `one` (only in the zone with the lowest index), or `none`. The gateways are the largest part of the cost. With `one`, VMs of all zones lose the internet when that zone fails. With `none`, the servers have public addresses, and the VMs cannot reach the internet."
   type        = string
   default     = "each"
   nullable    = false

@@ -35,7 +35,7 @@ variable "endpoints" {
 }
 
 variable "fingerprints" {
-  description = "SHA-256 fingerprints of the nodes' certificates. By default, servers check instead the certificates' CA (`ca_file`) and the host name in the URL."
+  description = "SHA-256 fingerprints of the nodes' certificates. Without fingerprints, servers check the certificates' CA (`ca_file`) and the host name in the URL."
   type        = list(string)
   default     = []
   nullable    = false
