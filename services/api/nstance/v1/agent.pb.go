@@ -1012,7 +1012,7 @@ func (x *File) GetKind() string {
 	return ""
 }
 
-// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch, then stores
+// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch. Then it stores
 // runtime_hash, the hash of the instance's runtime configuration.
 type FilesCommit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`

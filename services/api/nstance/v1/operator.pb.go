@@ -4014,8 +4014,8 @@ func (x *ErrorEvent) GetResolved() bool {
 	return false
 }
 
-// EventFilter selects among the events of the caller's tenant and those that concern no single tenant. An empty field
-// does not restrict the selection.
+// EventFilter selects events. A caller gets only events of its tenant and events that belong to no tenant. An empty
+// field does not restrict the selection.
 type EventFilter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
