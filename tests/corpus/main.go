@@ -1,8 +1,8 @@
-// Command corpus copies inputs of fuzz tests from Go's cache into the repository. It copies an input to the
-// testdata/fuzz of its fuzz target if the input reaches a statement of the target's package that neither the seeds nor
-// a smaller input reach. Every later test run includes the copied inputs.
+// Command corpus copies inputs of fuzz tests from Go's cache into the repository. It copies an input only if the input
+// reaches a statement of the tested package that neither the seeds nor a smaller input reach. The copies are in the
+// folder testdata/fuzz of the package. Every later test run includes them.
 //
-// It never removes inputs: those that are already there count as seeds.
+// The command never removes inputs from the repository, because they are seeds for the next call.
 package main
 
 import (
@@ -89,8 +89,8 @@ func run(ctx context.Context, pattern string) error {
 // target is one fuzz target with its cached inputs.
 type target struct{ pkg, name, cached string }
 
-// keep copies cached inputs that reach new statements, the smallest first. It returns the numbers of copied and of
-// cached inputs.
+// keep copies the cached inputs that reach new statements. It tries the smallest first. It returns how many inputs it
+// has copied, and how many the cache has.
 func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	dir, err := os.MkdirTemp("", "nstance-corpus-")
 	if err != nil {
@@ -103,7 +103,7 @@ func (t target) keep(ctx context.Context) (kept, of int, err error) {
 		return 0, 0, fmt.Errorf("build: %w: %s", err, out)
 	}
 	// The target runs in a copy of its package's folder. The copy is beside the original, so that relative paths still
-	// work. The corpus in the copy is only the input that is being tried.
+	// work. Only the input under test is in the copy's corpus.
 	work, err := os.MkdirTemp(filepath.Dir(t.pkg), ".corpus-")
 	if err != nil {
 		return 0, 0, err

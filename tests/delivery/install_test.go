@@ -73,8 +73,8 @@ type installed struct {
 	env  []string
 }
 
-// namespace creates a namespace with the strictest level of pod security. The API server enforces the level on pods and
-// warns about Deployments that violate it.
+// namespace creates a namespace with the pod security level "restricted", the strictest one. The API server refuses
+// pods that violate the level.
 func (i *installed) namespace(t *testing.T, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name,
@@ -99,7 +99,7 @@ func (i *installed) testHelm(t *testing.T) {
 	i.checkDefinitions(t)
 	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
 
-	// The chart's notes must not tell the user to create a Secret and a ConfigMap that already exist.
+	// If the Secret and the ConfigMap exist, the chart's notes must not tell the user to create them.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": "x"}}
 	authority := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system",
@@ -122,13 +122,13 @@ func (i *installed) testHelm(t *testing.T) {
 		t.Errorf("configuration after the upgrade: %q, %v", config.Data["config.yaml"], err)
 	}
 
-	// A second operator for another tenant runs next to the first, with every option enabled.
+	// A second operator, for another tenant, can be installed beside the first one. Every option is enabled.
 	i.namespace(t, "team-a")
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f",
 		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
 	i.checkPod(t, "team-a", "nstance-operator")
 	i.checkRights(t, "team-a", "nstance-operator", "team-a-capi")
-	// --no-hooks, because no controller runs the Job of the uninstall hook.
+	// The uninstall hook is a Job. No controller runs Jobs in this test, so the hook must be skipped.
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "team-a", "--no-hooks")
 
 	// Machines and pools must remain after the operator is uninstalled.
@@ -147,7 +147,7 @@ func (i *installed) testHelm(t *testing.T) {
 		len(roles.Items) > 0 {
 		t.Errorf("cluster roles are left: %v, %v", roles.Items, err)
 	}
-	// The chart can be installed again over the remaining objects.
+	// The chart can be installed again while objects of the earlier installation exist.
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "nstance-system", "-f", minimal)
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "nstance-system")
 	if err := i.Client.Delete(i.ctx, pool); err != nil {
@@ -166,7 +166,7 @@ func (i *installed) testBases(t *testing.T) {
 		deployment); err != nil || *deployment.Spec.Replicas != 2 {
 		t.Errorf("replicas %v, %v", deployment.Spec.Replicas, err)
 	}
-	// A second apply must change nothing.
+	// After the bases are applied, another apply must not change anything.
 	diff, err := run(i.ctx, i.env, "kubectl", "diff", "--server-side", "--force-conflicts", "-k",
 		filepath.Join(bases, "example"))
 	if err != nil {
@@ -175,8 +175,8 @@ func (i *installed) testBases(t *testing.T) {
 	i.remove(t)
 }
 
-// remove deletes the objects that the bases installed, except the CRDs and the namespace. A namespace cannot be deleted
-// in this test, because no namespace controller runs.
+// remove deletes the objects of the kustomize bases, except the CRDs and the namespace. No namespace controller runs in
+// this test, so a namespace cannot be deleted.
 func (i *installed) remove(t *testing.T) {
 	t.Helper()
 	output(t, i.env, "kubectl", "-n", "nstance-system", "delete", "--ignore-not-found", "--wait=false",
@@ -256,8 +256,7 @@ func (i *installed) version(t *testing.T) string {
 	return about.Version
 }
 
-// testFlux checks that the API server accepts every object of the examples. The controllers of these objects do not
-// run.
+// testFlux checks that the API server accepts every object of the Flux examples. No controller for these objects runs.
 func (i *installed) testFlux(t *testing.T) {
 	i.namespace(t, "flux-system")
 	i.namespace(t, "capi-operator-system")
@@ -271,7 +270,7 @@ func (i *installed) testFlux(t *testing.T) {
 				"--dry-run=server", "-k", dir)
 		}
 	}
-	// The check of the examples must also detect a misspelled field.
+	// A server-side dry run must also detect a misspelled field.
 	bad := filepath.Join(t.TempDir(), "bad.yaml")
 	text := strings.Replace(string(read(t, filepath.Join(examples, "operator/base/release.yaml"))), "interval:",
 		"intervall:", 1)
@@ -334,11 +333,12 @@ const (
 	infra = "infrastructure.cluster.x-k8s.io"
 )
 
-// right is one request, in the form of the arguments of `kubectl auth can-i`. An empty namespace means the operator's
-// namespace. The values "other" and "all" mean another namespace and all namespaces.
+// right is a request that an account may make, written as arguments of `kubectl auth can-i`. An empty namespace means
+// the operator's namespace. The values "other" and "all" mean another namespace and all namespaces.
 type right struct{ verbs, group, resource, name, namespace string }
 
-// The expected rights are those in the documentation, not those in the operator's role, because the role is under test.
+// The rights that the two accounts must have, and no others. They come from the documentation and not from the roles,
+// because the roles are under test.
 var (
 	operatorMay = []right{
 		{"get", "", "configmaps", "CA", ""},

@@ -56,7 +56,7 @@ func TestMetricsExist(t *testing.T) {
 }
 
 // registered reports whether controller-runtime, the Go collector or the process collector registers a metric. It tries
-// to register the name with another help text, which fails if the name is taken.
+// to register another metric with the same name. This attempt fails if the name is registered.
 func registered(name string) bool {
 	for _, base := range []string{name, trimHistogram(name)} {
 		probe := prometheus.NewGauge(prometheus.GaugeOpts{Name: base, Help: "a probe"})

@@ -33,8 +33,8 @@ import (
 )
 
 // testOperator runs the real operator with the chart's flags, environment, configuration and service account token. No
-// shard is reachable, so the operator only starts, and Kubernetes must not forbid any of its requests. The tests in
-// tests/operator run the operator's other work with the same permissions.
+// shard is reachable, so the operator does no more than start. Kubernetes must not refuse any request that it makes.
+// The tests in tests/operator cover the operator's other requests with the same permissions.
 func (i *installed) testOperator(t *testing.T) {
 	const namespace = "run"
 	i.namespace(t, namespace)
@@ -172,8 +172,8 @@ func (i *installed) giveIdentity(t *testing.T, namespace string) {
 	}
 }
 
-// commandLine returns the arguments and environment of the Deployment's container, with addresses and paths of this
-// machine.
+// commandLine returns the arguments and the environment of the Deployment's container. It replaces addresses and paths,
+// so that the program can run on this machine.
 func (i *installed) commandLine(t *testing.T, namespace string) (args, env []string, probes, metrics string) {
 	t.Helper()
 	deployment := &appsv1.Deployment{}
@@ -239,16 +239,16 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// checkKubeconfig checks the kubeconfig for Cluster API. It must work, with an account that has only the necessary
-// permissions.
+// checkKubeconfig checks the kubeconfig that the operator makes for Cluster API. Requests with the kubeconfig must
+// succeed, but its account must have only the necessary permissions.
 func (i *installed) checkKubeconfig(t *testing.T, kubeconfig []byte) {
 	t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kubeconfig has the API server's address from the operator's configuration. In this test, that address leads
-	// to the same API server as the operator's own address.
+	// The operator's configuration contains the API server's address for the kubeconfig. In this test, it leads to the
+	// API server that the operator itself uses.
 	as, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -252,7 +252,7 @@ func TestBindingsLead(t *testing.T) {
 	}
 }
 
-// TestPodsAreRestricted checks that each installation method gives containers only the necessary privileges.
+// TestPodsAreRestricted checks that with each installation method, containers have only the necessary privileges.
 func TestPodsAreRestricted(t *testing.T) {
 	for name, all := range map[string][]unstructured.Unstructured{
 		"minimal":  template(t, "-f", filepath.Join(chart, "ci", "minimal.yaml")),
@@ -287,8 +287,8 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 }
 
-// TestUninstallHook checks that uninstalling the chart deletes the Cluster only if a value asks for it. The Job that
-// deletes it must have the operator's account, command and configuration.
+// TestUninstallHook checks that uninstalling the chart deletes the Cluster object only if uninstall.deleteCluster is
+// set. The Job that deletes the Cluster must have the operator's account, command and configuration.
 func TestUninstallHook(t *testing.T) {
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
 	for _, object := range template(t, "-f", minimal) {
@@ -312,8 +312,8 @@ func TestUninstallHook(t *testing.T) {
 	}
 }
 
-// TestShardsDoNotRestart checks that a new list of shards does not restart the operator's pod. Another cluster ID or
-// tenant does.
+// TestShardsDoNotRestart checks that a new list of shards does not restart the operator's pod. A new cluster ID or a
+// new tenant must restart it.
 func TestShardsDoNotRestart(t *testing.T) {
 	minimal := filepath.Join(chart, "ci", "minimal.yaml")
 	pod := func(args ...string) any {
@@ -332,7 +332,7 @@ func TestShardsDoNotRestart(t *testing.T) {
 	}
 }
 
-// TestFluxValuesFit checks that the chart accepts the values of the examples.
+// TestFluxValuesFit checks that the chart accepts the values in the HelmReleases of the Flux examples.
 func TestFluxValuesFit(t *testing.T) {
 	for _, environment := range []string{"staging", "production"} {
 		all := kustomize(t, filepath.Join(examples, "operator", environment))
@@ -370,8 +370,8 @@ func TestFluxValuesFit(t *testing.T) {
 		if len(checks) < 2 {
 			t.Errorf("%s: health checks %v", environment, checks)
 		}
-		// Every dependency between Kustomizations must exist, except cert-manager, which the user installs according to
-		// the README.
+		// If a Kustomization depends on another one, the other one must be among the rendered objects. The exception is
+		// cert-manager, which the user installs according to the README.
 		for _, object := range clusters {
 			after, _ := field(object, "spec", "dependsOn").([]any)
 			for _, other := range after {

@@ -15,8 +15,8 @@ import (
 )
 
 // testTerraform applies the module kubernetes/operator and installs the chart with the module's output: the Helm
-// values, and the ConfigMap that Flux reads. One shard in the module's input has several attributes, like the output
-// `shard` of aws/shard. The other has only the two that the operator needs.
+// values, and the ConfigMap that Flux reads. The module's input has two shards. One has the attributes of the output
+// `shard` of aws/shard. The other has only the two attributes that the operator needs.
 func (i *installed) testTerraform(t *testing.T) {
 	const namespace = "terraform"
 	terraform, err := exec.LookPath("terraform")

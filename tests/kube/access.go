@@ -42,7 +42,8 @@ func (c *Cluster) ForServiceAccount(ctx context.Context, namespace, name string)
 	return config, nil
 }
 
-// config sets no client-side rate limit. The API server's priority and fairness settings limit requests.
+// config returns a client configuration without a client-side rate limit. The API server limits requests by priority
+// and fairness.
 func (c *Cluster) config(identity rest.TLSClientConfig) *rest.Config {
 	identity.CAData = c.pki.pem
 	return &rest.Config{Host: c.URL, TLSClientConfig: identity, QPS: -1}
@@ -61,8 +62,8 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 }
 
 // Front serves a proxy of the API server on another loopback address until ctx ends. Every request goes to the function
-// handle, which forwards the request by calling the handler next. A client uses the cluster's configuration with the
-// returned URL as its Host.
+// "handle". To forward a request to the API server, "handle" calls "next". A client uses the cluster's configuration
+// with the returned URL as its Host.
 func (c *Cluster) Front(ctx context.Context, handle func(w http.ResponseWriter, r *http.Request, next http.Handler)) (
 	url string, err error) {
 	pair, err := c.pki.server("front")

@@ -68,7 +68,7 @@ type vm struct {
 	conf    map[string]string
 	process *exec.Cmd
 	exited  chan struct{} // closed when process has ended
-	// The VM's name and status in the last broadcast.
+	// The name and status of the VM at the time of the last call of [Cluster.Broadcast].
 	seenName, seenStatus string
 }
 
@@ -97,7 +97,7 @@ const (
 	Secret  = "5f0c1f0e-9d4b-4a54-9c8c-2f0a4a3f9b11"
 )
 
-// Role lists the privileges that the server needs, by the path that they are needed on.
+// Role lists the privileges that nstance-server needs. Its keys are the paths on which nstance-server needs them.
 // docs/reference/proxmox.md has the same list.
 var Role = map[string][]string{
 	"/": {"Sys.Audit"},
@@ -109,9 +109,9 @@ var Role = map[string][]string{
 	"/sdn": {"SDN.Use"},
 }
 
-// Start starts a cluster of two nodes, pve1 and pve2, with the bridges vmbr0 and vmbr1. Each node has the template
-// debian on its storage local-lvm: VMs 9001 and 9002. The template shared, VM 9003 on pve1, is on the storage ceph.
-// The cluster ends with the test.
+// Start starts a cluster of two nodes, pve1 and pve2, with the bridges vmbr0 and vmbr1. Each node has a template named
+// "debian" on its storage local-lvm: VM 9001 on pve1, and VM 9002 on pve2. A template named "shared", VM 9003 on pve1,
+// is on the storage ceph. The cluster ends with the test.
 func Start(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t,
@@ -186,33 +186,36 @@ func (c *Cluster) CAFile(t testing.TB) string {
 // Guest is what VMs boot.
 type Guest struct {
 	Kernel, Initrd string // files of images/local/guest.sh
-	// Dir is the directory for images with userdata (VMID.iso) and consoles (VMID.log). It must exist.
+	// Dir is a directory for two files of each VM: the CD-ROM image with its userdata (VMID.iso) and the output of its
+	// console (VMID.log). The directory must exist.
 	Dir string
 }
 
-// Boot makes QEMU boot the guest in every VM that starts later, with the userdata on a CD-ROM. VMs can connect to the
-// machine that runs the test, but not to each other. Without Boot, the process of a VM does nothing.
+// Boot gives VMs a guest. QEMU boots it in every VM that is started after this call, with the userdata on a CD-ROM. VMs
+// can connect to the machine that runs the test, but not to each other. Without Boot, a VM is a process that does
+// nothing.
 func (c *Cluster) Boot(guest Guest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.guest = guest
 }
 
-// SetOnline takes a node down or up. VMs of a node that goes down keep running, but API calls do not show that.
+// SetOnline sets whether the API reaches a node. The VMs of a node that is offline keep running, but calls to the node
+// fail, and [Cluster.Broadcast] does not update the VMs' statuses.
 func (c *Cluster) SetOnline(name string, online bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes[name].online = online
 }
 
-// SetQuorate takes the quorum from the cluster, or gives it back.
+// SetQuorate sets whether the nodes of the cluster have a quorum.
 func (c *Cluster) SetQuorate(quorate bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inquor = !quorate
 }
 
-// SetFull makes a storage full, or not.
+// SetFull sets whether a storage is full.
 func (c *Cluster) SetFull(name string, full bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,7 +232,7 @@ func (c *Cluster) AddPool(name string) {
 // GrantPool gives the token the privileges on VMs for the members of a pool.
 func (c *Cluster) GrantPool(name string) { c.grant("/pool/"+name, Role["/vms"]) }
 
-// GrantStorage gives the token all privileges on a storage.
+// GrantStorage gives the token the privileges on a storage that [Role] lists for the storage local.
 func (c *Cluster) GrantStorage(name string) { c.grant("/storage/"+name, Role["/storage/local"]) }
 
 func (c *Cluster) grant(path string, privileges []string) {
@@ -341,7 +344,7 @@ func (c *Cluster) VMs() (ids []int) {
 	return ids
 }
 
-// Volumes returns the volumes of all storages, with their content, except those of templates.
+// Volumes returns the volumes of all storages, with their contents. It leaves out the volumes of templates.
 func (c *Cluster) Volumes() map[string][]byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -364,20 +367,22 @@ func (c *Cluster) Calls() []string {
 type Fault struct {
 	// Call is the call as in [Cluster.Calls], for example POST /nodes/{node}/qemu/{vmid}/clone.
 	Call string
-	// Status and Text are the answer, for example 500 and "no quorum". The call has no effect.
+	// Status and Text are the answer to the call, for example 500 and "no quorum". If they are set, the call has no
+	// effect.
 	Status int
 	Text   string
 	// TaskFails is the text with which the call's task fails. The task has no effect.
 	TaskFails string
-	// AnswerLost breaks the connection after the call takes effect. RequestLost breaks it, and the call has no effect.
+	// AnswerLost breaks the connection after the call has taken effect. RequestLost breaks the connection before the
+	// call, so that the call has no effect.
 	AnswerLost, RequestLost bool
-	// Then, if set, is called after the call had its effect, before the answer.
+	// The function in Then, if any, is called after the call has taken effect and before the answer is sent.
 	Then func()
-	// Before, if set, is called before the call.
+	// The function in Before, if any, is called before the API's call is run.
 	Before func()
 }
 
-// Inject makes the next call of a kind fail.
+// Inject adds a fault. The fault applies once, to the next call that matches [Fault.Call].
 func (c *Cluster) Inject(f Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -50,7 +50,8 @@ func (p param) check(value string) string {
 	return ""
 }
 
-// Formats of PVE::JSONSchema, and of PVE::QemuServer for settings of a VM.
+// The formats of parameters. Those for a VM's settings are defined in PVE::QemuServer, and the others in
+// PVE::JSONSchema.
 var (
 	dnsName   = regexp.MustCompile(`^(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?)(\.(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?))*$`)
 	nodeName  = regexp.MustCompile(`^(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?)$`)
@@ -76,7 +77,8 @@ var (
 	aFlag    = param{kind: "boolean"}
 )
 
-// need is a privilege on a path. The path may have parameters in braces.
+// need is a privilege that the caller must have on a path of the access control list, such as /vms/{vmid}. Names in
+// braces stand for the parameters of the call.
 type need struct{ path, privilege string }
 
 // operation is a call of the API: its parameters, and the privileges that the API checks before it runs the call's
@@ -90,10 +92,10 @@ type operation struct {
 	run     func(*Cluster, request) (any, *apiError)
 }
 
-// operations are the calls by METHOD PATH, with the parameters and permissions of these sources, versions 8 and 9 of
-// Proxmox VE: PVE/API2/Qemu.pm and PVE/QemuServer.pm (git.proxmox.com, qemu-server), PVE/API2/Cluster.pm,
-// PVE/API2/Tasks.pm and PVE/API2/Network.pm (pve-manager), PVE/API2/Storage/Status.pm and Content.pm (pve-storage),
-// PVE/API2/AccessControl.pm (pve-access-control).
+// operations maps METHOD PATH to a call of the API. The parameters and permissions of the calls are those of Proxmox VE
+// 8 and 9. They come from these files: PVE/API2/Qemu.pm and PVE/QemuServer.pm (git.proxmox.com, qemu-server),
+// PVE/API2/Cluster.pm, PVE/API2/Tasks.pm and PVE/API2/Network.pm (pve-manager), PVE/API2/Storage/Status.pm and
+// Content.pm (pve-storage), PVE/API2/AccessControl.pm (pve-access-control).
 var operations = makeOperations()
 
 func makeOperations() map[string]operation {
@@ -190,7 +192,8 @@ func findOperation(method, path string) (name string, op operation, params url.V
 	return "", operation{}, nil
 }
 
-// checkParams returns what is wrong with the parameters, by name.
+// checkParams checks the parameters of a call. It returns one error text for each wrong parameter, by the parameter's
+// name.
 func (op operation) checkParams(given url.Values) map[string]string {
 	wrong := map[string]string{}
 	for name, values := range given {

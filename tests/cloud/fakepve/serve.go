@@ -34,7 +34,8 @@ type request struct {
 	content []byte // of an uploaded file
 }
 
-// serve answers a request. Errors are answered with a reason phrase, which net/http cannot write.
+// serve answers a request. The status line of an error has a reason phrase of its own. net/http cannot write such a
+// phrase.
 func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
 	data, fault, failed := c.handle(r)
 	if fault.Then != nil {

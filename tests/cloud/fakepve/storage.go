@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// volumeKey returns the key of a volume in the cluster. If the storage is not shared, the key begins with the node.
+// volumeKey returns the key with which a storage stores a volume. If the storage is not shared, the key begins with the
+// name of the node.
 func (c *Cluster) volumeKey(node, on, volume string) string {
 	if s := c.storages[on]; s != nil && s.shared {
 		return volume

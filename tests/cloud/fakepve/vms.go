@@ -43,7 +43,8 @@ func (v *vm) digest() string {
 
 var drive = regexp.MustCompile(`^((ide|sata|scsi|virtio)[0-9]+|efidisk0|tpmstate0|unused[0-9]+)$`)
 
-// drives returns the volumes of the VM's drives, by setting, without CD-ROMs, which do not belong to the VM.
+// drives maps the settings of the VM's drives to their volumes. It leaves out CD-ROMs, because they do not belong to
+// the VM.
 func (v *vm) drives() map[string]string {
 	all := map[string]string{}
 	for setting, value := range v.conf {
@@ -92,7 +93,7 @@ func (c *Cluster) clone(in request) (any, *apiError) {
 	}), nil
 }
 
-// checkClone makes the checks of clone_vm in PVE/API2/Qemu.pm, in their order.
+// checkClone makes the same checks as clone_vm in PVE/API2/Qemu.pm, in the same order.
 func (c *Cluster) checkClone(in request) (*vm, *apiError) {
 	pool, target, on := in.Get("pool"), in.Get("target"), in.Get("storage")
 	if in.Has("pool") && !c.pools[pool] {
@@ -144,7 +145,7 @@ func (c *Cluster) checkClone(in request) (*vm, *apiError) {
 	return source, nil
 }
 
-// fillClone copies disks and configuration to a clone. It removes the clone if that fails.
+// fillClone copies the disks and the configuration of a VM to its clone. It removes the clone if the copy fails.
 func (c *Cluster) fillClone(in request, source, made *vm, conf map[string]string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,7 +200,8 @@ func (c *Cluster) readConfig(in request) (any, *apiError) {
 	return conf, nil
 }
 
-// configPrivileges are the privileges that settings need on the VM (check_vm_modify_config_perm).
+// configPrivileges maps each setting of a VM to the privilege that a caller needs to change it. They are those of
+// check_vm_modify_config_perm.
 var configPrivileges = map[string]string{"cores": "VM.Config.CPU", "sockets": "VM.Config.CPU",
 	"memory": "VM.Config.Memory", "balloon": "VM.Config.Memory", "smbios1": "VM.Config.HWType",
 	"net0": "VM.Config.Network", "ide2": "VM.Config.CDROM"}

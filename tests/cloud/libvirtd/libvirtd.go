@@ -1,4 +1,5 @@
-// Package libvirtd starts a real libvirtd for tests, with package services/dev/libvirtd. The daemon ends with the test.
+// Package libvirtd starts a real libvirtd for tests. It uses the package services/dev/libvirtd. The daemon ends with
+// the test.
 package libvirtd
 
 import (
@@ -23,7 +24,7 @@ func Start(t testing.TB) *Daemon {
 }
 
 // StartInNetwork starts a daemon in the network namespace of this process, so that programs outside of the VMs reach
-// them.
+// the VMs.
 func StartInNetwork(t testing.TB) *Daemon {
 	t.Helper()
 	return start(t, false)
@@ -66,7 +67,7 @@ func (d *Daemon) StartDaemon(t testing.TB) { t.Helper(); check(t, d.Daemon.Start
 // KillDaemon kills libvirtd. VMs keep running.
 func (d *Daemon) KillDaemon(t testing.TB) { t.Helper(); check(t, d.SignalDaemon(t.Context(), "KILL")) }
 
-// StopDaemon stops libvirtd, so that it does not answer, until [Daemon.ContinueDaemon].
+// StopDaemon pauses libvirtd. It does not answer until [Daemon.ContinueDaemon] is called.
 func (d *Daemon) StopDaemon(t testing.TB) { t.Helper(); check(t, d.SignalDaemon(t.Context(), "STOP")) }
 
 // ContinueDaemon ends what [Daemon.StopDaemon] began.

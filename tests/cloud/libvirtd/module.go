@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// ErrDownload is the error of a CLI command that hangs, or fails to read a seed (an ISO image). On a busy machine, the
-// provider's library can miss the end of a download, or deadlock during the download.
+// ErrDownload is the error of a command of tofu or terraform. Either the command hangs, or it cannot read a seed (an
+// ISO image). The cause is the provider's library: on a busy machine, a download can deadlock or its end can go
+// unnoticed.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
 // Module is a copy of modules/libvirt/servers. The CLI and the provider dmacvicar/libvirt apply the copy to a daemon.
@@ -48,7 +49,7 @@ func NewModule(t testing.TB, d *Daemon, root string) *Module {
 	return m
 }
 
-// tool returns the path of a program that scripts/tool.sh builds.
+// tool returns the path of a program that scripts/tool.sh provides.
 func tool(t testing.TB, root, name string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(root, "scripts/tool.sh"), name)
@@ -90,7 +91,7 @@ func (m *Module) Run(args ...string) error {
 	return nil
 }
 
-// AddCD adds an image of a CD-ROM with the files of a directory to the storage pool. It needs genisoimage.
+// AddCD adds an image of a CD-ROM with the files of a directory to the storage pool. It needs the program mkisofs.
 func (d *Daemon) AddCD(t testing.TB, name, label, dir string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "mkisofs", "-quiet", "-R", "-V", label, "-o",

@@ -13,8 +13,8 @@ import (
 // repository is the root of this repository.
 const repository = "../../.."
 
-// fakeAgent is the behavior of the test program under the name /usr/local/bin/nstance-agent. It prints what a real
-// agent reads, and then runs as a service that is ready.
+// fakeAgent is what the test program does under the name /usr/local/bin/nstance-agent. It prints the variables and
+// files that a real agent reads, and then runs as a service that is ready.
 func fakeAgent() {
 	for _, name := range []string{"NSTANCE_INSTANCE_ID", "NSTANCE_INSTANCE_KIND", "NSTANCE_SERVER_REGISTRATION_ADDR",
 		"NSTANCE_SERVER_AGENT_ADDR"} {
@@ -26,8 +26,9 @@ func fakeAgent() {
 	daemon()
 }
 
-// TestExampleBootScripts boots the example boot scripts and the one in docs/how-to/boot-script.md, unmodified. The
-// machine has the systemd unit of the agent's images. The agent must start with its environment and its identity files.
+// TestExampleBootScripts boots a machine with each example boot script and with the one in docs/how-to/boot-script.md,
+// unmodified. Each machine has the systemd unit of the agent's images. The started agent must find the environment
+// variables and the identity files that a real agent needs.
 func TestExampleBootScripts(t *testing.T) {
 	unit := must(os.ReadFile(filepath.Join(repository, "images/packer/files/nstance-agent.service")))
 	for _, path := range []string{"examples/userdata-tmux.sh.tmpl", "examples/local/userdata.sh.tmpl",

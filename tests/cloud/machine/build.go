@@ -13,9 +13,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/rootfs"
 )
 
-// Build runs a provisioning script as root on a copy of the tree base and returns the directory of the resulting tree.
-// The script must begin with #!. It has no network access. Everything that the script writes becomes part of the tree,
-// except files below /dev, /proc, /run, /sys and /tmp. If the script fails, the error contains its output.
+// Build runs a provisioning script as root on a copy of the directory tree "base". It returns the directory of the
+// resulting tree. The script must begin with #!. It has no network access. Everything that the script writes becomes
+// part of the tree, except files below /dev, /proc, /run, /sys and /tmp. If the script fails, the error contains its
+// output.
 func (r *Runner) Build(ctx context.Context, base, script string, environment map[string]string) (string, error) {
 	r.mu.Lock()
 	r.builds++

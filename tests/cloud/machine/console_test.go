@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestConsole runs a service with journal+console and one without it. The first service may read the journal, because
-// its unit sets a supplementary group.
+// TestConsole runs two services. Only the first writes its output also to the console (journal+console). The first
+// service may read the journal, because its unit sets a supplementary group.
 func TestConsole(t *testing.T) {
 	w := newTestRunner(t, map[string]string{
 		"etc/systemd/system/quiet.service": "[Service]\nRestart=always\nRestartSec=1h\n" +

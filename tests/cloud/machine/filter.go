@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/bpf"
 )
 
-// Results of a classifier with direct actions. tc-bpf(8).
+// The return values of a program that tc(8) runs as a classifier with direct actions. See tc-bpf(8).
 const (
 	pass = 0
 	drop = 2
@@ -25,8 +25,9 @@ const (
 	typeIPv6 = 0x86dd
 )
 
-// sourceFilter returns a program for tc-bpf(8) that drops IP packets unless their source is one of the addresses. It
-// passes the packets that find neighbors: ARP, and IPv6 from link-local addresses.
+// sourceFilter returns a program for tc-bpf(8). The program drops an IP packet if its source is none of the addresses.
+// It passes the packets of ARP, and IPv6 packets from link-local addresses, because machines find their neighbors with
+// them.
 func sourceFilter(addresses []netip.Prefix) (string, error) {
 	var four, six []bpf.Instruction
 	for _, a := range addresses {

@@ -51,7 +51,7 @@ type Instance struct {
 	servers []*http.Server
 	release func()
 
-	// pulled is true after Stop. The mutex state guards it and is never held during a blocking call.
+	// "pulled" is true after Stop. The mutex named state guards it. The mutex is never held during a blocking call.
 	state  sync.Mutex
 	pulled bool
 }
@@ -68,7 +68,7 @@ func (i *Instance) Ended() bool {
 	}
 }
 
-// Dead returns a channel that is closed when nothing of the machine is left.
+// Dead returns a channel that is closed when all processes and the namespace of the machine have ended.
 func (i *Instance) Dead() <-chan struct{} { return i.dead }
 
 // LogPath returns the path, on the host, of the file that receives the output of the machine's console, boot script and
@@ -173,7 +173,7 @@ func (i *Instance) make(log *os.File) (ready <-chan struct{}, err error) {
 	return ready, err
 }
 
-// serve runs an HTTP server inside the machine, on port 80 of the address.
+// serve runs an HTTP server inside the machine, on port 80 of the given address.
 func (i *Instance) serve(address string, handler http.Handler) error {
 	var listener net.Listener
 	err := i.ns.do(func() (err error) {
@@ -260,7 +260,7 @@ func (i *Instance) Plug(nic contract.NIC) error {
 }
 
 // report tells the machine that an interface was added or removed. If the machine's configuration is wrong, report
-// returns no error: the machine's journal has the error, as on a real machine.
+// returns no error. Instead the machine's journal contains the error, as on a real machine.
 func (i *Instance) report(ctx context.Context, what, link string) error {
 	var failure *ExitError
 	if _, err := i.exec(ctx, control.Request{Program: what, Args: []string{link}}); errors.As(err, &failure) {

@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/contract"
 )
 
-// processes returns the PIDs of the processes with a text in their command line. It searches the whole host, including
-// machines.
+// processes returns the PIDs of the processes whose command line contains a text. It searches all processes of the
+// host, also those of machines.
 func processes(text string) (pids []string) {
 	entries := must(os.ReadDir("/proc"))
 	for _, e := range entries {
@@ -110,7 +110,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// orphan starts a machine and waits. The test kills this process.
+// orphan is the behavior of a process that starts a machine and then waits until the test kills the process.
 func orphan() {
 	r := must(machine.New(machine.Config{Dir: os.Args[1], Images: map[string]string{"": os.Args[2]},
 		Guest: os.Args[3]}))
@@ -171,7 +171,7 @@ func TestExited(t *testing.T) {
 	if got := <-exited; got != "started again" {
 		t.Errorf("%s ended", got)
 	}
-	// A machine that cannot be created ends like a machine that dies after its start.
+	// A machine that cannot be created must call Exited, like a machine that dies after its start.
 	w.start("vpc-a", 21, "", notify("unmade"), func(s *contract.Spec) { s.Primary.MAC = "no address" })
 	if got := <-exited; got != "unmade" {
 		t.Errorf("%s ended", got)
@@ -271,7 +271,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// TestProvision runs the images' own provisioning script and units, with another program in place of the server.
+// TestProvision runs the provisioning script and the units of the images. Another program replaces nstance-server.
 func TestProvision(t *testing.T) {
 	images := "../../../images/packer"
 	w := newTestRunner(t,

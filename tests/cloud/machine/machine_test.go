@@ -60,8 +60,8 @@ type testRunner struct {
 	tree string
 }
 
-// newTestRunner returns a runner with an image that consists of files, a map of paths to contents. It closes the runner
-// when the test ends. If the test has failed, it logs the output of the machines.
+// newTestRunner returns a runner for machines with one image. The map has the image's files, by path. newTestRunner
+// closes the runner when the test ends. If the test has failed, it also logs the output of the machines.
 func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 	t.Helper()
 	tree := t.TempDir()
@@ -95,7 +95,7 @@ func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 	return &testRunner{r, t, tree}
 }
 
-// with installs the test program in the image under the given names. Each name selects another behavior.
+// with installs the test program in the image once under each given name. Each name selects another behavior.
 func (w *testRunner) with(names ...string) *testRunner {
 	w.t.Helper()
 	text := must(os.ReadFile(must(os.Executable())))

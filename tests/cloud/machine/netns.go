@@ -19,7 +19,8 @@ import (
 // netns is a network namespace without a name. It exists as long as its file is open, or a process or socket is in it.
 type netns struct{ file *os.File }
 
-// thread runs f on a new operating system thread, which ends with f. Namespaces belong to threads.
+// thread runs f on a new operating system thread, which ends when f returns. The namespaces that f enters apply only to
+// this thread.
 func thread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -64,8 +65,8 @@ func (n *netns) enter() error {
 // path returns a path of the namespace that programs on this host can open.
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
-// ip runs commands of ip(8) inside the namespace, until the first one fails. Commands that begin with -6 run last,
-// because ip cannot detect their address family.
+// ip runs commands of ip(8) inside the namespace, until the first one fails. IPv6 commands must begin with -6, because
+// ip does not detect the address family of commands that it reads. They run after the others.
 func (n *netns) ip(lines ...string) error {
 	var four, six []string
 	for _, l := range lines {
@@ -177,8 +178,8 @@ func (s *starter) close() {
 	<-s.done
 }
 
-// command returns the command that starts the first process of a machine, in new namespaces. The process inherits
-// files, the first as file descriptor [boot.Spec].
+// command returns the command that starts the first process of a machine, in new namespaces. The process inherits the
+// given files. The first of them has the file descriptor [boot.Spec].
 func command(guest string, files []*os.File, log *os.File) *exec.Cmd {
 	return &exec.Cmd{Path: guest, Args: []string{"guest", "enter"}, Env: []string{}, Dir: "/", Stdout: log, Stderr: log,
 		ExtraFiles: files,

@@ -16,8 +16,8 @@ import (
 // routerAddress is the link-local address of the VPC's router.
 var routerAddress = netip.MustParseAddr("fe80::ec2:1")
 
-// vpc is the network of one VPC: a bridge in its own namespace. The bridge also takes the place of the VPC's router,
-// which forwards between the subnets.
+// vpc is the network of one VPC: a bridge in its own namespace. The bridge also forwards packets between the VPC's
+// subnets, as the router of a VPC does.
 type vpc struct {
 	ns *netns
 
@@ -47,7 +47,7 @@ var settings = map[string]string{
 	"ipv6/conf/all/accept_redirects": "0", "ipv6/conf/default/accept_redirects": "0",
 }
 
-// forwarding are the further settings of a VPC's router.
+// forwarding are the kernel settings that the namespace of a VPC's router has in addition to the general ones.
 var forwarding = map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
 
 // network returns the network of a VPC. It creates the network on the first call.
@@ -113,8 +113,8 @@ func (v *vpc) plug(ns *netns, nic contract.NIC) (*port, error) {
 	return p, nil
 }
 
-// forwards waits until the bridge forwards packets to the port. The kernel informs the bridge a moment after the
-// machine's end of the port comes up.
+// forwards waits until the bridge forwards packets to the port. The bridge is ready a moment after the interface inside
+// the machine is up.
 func (v *vpc) forwards(p *port) error {
 	for end := time.Now().Add(forwardTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		state, err := v.ns.show("-d", "link", "show", p.name)
@@ -131,8 +131,8 @@ func (v *vpc) forwards(p *port) error {
 // forwardTime limits how long the method forwards waits. The kernel needs far less.
 const forwardTime = 10 * time.Second
 
-// checkSources drops all packets from the machine that do not have one of the interface's own addresses as their
-// source. The bridge already delivers packets only to the port of their destination.
+// checkSources drops each packet from the machine unless its source is one of the interface's own addresses.
+// Destinations need no such check, because the bridge delivers a packet only to the port of its destination.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-eni.html#eni-basics
 func (v *vpc) checkSources(p *port) error {
 	program, err := sourceFilter(p.nic.Addresses)
@@ -169,8 +169,8 @@ func (p *port) announce(ns *netns) error {
 	return ns.ip(fmt.Sprintf("link set %s address %s", p.device(), p.nic.MAC))
 }
 
-// SetRoute makes the router of a VPC send packets for an IPv4 address to the machine with the address in via. An
-// invalid via removes the route.
+// SetRoute makes the router of a VPC send packets for an IPv4 address to the machine that has the address "via". If via
+// is invalid, SetRoute removes the route.
 func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	v, err := r.network(vpc)
 	if err != nil {
@@ -194,15 +194,16 @@ func (r *Runner) SetRoute(vpc string, address, via netip.Addr) error {
 	return nil
 }
 
-// SetLocal makes IPv4 addresses local to the machine, besides those of its interfaces. It removes earlier ones that are
-// not in the new list. A cloud's guest agent does the same for addresses that the network forwards to the machine.
+// SetLocal makes the given IPv4 addresses local to the machine, in addition to those of its interfaces. It replaces the
+// addresses of the previous call. A cloud's guest agent does this for addresses that the network forwards to the
+// machine.
 func (i *Instance) SetLocal(addresses []netip.Addr) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.ns == nil {
 		return nil // It has ended.
 	}
-	// 66 is the routing protocol of Google's guest agent.
+	// Google's guest agent marks its routes with the protocol number 66.
 	const format = "route %s local %s/32 dev eth0 scope host proto 66"
 	var lines []string
 	for _, a := range addresses {

@@ -99,8 +99,8 @@ func TestNetwork(t *testing.T) {
 	w.reaches("a host in the VPC", w.from(two), "10.0.200.200:7", "balancer")
 }
 
-// leaderScript returns the boot script of a server whose leader interface is [movingNIC]. Instead of the server, the
-// script starts the answerer program.
+// leaderScript returns the boot script of a server VM that has [movingNIC] as its leader interface. The VM runs the
+// program answerer instead of nstance-server.
 func leaderScript(t *testing.T) string {
 	t.Helper()
 	n := movingNIC()
@@ -124,7 +124,7 @@ func movingNIC() contract.NIC {
 	return n
 }
 
-// inOtherSubnet moves a machine to another subnet of the VPC.
+// inOtherSubnet gives a machine an address in another subnet of the VPC.
 func inOtherSubnet(s *contract.Spec) {
 	s.Primary.Addresses = nic("vpc-a", 14, 2).Addresses
 }
@@ -178,7 +178,7 @@ func TestMoveAddress(t *testing.T) {
 			}
 		}
 	}
-	// The machine that holds the interface dies.
+	// When the machine that has the interface stops, the interface can be plugged into the other machine.
 	w.plug(one, moving)
 	holder, _ := w.Machine(one)
 	holder.Stop()
@@ -189,9 +189,9 @@ func TestMoveAddress(t *testing.T) {
 	}
 }
 
-// TestSourceDestCheck plugs a secondary interface into a machine that configures it like every interface, by DHCP.
-// Replies from the secondary interface's address leave by the primary interface. The network drops these replies if it
-// checks sources.
+// TestSourceDestCheck plugs a secondary interface into a machine. The machine configures this interface by DHCP, like
+// every interface. Replies from the secondary interface's address leave by the primary interface. If the network checks
+// sources, it drops these replies.
 func TestSourceDestCheck(t *testing.T) {
 	w := newTestRunner(t, nil).with("answerer")
 	id, far := w.start("vpc-a", 11, answerer), w.start("vpc-a", 14, "", inOtherSubnet)
@@ -215,7 +215,7 @@ func TestSourceDestCheck(t *testing.T) {
 	w.reaches("a machine in another subnet", w.from(far), "10.0.0.9:7", "ip-10-0-0-12")
 }
 
-// TestMetadata asks the cloud's metadata service and API from inside a machine.
+// TestMetadata sends requests from inside a machine to the metadata service and the API of the cloud.
 func TestMetadata(t *testing.T) {
 	w := newTestRunner(t, nil)
 	id := w.start("vpc-a", 11, "", func(s *contract.Spec) {

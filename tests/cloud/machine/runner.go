@@ -44,11 +44,11 @@ type Config struct {
 	// Dir holds logs, built images and, while the runner exists, its working files. If it is empty, New creates a
 	// temporary directory, which Close removes.
 	Dir string
-	// Images maps the cloud's IDs of images to directories that are mounted over the host's root. These directories
-	// contain units, programs and users. The key "" applies to all other images. A directory must not change while
-	// machines use it.
+	// Images maps image IDs of the cloud to directories. A machine sees the directory of its image mounted over the
+	// host's root. The directory contains units, programs and users. The key "" applies to all other images. A
+	// directory must not change while machines use it.
 	Images map[string]string
-	// API serves http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
+	// API answers requests to http://169.254.170.1 inside the machines. If it is nil, nothing listens at that address.
 	API http.Handler
 	// Environment is added to the environment of the services and the boot script of every machine. It acts like the
 	// default environment that an image sets for its service manager.
@@ -74,7 +74,7 @@ type Runner struct {
 
 var _ contract.Machines = (*Runner)(nil)
 
-// New returns a runner. If the host lacks a requirement, the error names it.
+// New returns a runner. If the host lacks something that machines need, such as the program ip, the error names it.
 func New(c Config) (*Runner, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("machines are made of namespaces and mounts, which only root can make: run this as root")
@@ -259,8 +259,8 @@ func baseFiles(hostname, machineID string) map[string]string {
 	}
 }
 
-// launch starts the first process of a machine. ready is closed when its init listens. The machine ends when release is
-// called or when this process ends.
+// launch starts the first process of a machine. The channel "ready" is closed when the machine's init listens. The
+// machine ends when "release" is called or when the runner's process ends.
 func (r *Runner) launch(c boot.Config, ns *netns, log *os.File) (cmd *exec.Cmd, ready <-chan struct{}, release func(),
 	err error) {
 	c.Tree.Guest, c.Tree.GuestPath, c.Tree.Programs = r.Guest, control.Guest, programs

@@ -38,7 +38,7 @@ ProtectSystem=strict
 WantedBy=multi-user.target
 `
 
-// service boots a machine for the tests of units, with users as on Debian.
+// service boots a machine with the given units and the user "worker", whom useradd creates as on Debian.
 func (w *testRunner) service(units map[string]string) string {
 	w.t.Helper()
 	w.with("daemon")
@@ -54,7 +54,7 @@ func (w *testRunner) service(units map[string]string) string {
 	return id
 }
 
-// property returns properties of a unit from systemctl show.
+// property returns one or more properties of a unit. "name" lists their names, as for `systemctl show -p`.
 func (w *testRunner) property(id, unit, name string) string {
 	w.t.Helper()
 	return w.run(id, "systemctl show -p "+name+" --value "+unit)
@@ -86,7 +86,7 @@ func TestService(t *testing.T) {
 		t.Errorf("the cache directory has owner and mode %s", got)
 	}
 
-	// Init must restart, as systemd does, a killed service, and a service that misses its watchdog deadline.
+	// Like systemd, init must restart a service that was killed or that has missed its watchdog deadline.
 	w.run(id, "systemctl kill -s KILL daemon")
 	w.eventually(id, "systemctl show -p NRestarts,ActiveState --value daemon", "active\n1")
 	if again := w.property(id, "daemon", "MainPID"); again == pid {
@@ -103,7 +103,7 @@ func TestService(t *testing.T) {
 	w.eventually(id, "systemctl is-active daemon", "activating")
 	w.run(id, "rm /run/unready; systemctl start daemon; systemctl is-active daemon")
 
-	// The service ends with success after SIGTERM. A service that ignores SIGTERM is killed after the timeout.
+	// The service "daemon" ends with success after SIGTERM. If it ignores SIGTERM, it is killed after the timeout.
 	w.run(id, "systemctl stop daemon; journalctl -u daemon | grep -q 'ends well'; test -d /var/cache/thing")
 	if got := w.property(id, "daemon", "ActiveState,Result,MainPID"); got != "inactive\nsuccess\n0" {
 		t.Errorf("stopped, it is %q", got)
@@ -130,7 +130,7 @@ func TestService(t *testing.T) {
 func TestServiceKinds(t *testing.T) {
 	w := newTestRunner(t, map[string]string{
 		"usr/local/bin/family": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1000 &\nexec sleep 1000\n",
-		// leaver starts a process that leaves the service and keeps the service's output open.
+		// leaver starts a process that does not belong to the service any more, but keeps the service's output open.
 		"usr/local/bin/leaver": "#!/bin/sh\nenv -i setsid sleep 1000 &\nexec sleep 1000\n",
 	})
 	id := w.service(map[string]string{

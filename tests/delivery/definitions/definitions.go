@@ -1,6 +1,6 @@
-// Package definitions pins the types of other projects that the delivered objects use. No program links it.
-// scripts/k8s-check.sh generates CRDs from these types with controller-gen and checks the delivered objects against
-// them.
+// Package definitions imports the types of other projects whose objects Nstance delivers. The imports fix the versions
+// in go.mod, and no program contains them. scripts/k8s-check.sh generates CRDs from these types with controller-gen and
+// checks the delivered objects against them.
 package definitions
 
 import (

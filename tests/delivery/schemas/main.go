@@ -1,10 +1,10 @@
 // Command schemas makes JSON schemas for kubeconform. It reads Kubernetes' own kinds from OpenAPI documents and other
 // kinds from CRDs. The schemas reject unknown fields, like the API server with strict validation.
 //
-//	schemas -out DIR -openapi DIR DEFINITION.yaml...
+// schemas -out DIR -openapi DIR DEFINITION.yaml...
 //
-// It writes {group}/{kind}_{version}.json, as kubeconform's templates expect. For kinds of the core group the version
-// replaces the group.
+// The command writes a file {group}/{kind}_{version}.json for each kind, as kubeconform's templates expect. For kinds
+// of the core group, which has no name, the path begins with the version instead of the group.
 package main
 
 import (
@@ -79,7 +79,7 @@ func fromOpenAPI(out, path string) error {
 	}
 	for name, schema := range schemas {
 		kinds, _ := schema["x-kubernetes-group-version-kind"].([]any)
-		// Kinds that belong to several groups are request options. No manifest contains them.
+		// A schema with several kinds describes options of requests, such as DeleteOptions. No manifest contains them.
 		if len(kinds) != 1 {
 			continue
 		}
@@ -197,7 +197,7 @@ func closeObjects(schema object) {
 			closeObjects(child)
 		}
 	}
-	// Object schemas in anyOf, oneOf and not still accept unknown fields, because these branches only add conditions.
+	// closeObjects leaves out the schemas in anyOf, oneOf and not, because these only add conditions to the object.
 	for _, key := range []string{"items", "additionalProperties"} {
 		if child, ok := schema[key].(object); ok {
 			closeObjects(child)

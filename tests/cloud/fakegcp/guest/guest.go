@@ -1,8 +1,8 @@
-// Package guest boots real machines for the instances of the fake of Google Cloud. It gives each machine a metadata
-// server. It also does what Google's network and guest agent do for the machines' addresses.
+// Package guest boots a real machine for each instance of the fake Google Cloud. It gives each machine a metadata
+// server. It also gives the machines their addresses, as Google's network and guest agent do.
 //
-// Invariant: packets for an alias address go to the instance that has it, and packets for a load balancer's address go
-// unchanged to an instance that passes the health check.
+// Invariant: packets for an alias address go to the instance that has it. Packets for a load balancer's address go
+// unchanged to an instance that passes the load balancer's health check.
 package guest
 
 import (
@@ -57,7 +57,8 @@ type Machines struct {
 	guests   map[uint64]*guest // by the number of their instance
 }
 
-// New makes machines and gives them to the cloud. Call Run to let health checks and operations make progress.
+// New returns the machines of a fake cloud and connects the cloud to them. While Run runs, health checks and operations
+// make progress.
 func New(o Options) *Machines {
 	m := &Machines{Options: o, failures: map[string]int{}, routed: map[string]netip.Addr{},
 		guests: map[uint64]*guest{}}
@@ -176,8 +177,8 @@ func (g *guest) Console() string { return string(g.Instance.Console()) }
 // Stop implements [compute.Machine].
 func (g *guest) Stop() { g.Instance.Stop() }
 
-// route sends packets for an address to a machine. unroute removes the route, unless it leads to another machine by
-// now.
+// route sends packets for an address to a machine. unroute removes this route, but not a later route to another
+// machine.
 func (m *Machines) route(vpc string, address, via netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -242,8 +243,8 @@ func (m *Machines) check(ctx context.Context) {
 	m.forward(checks)
 }
 
-// forward tells guests about changed addresses of load balancers, and routes those addresses to instances that pass
-// their health checks.
+// forward updates instances whose load balancer addresses have changed. It also routes these addresses to instances
+// that pass their health checks.
 func (m *Machines) forward(checks []compute.HealthCheck) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -269,7 +270,7 @@ func (m *Machines) healthy(i compute.Instance, forwarded string) bool {
 	return known && failures < unhealthyAfter
 }
 
-// probe makes one health check from the instance's network.
+// probe runs one health check of an instance, from the instance's network, and reports whether it succeeds.
 func (m *Machines) probe(ctx context.Context, c compute.HealthCheck) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

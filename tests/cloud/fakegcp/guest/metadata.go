@@ -53,7 +53,7 @@ const (
 	root       = "/computeMetadata/v1/"
 	flavor     = "Metadata-Flavor"
 	identities = "instance/service-accounts/default/identity"
-	// longestWait is the default of timeout_sec. The real service waits without a limit.
+	// longestWait limits the wait of a request without the parameter timeout_sec. The real service has no such limit.
 	longestWait = time.Hour
 )
 
@@ -99,8 +99,8 @@ func etag(text string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// await returns a value. If the request has wait_for_change, await first waits for a value with another etag than
-// last_etag, at most for timeout_sec.
+// await returns the value at a path. If the request has wait_for_change, await first waits until the value's etag
+// differs from last_etag. The wait takes at most timeout_sec.
 func (m *metadata) await(r *http.Request, path string) (text string, found bool) {
 	limit := longestWait
 	if seconds, err := strconv.Atoi(r.FormValue("timeout_sec")); err == nil {
@@ -130,7 +130,7 @@ func (m *metadata) await(r *http.Request, path string) (text string, found bool)
 	}
 }
 
-// value returns a value, or the list of a directory, whose path ends with a slash.
+// value returns the value at a path. If the path ends with a slash, value returns the list of the directory's entries.
 func value(values map[string]string, path string) (text string, found bool) {
 	if text, found = values[path]; found || !strings.HasSuffix(path, "/") {
 		return text, found

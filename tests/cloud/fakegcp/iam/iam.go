@@ -243,7 +243,8 @@ var predefined = map[string][]string{
 	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},
 }
 
-// Granted returns the permissions of all custom roles, and of the predefined roles that the modules use.
+// Granted returns the permissions of the custom roles that are not deleted, and of the predefined roles that the
+// modules use.
 func (i *IAM) Granted() (found []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -266,8 +267,8 @@ func (i *IAM) permissions(name string) (found []string) {
 	return found
 }
 
-// Allows reports whether a binding of the project, or of the resource's policy if that is not nil, gives a permission
-// to a member.
+// Allows reports whether a policy gives a permission to a member. It checks the policy of the project, and the
+// resource's policy "of" unless that is nil.
 func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of *policy.Policy) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -275,8 +276,8 @@ func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of
 	return i.policy.Allows(member, attributes, includes) || of != nil && of.Allows(member, attributes, includes)
 }
 
-// PolicyOf returns a copy of the policy of the service account with an email. It returns nil if the account does not
-// exist.
+// PolicyOf returns a copy of the policy of the service account that has the given email address. It returns nil if no
+// account has the address.
 func (i *IAM) PolicyOf(email string) *policy.Policy {
 	i.mu.Lock()
 	defer i.mu.Unlock()

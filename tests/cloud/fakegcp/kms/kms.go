@@ -46,7 +46,8 @@ func (k *KMS) SetDisabled(name string, disabled bool) {
 // PermissionDenied is the reason of the error about a key that a service may not use.
 const PermissionDenied = "kmsPermissionDenied"
 
-// Use returns an error unless a service can encrypt and decrypt with a key. member is the service's agent.
+// Use returns an error unless a service can encrypt and decrypt with a key. The parameter member is the service account
+// with which the service uses the key.
 func (k *KMS) Use(name, member string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

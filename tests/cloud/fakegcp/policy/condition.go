@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Attributes are the attributes of a call that conditions compare.
+// Attributes are the attributes of a call. Conditions in policies compare them with other values.
 // https://cloud.google.com/iam/docs/conditions-attribute-reference
 type Attributes struct {
 	Name, Type string            // of the resource
@@ -32,7 +32,7 @@ func Evaluate(expression string, attributes Attributes) (bool, error) {
 
 var (
 	token = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\|\||&&|==|!|[(),.]|\w+`)
-	// blank matches quoted texts, which are kept, and white space outside them, which is removed.
+	// blank matches a quoted text or white space. Its group keeps a quoted text when all matches are replaced by $1.
 	blank = regexp.MustCompile(`("(?:[^"\\]|\\.)*")|\s+`)
 )
 

@@ -31,11 +31,12 @@ type Condition struct {
 	Expression  string `json:"expression"`
 }
 
-// withConditions is the version of policies with conditions. https://cloud.google.com/iam/docs/policies#versions
+// withConditions is the version number that a policy must have to contain conditions.
+// https://cloud.google.com/iam/docs/policies#versions
 const withConditions = 3
 
-// Get answers getIamPolicy. version is the version that the caller asks for. A caller that asks for an older version
-// does not see conditions.
+// Get answers getIamPolicy. The caller asks for a policy of the given version. If the version is less than
+// withConditions, the answer lacks the conditions.
 func (p *Policy) Get(version int) map[string]any {
 	answer, conditional := 1, false
 	for _, b := range p.bindings {

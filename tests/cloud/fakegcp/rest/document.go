@@ -72,7 +72,7 @@ var moduleDir = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 })
 
-// readDocument reads the discovery document of an API, such as "compute" and "v1".
+// readDocument reads the discovery document of one version of an API, such as version "v1" of "compute".
 func readDocument(api, version string) (*document, error) {
 	dir, err := moduleDir()
 	if err != nil {
@@ -122,7 +122,8 @@ func compile(path string) *regexp.Regexp {
 	return regexp.MustCompile("^/" + text + "$")
 }
 
-// find returns the method of a request with its path parameters. It returns nil if there is none.
+// find returns the method that a request calls, and the parameters in the request's path. The result "upload" reports
+// whether the path is the method's path for uploads. The method is nil if none matches.
 func (d *document) find(verb, path string) (found *method, params map[string]string, upload bool) {
 	for _, m := range d.methods {
 		if m.HTTPMethod != verb {

@@ -57,14 +57,14 @@ func NotFound(format string, args ...any) *Error {
 		Message: fmt.Sprintf(format, args...)}
 }
 
-// Record is one call in the ledger.
+// Record describes one call that the server has answered.
 type Record struct {
 	Method, Identity, Path string
 	Code                   int
 	Checks                 []Check
 }
 
-// Check is the decision about a permission that a call needs.
+// Check names a permission that a call needs, and tells whether the caller has it.
 type Check struct {
 	Permission, Resource string
 	Allowed              bool
@@ -85,8 +85,8 @@ type Server struct {
 	faults []*fault
 }
 
-// New makes the server of an API, such as "compute" and "v1". identify returns the caller of a request, or an error if
-// its token is wrong. A nil identify accepts everybody.
+// New makes the server of one version of an API, such as version "v1" of "compute". identify returns the caller of a
+// request, or an error if the request's token is wrong. A nil identify accepts everybody.
 func New(api, version string, handlers map[string]Handler, identify func(*http.Request) (string, error)) (*Server,
 	error) {
 	d, err := readDocument(api, version)
@@ -284,7 +284,7 @@ type fault struct {
 // Refuse makes the next call of a method fail without effect.
 func (s *Server) Refuse(method string, with *Error) { s.addFault(&fault{method, with}) }
 
-// LoseAnswer makes the next call of a method take effect and cuts the connection before the answer.
+// LoseAnswer makes the next call of a method take effect. Then it cuts the connection instead of sending the answer.
 func (s *Server) LoseAnswer(method string) { s.addFault(&fault{method, nil}) }
 
 func (s *Server) addFault(f *fault) {
@@ -315,7 +315,8 @@ func (s *Server) Count(method string) (n int) {
 	return n
 }
 
-// Text returns the text at a path of names in a body, or "".
+// Text returns the text in a nested field of a body. The path lists the names of the fields from the outermost to the
+// innermost. If there is no text, Text returns "".
 func Text(body map[string]any, path ...string) string {
 	var value any = body
 	for _, name := range path {

@@ -20,7 +20,8 @@ const pageSize = 10
 
 // SecretManager holds secrets in memory.
 type SecretManager struct {
-	// Lag is the number of reads after a new version for which the alias "latest" still means the version before.
+	// Lag delays the alias "latest". After a version is added to a secret, the next Lag reads of the alias still return
+	// the previous version.
 	Lag int
 	// Now replaces the clock.
 	Now func() time.Time
@@ -100,7 +101,7 @@ func (s *SecretManager) describe(name string) map[string]any {
 	return out
 }
 
-// find returns a secret. The caller's etag, if given, must be the secret's.
+// find returns a secret. If the request has an etag, it must be equal to the etag of the secret.
 func (s *SecretManager) find(c *rest.Call, name string) (*secret, error) {
 	found := s.secrets[name]
 	if found == nil {
@@ -225,8 +226,8 @@ func (s *SecretManager) setPolicy(c *rest.Call) (any, error) {
 	return found.policy.Set(c.Body["policy"])
 }
 
-// PolicyOf returns a copy of the policy of the secret with a resource name. It returns nil if the secret does not
-// exist.
+// PolicyOf returns a copy of the policy of the secret that has the given resource name. It returns nil if no secret has
+// the name.
 func (s *SecretManager) PolicyOf(name string) *policy.Policy {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -156,7 +156,7 @@ func (s *Storage) Inventory() (found []string) {
 	return found
 }
 
-// PolicyOf returns a copy of the policy of a bucket, or nil.
+// PolicyOf returns a copy of the policy of a bucket, or nil if the bucket does not exist.
 func (s *Storage) PolicyOf(bucket string) *policy.Policy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *Storage) PolicyOf(bucket string) *policy.Policy {
 	return &of
 }
 
-// Has reports whether an object exists.
+// Has reports whether a bucket has an object with the given name.
 func (s *Storage) Has(bucket, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

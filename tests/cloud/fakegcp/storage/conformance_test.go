@@ -66,8 +66,8 @@ func TestOneWriteASecond(t *testing.T) {
 	}
 }
 
-// TestEveryVerbChecksGenerations checks that a read or delete with a wrong generation is refused. The client of the
-// other tests names no generation in reads and deletes.
+// TestEveryVerbChecksGenerations checks that a read or delete with a wrong generation is refused. The other tests use a
+// client that sends no generation with reads and deletes.
 func TestEveryVerbChecksGenerations(t *testing.T) {
 	options := serve(t, storage.New("bucket"))
 	store := open(t, options)

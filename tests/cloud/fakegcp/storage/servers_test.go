@@ -63,8 +63,9 @@ func TestConformanceRealService(t *testing.T) {
 	})
 }
 
-// patient is a transport that repeats a request which the service refused because of its rate limit. The service allows
-// about one write a second to each object, which the suite exceeds. A refused write had no effect.
+// patient is a transport that repeats a request when the service refuses it because of its rate limit. The service
+// allows about one write a second to an object, but the conformance suite writes more often. A refused write had no
+// effect.
 type patient struct{ base http.RoundTripper }
 
 func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -81,8 +82,8 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// missingObjects is a transport that replaces fake-gcs-server's answer about a missing object by the real service's
-// answer. Both have status 404, but fake-gcs-server says the same about a missing bucket.
+// missingObjects is a transport that changes the text of all answers with status 404. Afterwards they have the text
+// that the real service sends for a missing object. fake-gcs-server sends one text for missing objects and buckets.
 type missingObjects struct{ base http.RoundTripper }
 
 func (m missingObjects) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -19,12 +19,11 @@ const pageSize = 1000
 
 // Storage holds buckets in memory.
 type Storage struct {
-	// OneWriteASecond refuses a write to an object within a second after the object's previous write, as the service
-	// does.
-	// https://cloud.google.com/storage/quotas#objects
+	// If OneWriteASecond is true, the fake refuses a write less than a second after the previous write of the same
+	// object. The real service does the same. https://cloud.google.com/storage/quotas#objects
 	OneWriteASecond bool
-	// UseKey returns an error if objects cannot be encrypted or decrypted with a key of Cloud KMS. If UseKey is nil, no
-	// key can be used.
+	// UseKey is called before objects are encrypted or decrypted with a key of Cloud KMS. It returns an error if that
+	// is impossible. If UseKey is nil, no key can be used.
 	UseKey func(name string) error
 	// Agent is the service account that uses keys.
 	Agent string
@@ -121,7 +120,7 @@ func (s *Storage) insert(c *rest.Call, bucket map[string]object) (any, error) {
 	return describe(c, o), nil
 }
 
-// useKey checks that the service can use a key. "" is a key of Google's own.
+// useKey checks that the service can use a key. An empty name stands for a key that Google manages.
 func (s *Storage) useKey(name string) error {
 	switch {
 	case name == "":
@@ -180,7 +179,8 @@ func (s *Storage) list(c *rest.Call, bucket map[string]object) (any, error) {
 	return answer, nil
 }
 
-// checkConditions checks the generation that the caller expects. A missing object has generation 0.
+// checkConditions compares the object's generation with the generations in the request. A missing object has generation
+// 0.
 func checkConditions(c *rest.Call, o object) error {
 	if want := c.Query.Get("generation"); want != "" && want != strconv.FormatInt(o.generation, 10) {
 		return rest.NotFound("No such object: %s/%s#%s", c.Params["bucket"], c.Params["object"], want)

@@ -2,8 +2,8 @@ package main
 
 import "github.com/hashicorp/terraform-plugin-framework/resource/schema"
 
-// The schemas have the arguments that the module uses, with the types and requirements of bpg/proxmox. They lack the
-// defaults of bpg/proxmox, so an argument that the module does not set is computed.
+// The schemas have the arguments that the module sets. Their types are those of bpg/proxmox, and the same arguments are
+// required. The defaults of bpg/proxmox are missing: the plan shows an argument without a value as known after apply.
 var (
 	id       = schema.StringAttribute{Computed: true}
 	required = schema.StringAttribute{Required: true}

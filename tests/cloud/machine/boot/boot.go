@@ -14,7 +14,7 @@ const (
 	Spec = 3 + iota
 	// Ready is the descriptor of a pipe that init closes when it listens.
 	Ready
-	// Lifeline is the descriptor of a pipe that reaches its end when the runner ends.
+	// Lifeline is the descriptor for reading from a pipe. The runner process holds the other end open until it ends.
 	Lifeline
 )
 
@@ -26,7 +26,7 @@ type Config struct {
 	Userdata   []byte
 	// Links are the network interfaces with which the machine starts.
 	Links []networkd.Link
-	// If Build is set, the machine does not boot. It runs Userdata and ends with its exit code.
+	// If Build is set, the machine does not boot. It runs the script in Userdata and ends with the script's exit code.
 	Build bool
 	// Environment is added to the environment of everything that the machine starts.
 	Environment map[string]string

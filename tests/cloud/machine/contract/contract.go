@@ -1,4 +1,4 @@
-// Package contract defines what a fake cloud and the machines of its instances know of each other.
+// Package contract defines the interfaces between a fake cloud and the machines of the cloud's instances.
 package contract
 
 import (
@@ -8,13 +8,13 @@ import (
 
 // Machines runs instances as real machines. A cloud without Machines keeps instances as records only.
 type Machines interface {
-	// Start boots a machine and returns immediately. The machine calls spec.Exited once if its init exits without Stop
-	// (a power-off), and never after Stop.
+	// Start boots a machine and returns immediately. spec.Exited is called once if the machine ends before Stop is
+	// called. It is never called after Stop.
 	Start(spec Spec) (Machine, error)
 }
 
-// Machine is one running machine. Its methods may be called with the cloud's lock held, so they must not call back into
-// the cloud.
+// Machine is one running machine. A cloud may call its methods while the cloud's lock is held. The methods must not
+// call functions of the cloud that take this lock.
 type Machine interface {
 	// Stop powers the machine off. It is idempotent and returns when no process of the machine is left.
 	Stop()
@@ -31,13 +31,13 @@ type Spec struct {
 	Hostname string // "": the ID
 	Userdata []byte
 	Image    string // the cloud's ID of the image
-	// Hosts are names in the machine's /etc/hosts besides its own, with their addresses.
+	// Hosts maps names to addresses. The machine's /etc/hosts contains them in addition to the machine's own name.
 	Hosts   map[string]netip.Addr
 	Primary NIC
 	// DMI has the files of /sys/class/dmi/id that tell programs which cloud they run on.
 	DMI map[string]string
-	// Metadata serves http://169.254.169.254 inside the machine. It takes the cloud's lock itself. Nil: nothing
-	// listens.
+	// Metadata serves http://169.254.169.254 inside the machine. The handler takes the cloud's lock itself, so the
+	// caller must not hold it. If Metadata is nil, nothing listens at that address.
 	Metadata http.Handler
 	Exited   func()
 }

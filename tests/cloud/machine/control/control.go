@@ -24,20 +24,20 @@ const JournalSocket = "/run/machine/journal"
 // Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/machine/guest"
 
-// Values of Request.Program with which the runner reports that it has plugged in or unplugged a network interface. The
+// With these values of Request.Program the runner tells init that a network interface was plugged in or unplugged. The
 // argument of LinkAdded is a networkd.Link in JSON. The argument of LinkRemoved is the name of the device.
 const (
 	LinkAdded   = "link-added"
 	LinkRemoved = "link-removed"
 )
 
-// largest is the maximum size of a message in bytes. It exceeds any output that the tests request.
+// largest is the number of bytes that a message may have. It exceeds any output that the tests request.
 const largest = 64 << 20
 
 // Request asks init to run a program, or to act as one.
 type Request struct {
-	// Program is a program that init acts as, such as "systemctl", "journalctl" or "shutdown". Other values are
-	// LinkAdded, LinkRemoved, and "exec", which runs Args.
+	// Program is the program whose work init does for the client, such as "systemctl", "journalctl" or "shutdown".
+	// Other values are LinkAdded, LinkRemoved, and "exec", which runs Args.
 	Program string
 	Args    []string
 }

@@ -39,7 +39,8 @@ UseDomains=true
 `
 }
 
-// Link is a network interface of the machine, with the answers of the DHCP server and the router of its subnet.
+// Link is a network interface of the machine, with the settings that the machine gets from DHCP and router
+// advertisements.
 type Link struct {
 	Device, MAC string
 	Index       int
@@ -60,7 +61,7 @@ func (l Link) gateway(a netip.Prefix) netip.Addr {
 
 // Network is the content of a .network file.
 type Network struct {
-	// Name is the file's name. Of the files that match a link, the first one by name applies.
+	// Name is the file's name. If several files match a link, the first one in the order of names applies.
 	Name string
 
 	matchName, matchMAC string
@@ -230,8 +231,8 @@ func Find(files []*Network, l Link) *Network {
 }
 
 // Up returns the commands of ip(8) that configure the link. It adds the link's index to the metrics of default routes,
-// so that the first interface's route has priority over an equal route of another interface. Between equal metrics, the
-// kernel would choose by the state of the routers (fib_select_default of Linux). A test cannot depend on that state.
+// so that the first interface's default route has priority. If metrics were equal, the kernel's choice would depend on
+// which routers are reachable (fib_select_default of Linux), and so would the tests.
 func (n *Network) Up(l Link) (lines []string) {
 	metric := n.metric + l.Index
 	add := func(a netip.Addr, format string, args ...any) {

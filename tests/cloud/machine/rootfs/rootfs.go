@@ -25,21 +25,22 @@ type Tree struct {
 	// Layers are directories that lie over the host's root, topmost first. They must not be below /etc, /usr or /var,
 	// because overlayfs refuses such layers.
 	Layers []string
-	// Upper receives the machine's writes. Work is a directory on the same file system. If Upper is empty, writes go to
-	// memory.
+	// Upper is the directory that receives the machine's writes. Overlayfs needs the directory Work on the same file
+	// system for its own files. If Upper is empty, writes go to memory.
 	Upper, Work string
 	// Files maps paths to contents. The files form a layer above Layers.
 	Files map[string]string
 	// DMI maps names of files in /sys/class/dmi/id to contents.
 	DMI map[string]string
-	// Guest is the path of a program on the host. In the machine, the program is at GuestPath, and in /usr/bin under
-	// each name in Programs.
+	// Guest is the path of a program on the host. The machine has this program at GuestPath, and in /usr/bin under each
+	// name in Programs.
 	Guest, GuestPath string
 	Programs         []string
 }
 
-// kept are the only top-level directories that a machine sees of its host. kernel are the mount points of kernel file
-// systems. hidden are paths below kept that a machine sees as on a fresh installation.
+// "kept" lists the only top-level directories of the host that a machine sees. "kernel" lists the mount points of file
+// systems that the kernel provides. "hidden" lists paths in the kept directories that a machine sees as after a fresh
+// installation.
 var (
 	kept   = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "usr", "var"}
 	kernel = []string{"dev", "proc", "run", "sys", "tmp"}
@@ -98,8 +99,8 @@ func Enter(t Tree) error {
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// Upper will be a layer of other trees. With these options, overlayfs stores in Upper no references to the
-		// layers that are now below it.
+		// Later trees use Upper as a layer, above other directories. The options keep references to the present lower
+		// layers out of Upper.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)
@@ -194,8 +195,9 @@ func existing(layers []string, name string) (dirs []string) {
 	return dirs
 }
 
-// like creates the upper and the work directory of an overlay. The machine sees the mode and the owner of the upper
-// directory. They are copied from the lowest layer, which is the host's directory if there is one.
+// like creates the upper and the work directory of an overlay. The upper directory gets the mode and the owner of the
+// lowest layer, because the machine sees those of the upper directory. The lowest layer is the host's directory, if
+// any.
 func like(lower []string, name, upper, work string) error {
 	mode, uid, gid := fresh[name], 0, 0
 	if mode == 0 {
@@ -245,7 +247,7 @@ func mask(dir string) error {
 	return nil
 }
 
-// fill writes the machine's own files and the links to its programs.
+// fill writes the files in t.Files, and the links from the names in t.Programs to the guest program.
 func (t Tree) fill(dir string) error {
 	for path, content := range t.Files {
 		full := filepath.Join(dir, path)
@@ -445,8 +447,8 @@ func enter(root string) error {
 	return os.Chdir("/")
 }
 
-// kernelCapabilities are the capabilities that a machine's processes may have. None of them may reach beyond the
-// machine's namespaces, because root in the machine is root on the host.
+// kernelCapabilities are the capabilities that a machine's processes may have. Root in the machine is root on the host,
+// so each of these capabilities must be limited to the machine's namespaces.
 const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
 	1<<unix.CAP_KILL |
 	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE |
@@ -455,7 +457,7 @@ const kernelCapabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<uni
 	1<<unix.CAP_SYS_RESOURCE |
 	1<<unix.CAP_AUDIT_WRITE | 1<<unix.CAP_SETFCAP
 
-// Confine removes all other capabilities from this thread and from the programs that it executes.
+// Confine removes all capabilities but kernelCapabilities from this thread and from the programs that it executes.
 func Confine() error {
 	for bit := range uintptr(64) {
 		if kernelCapabilities&(uint64(1)<<bit) != 0 {

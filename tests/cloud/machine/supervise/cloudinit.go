@@ -19,8 +19,8 @@ const (
 	userdataSize = 16 << 20 // Bytes, after decompression.
 )
 
-// Script returns the script in the user data, decompressed if it is compressed. Other formats that cloud-init accepts
-// are an error, because this package would not do what they ask for. Without user data Script returns nil.
+// Script returns the script in the user data. It decompresses the user data if necessary. Other formats that cloud-init
+// accepts are an error, because this package does not implement them. Without user data Script returns nil.
 // https://docs.cloud-init.io/en/latest/explanation/format.html
 func Script(userdata []byte) ([]byte, error) {
 	if bytes.HasPrefix(userdata, []byte("\x1f\x8b")) {

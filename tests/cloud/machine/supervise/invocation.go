@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
 )
 
-// lastOutput limits how long init waits until the journal contains all output of a service that has ended. A process
-// that left the service may hold the output open.
+// lastOutput limits the time after the end of a service in which init still waits for the service's last output. A
+// process that left the service may hold the output open.
 const lastOutput = time.Second
 
 // invocation is one run of a service. It lasts until the last process of the service has ended.
@@ -32,7 +32,7 @@ type invocation struct {
 
 func (i *invocation) journal() *journal { return i.service.m.journal }
 
-// execute runs the invocation and returns its result, when no process of the invocation is left.
+// execute runs the service once. It returns the result after all processes of this invocation have ended.
 func (i *invocation) execute() string {
 	i.result, i.id = success, newID()
 	s := i.service
@@ -66,7 +66,7 @@ func (i *invocation) execute() string {
 }
 
 // spawn starts the main process. If the process cannot execute its program, spawn returns an error and also sets
-// i.main: the process still exits by itself, with the exit code for that failure.
+// i.main. The process then ends by itself, with the exit code that systemd defines for this failure.
 func (i *invocation) spawn() (err error) {
 	argv, err := i.def.Argv(i.environment)
 	if err != nil {
@@ -98,7 +98,7 @@ func (i *invocation) spawn() (err error) {
 	return err
 }
 
-// fail sets the result, unless an earlier failure has set it.
+// fail sets the result of the invocation. The first failure counts: fail does not replace the result of an earlier one.
 func (i *invocation) fail(result string) {
 	if i.result == success {
 		i.result = result
@@ -228,8 +228,8 @@ func (i *invocation) processes() []int {
 
 func signalProcess(pid int, sig syscall.Signal) { _ = syscall.Kill(pid, sig) } // It may have ended.
 
-// mainResult returns the result that the end of the main process implies. A process that ends by SIGHUP, SIGINT,
-// SIGTERM or SIGPIPE has succeeded.
+// mainResult translates the exit status of the main process into a result of the service. A process that ends by
+// SIGHUP, SIGINT, SIGTERM or SIGPIPE has succeeded.
 func (i *invocation) mainResult() string {
 	status := i.main.status
 	i.service.setMain(0)

@@ -47,9 +47,9 @@ func (j *journal) logf(format string, args ...any) {
 	j.write("systemd", 1, fmt.Sprintf(format, args...))
 }
 
-// pipe returns a file. The lines written to it go to the journal. The caller must close the file after it has started
-// the process that writes to it. ended is closed when all writers have closed the file and the journal contains
-// everything.
+// pipe returns a file that a process can use as its output. The lines written to the file go to the journal and, unless
+// it is nil, to the writer "also". The caller starts the process and then closes the file. The channel "ended" is
+// closed when all writers have closed the file and the journal contains everything.
 func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.File, ended <-chan struct{}, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -68,7 +68,7 @@ func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.Fil
 	return w, done, nil
 }
 
-// logLines logs the lines of a reader until the reader ends. A line of more than 48 KiB is split.
+// logLines reads lines until the reader has no more, and logs them. It splits a line of more than 48 KiB.
 func (j *journal) logLines(source string, pid func() int, in io.Reader) {
 	lines := bufio.NewReaderSize(in, 48<<10) // The default of systemd's LineMax=.
 	for {

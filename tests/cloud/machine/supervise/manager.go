@@ -29,7 +29,7 @@ import (
 
 // Options configure [Run].
 type Options struct {
-	// InstanceID names the instance directory of cloud-init.
+	// InstanceID is the instance's ID. cloud-init's directory for the instance has this name.
 	InstanceID string
 	Userdata   []byte
 	// If Build is set, Run does not boot. It executes Userdata and returns the exit code.
@@ -54,7 +54,8 @@ type Manager struct {
 
 	mu       sync.Mutex
 	services map[string]*service
-	// state is the output of systemctl is-system-running. target is the unit that a shutdown starts.
+	// state is what systemctl is-system-running prints. target is the unit that a shutdown starts, such as
+	// poweroff.target.
 	state, target string
 	degraded      bool // The boot script failed.
 	down          chan string
@@ -171,8 +172,8 @@ func list(environment map[string]string) (assignments []string) {
 	return assignments
 }
 
-// launch starts a process. The process's output goes to the journal. A copy goes to the writer named also, unless that
-// is nil. ended is closed when all output was read.
+// launch starts a process. The process's output goes to the journal and, unless it is nil, to the writer "also". The
+// channel "ended" is closed when all output was read.
 func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {
@@ -190,7 +191,7 @@ func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, end
 	return p, ended, err
 }
 
-// unitPath lists the directories of unit files. The first file found is used.
+// unitPath lists the directories in which init looks for a unit file, in this order.
 var unitPath = []string{"/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system",
 	"/usr/lib/systemd/system"}
 
@@ -307,7 +308,7 @@ func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 	}
 }
 
-// finish removes the run of a service, so that the service can start again.
+// finish records that a run of a service has ended, so that the service can start again.
 func (m *Manager) finish(s *service, r *run) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -329,7 +330,7 @@ func (m *Manager) stop(name string) <-chan struct{} {
 	return done
 }
 
-// goDown begins to power off or to reboot. Further calls have no effect.
+// goDown makes the machine power off or reboot, and does not wait for that. Only the first call has an effect.
 func (m *Manager) goDown(action string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -369,10 +370,10 @@ func (m *Manager) shutdown(action string) {
 	}
 }
 
-// others reports whether any process except init is alive.
+// others reports whether any process besides init is alive.
 func others() bool { return len(alive(func(int, int) bool { return true })) > 0 }
 
-// renew restores the state in which a machine boots: empty /run and /tmp, and no services.
+// renew prepares another boot. It empties /run and /tmp, and forgets the services.
 func (m *Manager) renew() error {
 	for _, dir := range []string{"/run", "/tmp"} {
 		entries, err := os.ReadDir(dir)

@@ -18,7 +18,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
 )
 
-// searchPath is systemd's default search path. It applies to programs without a directory and is the $PATH of services.
+// searchPath is systemd's default search path. Services have it as their $PATH, and init searches it for programs that
+// a unit names without their directory.
 const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // lookPath returns the path of a program that is named without its directory. A program that is not found fails when it
@@ -43,7 +44,8 @@ type account struct {
 	name, home string
 }
 
-// dynamicID is the user and group ID of a service with DynamicUser=. It is the first of the range that systemd uses.
+// dynamicID is the user and group ID of a service with DynamicUser=. systemd reserves a range of IDs for such services,
+// of which this is the first.
 const dynamicID = 61184
 
 func newID() string {

@@ -24,7 +24,7 @@ type processes struct {
 	ours map[int]*process
 }
 
-// process is a process with an exit status that some goroutine waits for.
+// process is a child process. A goroutine waits for its exit status.
 type process struct {
 	pid int
 	// done is closed after status is set.
@@ -45,7 +45,7 @@ const (
 type spec struct {
 	Path              string
 	Argv, Environment []string
-	// Watchdog sets WATCHDOG_PID to the process's own PID.
+	// If Watchdog is true, the environment contains WATCHDOG_PID with the process's own PID.
 	Watchdog  bool
 	Directory string
 	UMask     int
@@ -151,10 +151,11 @@ func memory(data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Become turns this process into the one that file descriptor 3 describes. It does not return.
+// Become executes the program that the file with descriptor 3 describes, in place of the present one. It never returns.
 func Become() {
 	runtime.LockOSThread() // The settings below apply per thread, and this thread executes the program.
-	// Both descriptors close when the program is executed. If that fails, descriptor 4 is still needed.
+	// The kernel closes both descriptors when it executes the program. If it cannot execute the program, descriptor 4
+	// is still needed.
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	err := become(os.NewFile(3, "spec"))
@@ -205,8 +206,8 @@ func become(in io.Reader) error {
 	return fail(exitExec, "%v", syscall.Exec(s.Path, s.Argv, environment))
 }
 
-// limitFiles sets the limit of open files. If this host does not permit the value to root, limitFiles sets the nearest
-// permitted value, like systemd.
+// limitFiles sets the limit of open files. If the host does not let root set this limit, limitFiles sets the nearest
+// permitted one, like systemd.
 func limitFiles(n uint64) error {
 	err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n})
 	if !errors.Is(err, syscall.EPERM) {
@@ -239,7 +240,7 @@ func setUser(s spec) error {
 	return nil
 }
 
-// alive returns the PIDs of the processes that the function belongs selects, except init and zombies.
+// alive returns the PIDs of the processes for which the function "belongs" returns true, except init and zombies.
 func alive(belongs func(pid, session int) bool) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -267,7 +268,7 @@ func alive(belongs func(pid, session int) bool) []int {
 	return pids
 }
 
-// carries reports whether a process has the given assignment in its environment.
+// carries reports whether a process has the given variable and value in its environment.
 func carries(pid int, assignment string) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {

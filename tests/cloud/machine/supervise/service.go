@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
 )
 
-// States of a unit, and results of a service. systemctl(1), systemd.exec(5).
+// The states of a unit are those of systemctl(1). The results of a service are those of systemd.exec(5).
 const (
 	inactive     = "inactive"
 	activating   = "activating"
@@ -31,7 +31,7 @@ const (
 type service struct {
 	m    *Manager
 	name string
-	// definition is the unit as last read. If it is nil, the unit must be read again.
+	// definition is the unit file when it was last read. Nil means that the file must be read again.
 	definition *unit.Service
 	// run is nil unless the service runs or waits for a restart.
 	run *run
@@ -39,17 +39,18 @@ type service struct {
 	state, sub, result string
 	main               int // PID; 0 without a process.
 	restarts           int
-	// starts are the times of the recent starts, for StartLimitBurst=.
+	// starts are the times of those starts that count towards StartLimitBurst=.
 	starts []time.Time
 }
 
-// run covers the time from a request to start a service until the service stays down, including restarts.
+// run is one request to start a service, with all restarts that follow. It lasts until the service is not restarted any
+// more.
 type run struct {
 	// decided is closed when the start has succeeded or failed. err is set before that.
 	decided chan struct{}
 	decide  func(error)
 	err     error
-	// stop is closed to ask the service to stop. done is closed when nothing of the service is left.
+	// "stop" is closed to ask the service to stop. "done" is closed when the service has ended and is not restarted.
 	stop     chan struct{}
 	stopOnce func()
 	done     chan struct{}
@@ -167,7 +168,7 @@ func (s *service) end(r *run, result string, err error) {
 	r.decide(err)
 }
 
-// mayStart counts a start against StartLimitBurst=. It reports whether the start is within the limit.
+// mayStart records a start of the service. It reports whether StartLimitBurst= permits this start.
 func (s *service) mayStart(def *unit.Service) bool {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()

@@ -65,7 +65,7 @@ type call struct {
 // cosmetic are the options that this systemctl accepts and ignores.
 var cosmetic = []string{"--no-pager", "--full", "--plain", "--no-ask-password"}
 
-// parse separates the options of systemctl(1) from the other arguments, which it returns.
+// parse parses the options of systemctl(1). It returns the other arguments.
 func (c *call) parse(args []string) (words []string, err error) {
 	c.signal = syscall.SIGTERM
 	flags := map[string]*bool{"--no-block": &c.noBlock, "--wait": &c.wait, "--force": &c.force,
@@ -177,7 +177,8 @@ func (c *call) journalctl(args []string) error {
 
 func (c *call) start(name string) (int, error) {
 	if c.noBlock {
-		// The unit is read before init answers, so that the client receives errors in the unit.
+		// init answers before the service has started. It reads the unit before that, so that the client learns of
+		// errors in the unit.
 		if _, err := c.m.load(name); err != nil {
 			return 1, err
 		}

@@ -12,7 +12,8 @@ import (
 // Entry is one assignment in a unit file.
 type Entry struct {
 	Section, Key, Value string
-	// Number counts the section headers up to the entry. It distinguishes sections of the same name.
+	// Number is the number of section headers before the entry. Entries of two sections with the same name have
+	// different numbers.
 	Number int
 	// Where is the file:line of the assignment, for error messages.
 	Where string

@@ -19,7 +19,7 @@ type Service struct {
 	Conditions         []string
 	StartLimitInterval time.Duration
 	StartLimitBurst    int
-	// PowerOff is set if the machine powers off when the service is started too often.
+	// PowerOff is set if the machine powers off when the service reaches its start limit.
 	PowerOff bool
 
 	// Notify is set for Type=notify. Otherwise the type is simple.
@@ -114,9 +114,8 @@ var directives = map[string]func(s *Service, value string) error{
 	},
 }
 
-// ignored lists the directives that this package ignores. Some describe the unit. Some order it after units that are
-// always up before services start. The others sandbox it, and a service that works in its sandbox also works without
-// the sandbox.
+// ignored lists the directives that this package ignores. Some only describe the unit. Unit.After only names units that
+// are up before any service starts. The others restrict what the service may do, so that it also works without them.
 var ignored = strings.Fields(`
 	Unit.Description Unit.Documentation Unit.After
 
@@ -127,7 +126,8 @@ var ignored = strings.Fields(`
 	Service.RestrictNamespaces Service.RestrictRealtime Service.RestrictSUIDSGID Service.SystemCallArchitectures
 	Service.SystemCallFilter`)
 
-// Load interprets the entries of a service's file and its drop-ins, in this order. name is the full name.
+// Load interprets the entries of a service's file, followed by those of its drop-ins. "name" is the full name of the
+// service.
 func Load(name string, entries []Entry) (*Service, error) {
 	if !ValidName(name) {
 		return nil, fmt.Errorf("%q is no name of a service", name)
@@ -200,7 +200,8 @@ func paths(field func(*Service) *[]string) func(*Service, string) error {
 	}
 }
 
-// targets accepts dependencies on targets only, because a machine has reached them before it starts services.
+// targets accepts a dependency on a target and refuses any other. A machine reaches its targets before it starts
+// services, so dependencies on targets need no action.
 func targets(_ *Service, value string) error {
 	list, err := words(value)
 	for _, name := range list {

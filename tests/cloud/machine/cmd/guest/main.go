@@ -1,5 +1,5 @@
-// Command guest is PID 1 of a machine. Under other names it is the programs that talk to PID 1: systemctl, journalctl,
-// networkctl, poweroff, reboot and shutdown.
+// Command guest is PID 1 of a machine. It is also installed as systemctl, journalctl, networkctl, poweroff, reboot and
+// shutdown. Under these names it sends requests to PID 1.
 package main
 
 import (
@@ -46,8 +46,7 @@ func end(code int, err error) {
 	os.Exit(code)
 }
 
-// bound makes the kernel end this process when the runner process ends, or when the runner's thread that started it
-// ends.
+// bound makes this process end when the runner process ends. It also ends when the thread that started it ends.
 func bound() error {
 	runtime.LockOSThread() // Main's goroutine stays on this thread: the death signal is set per thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
@@ -111,7 +110,7 @@ func start() (int, error) {
 		Hostname: c.Hostname})
 }
 
-// ask sends the arguments of systemctl and its related programs to init and prints the answer.
+// ask sends the arguments with which systemctl or a related program was called to init, and prints the answer.
 func ask(program string, args []string) (int, error) {
 	socket := control.Socket
 	if program == "journalctl" {
