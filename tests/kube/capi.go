@@ -19,15 +19,15 @@ import (
 // capiNamespace is the namespace in Cluster API's kustomization.
 const capiNamespace = "capi-system"
 
-// capiDir returns a directory of the core manager's configuration in its module. The CRDs and webhooks there have the
-// same version as the program.
+// capiDir returns a directory with the configuration of Cluster API's core manager. It is in the module that the
+// program of the manager is built from, so that its CRDs and webhooks have the program's version.
 func capiDir(ctx context.Context, parts ...string) (string, error) {
 	module, err := ModuleDir(ctx, "cluster-api", "sigs.k8s.io/cluster-api")
 	return filepath.Join(append([]string{module, "core", "config"}, parts...)...), err
 }
 
-// installCore installs the CRDs of Cluster API's core with the labels of its kustomization. Without the manager nothing
-// converts objects of old API versions. The tests write no such objects.
+// installCore installs the CRDs of Cluster API's core. They have the labels that the core's kustomization adds. The
+// core manager does not run, so objects of old API versions are not converted. The tests write no such objects.
 func (c *Cluster) installCore(ctx context.Context) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Cluster) installWebhooks(ctx context.Context, port int) error {
 	return nil
 }
 
-// local points a webhook to a port of this machine instead of a service.
+// local changes a webhook so that the API server calls a port of this machine instead of a service.
 func (c *Cluster) local(config *admissionv1.WebhookClientConfig, port int) {
 	url := "https://" + address(port)
 	if config.Service != nil && config.Service.Path != nil {
@@ -146,7 +146,7 @@ func (c *Cluster) local(config *admissionv1.WebhookClientConfig, port int) {
 	config.Service, config.URL, config.CABundle = nil, &url, c.pki.pem
 }
 
-// convert configures the CRDs so that the manager converts their API versions.
+// convert configures the CRDs so that the API server asks the core manager to convert objects between API versions.
 func (c *Cluster) convert(ctx context.Context, port int) error {
 	crds, err := coreCRDs(ctx)
 	if err != nil {

@@ -41,7 +41,7 @@ func (c *Cluster) startScheduler(ctx context.Context) error {
 	return err
 }
 
-// until calls fn until it succeeds, ctx ends, or the process ends.
+// until calls the function fn until fn succeeds, ctx ends, or the process ends.
 func (p *Process) until(ctx context.Context, fn func() error) error {
 	for {
 		err := fn()
@@ -58,8 +58,8 @@ func (p *Process) until(ctx context.Context, fn func() error) error {
 	}
 }
 
-// startKwok starts kwok with the stages from its module. Nodes become ready immediately and keep a lease. Pods start
-// and terminate immediately.
+// startKwok starts kwok with the stages that kwok's own module contains. Nodes become ready immediately and keep a
+// lease. Pods start and terminate immediately.
 func (c *Cluster) startKwok(ctx context.Context) error {
 	module, err := ModuleDir(ctx, "kwok", "sigs.k8s.io/kwok")
 	if err != nil {

@@ -16,8 +16,8 @@ const (
 )
 
 // StubControlPlane makes an object that represents a control plane managed elsewhere. It returns the value for a
-// Cluster's spec.controlPlaneRef. Without a control plane Cluster API treats every Node as the last of the control
-// plane, and neither drains nor deletes it.
+// Cluster's spec.controlPlaneRef. If a Cluster has no control plane, Cluster API takes every Node for the last Node of
+// the control plane. It then neither drains nor deletes the Node.
 func (c *Cluster) StubControlPlane(ctx context.Context, namespace, name string) (
 	clusterv1.ContractVersionedObjectReference, error) {
 	ref := clusterv1.ContractVersionedObjectReference{APIGroup: controlPlaneGroup, Kind: controlPlaneKind, Name: name}

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Isolate runs this test program again in a separate network namespace that has only the loopback interface. It returns
-// that run's exit code and done = true. In the second run it returns immediately with done = false. Call it first in
-// TestMain.
+// Isolate runs this test program a second time, in a separate network namespace that has only the loopback interface.
+// It returns the exit code of the second run and done = true. In the second run, Isolate returns immediately with done
+// = false. Call Isolate first in TestMain.
 //
-// Before the second run starts, Isolate calls prepare, which still has a network and can build tools. When the second
-// run ends, Isolate kills every process that the run left behind, daemons included.
+// Before the second run starts, Isolate calls the function prepare, which can use the machine's network to build tools.
+// When the second run ends, Isolate kills every process that the run left behind, daemons included.
 //
 // Without root, Isolate needs user namespaces. If it cannot create the namespaces, it returns an error.
 func Isolate(prepare func() error) (code int, done bool, err error) {

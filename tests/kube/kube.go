@@ -43,7 +43,7 @@ type Options struct {
 	Dir string
 	// CRDs are files, or directories of files, with CustomResourceDefinitions to install.
 	CRDs []string
-	// CoreCRDs installs the CRDs of Cluster API's core without its manager. CAPI implies it.
+	// CoreCRDs installs the CRDs of Cluster API's core. It is not needed if CAPI is set.
 	CoreCRDs bool
 	// ControllerManager runs kube-controller-manager. Its node monitor detects within seconds that a Node's lease is
 	// not renewed.
@@ -162,8 +162,8 @@ func (c *Cluster) run(ctx context.Context, name string, args ...string) (*Proces
 	return p, nil
 }
 
-// startAPIServer starts etcd and kube-apiserver. Another process may take a chosen port before they listen on it;
-// startAPIServer then tries other ports.
+// startAPIServer starts etcd and kube-apiserver on free ports. If another process takes one of these ports first,
+// startAPIServer tries other ports.
 func (c *Cluster) startAPIServer(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return err
@@ -253,7 +253,8 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
 	if !c.ControllerManager {
-		// The admission plugin needs the service accounts of namespaces, which only the controller manager creates.
+		// The admission plugin refuses pods without a service account. Only the controller manager creates the default
+		// service accounts.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return args, nil

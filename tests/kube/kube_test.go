@@ -154,7 +154,7 @@ func TestStartNeedsIsolation(t *testing.T) {
 	}
 }
 
-// TestAPIServer starts only the API server and etcd, as the tests of single packages do.
+// TestAPIServer starts only the API server and etcd, as tests of a single package do.
 func TestAPIServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")

@@ -29,11 +29,11 @@ const (
 )
 
 // Nodes simulates the kubelets of instances. An instance gets a Node with its name after its agent has registered. When
-// the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud controller. A deleted Node is
-// not created again, because a kubelet registers only when it starts.
+// the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud controller. A Node that was
+// deleted is not created again, because a real kubelet creates its Node only at its start.
 type Nodes struct {
 	Client client.Client
-	// Taints returns the taints that the kubelet of an instance registers with. Optional.
+	// Taints returns the taints that the kubelet of an instance gives its Node. If Taints is nil, Nodes get none.
 	Taints func(*nstancev1.InstanceStatus) []corev1.Taint
 	// Failed receives each error. The failed step is retried.
 	Failed func(error)
@@ -42,8 +42,8 @@ type Nodes struct {
 	made map[string]bool // False if the VM is gone.
 }
 
-// Follow keeps the Nodes up to date with the instances of the shards until ctx ends, across changes of leader. While a
-// shard does not answer, its last known VMs are kept.
+// Follow keeps the Nodes up to date with the instances of the shards until ctx ends, also when a shard's leader
+// changes. While a shard does not answer, its Nodes are left as they are.
 func (n *Nodes) Follow(ctx context.Context, shards ...nstancev1.OperatorServiceClient) {
 	var all sync.WaitGroup
 	for _, shard := range shards {
@@ -56,7 +56,8 @@ func (n *Nodes) followShard(ctx context.Context, shard nstancev1.OperatorService
 	changed := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
-			// The error is ignored: the loop opens a new stream, and the list is read every second in any case.
+			// The error can be ignored: this loop starts another watch, and the code below lists the instances every
+			// second.
 			_ = watch(ctx, shard, changed)
 			pause(ctx, 200*time.Millisecond)
 		}
@@ -98,7 +99,7 @@ func watch(ctx context.Context, shard nstancev1.OperatorServiceClient, changed c
 	}
 }
 
-// updateNodes updates the Nodes of one shard. known holds the shard's VMs that had a Node.
+// updateNodes updates the Nodes of one shard. "known" has the VMs of the shard that got a Node in earlier calls.
 func (n *Nodes) updateNodes(ctx context.Context, shard nstancev1.OperatorServiceClient, known map[string]bool) error {
 	call, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -148,8 +149,8 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 	return joined, left
 }
 
-// boots reports whether an instance's machine runs or is about to run. It uses the provider state in the record, which
-// may be minutes old.
+// boots reports whether an instance's machine runs or is about to run. The provider state in the instance's record may
+// be minutes old.
 func boots(instance *nstancev1.InstanceStatus) bool {
 	state := instance.GetProviderState()
 	return (state == "running" || state == "pending") && instance.GetProviderId() != "" &&
@@ -193,8 +194,8 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{
 			"kwok.x-k8s.io/node": "fake"}},
 		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
-		// Cluster API copies the kubelet's version to Machines and rejects an invalid one. Without a version here, kwok
-		// would set its own.
+		// Cluster API copies the kubelet's version to Machines and rejects an invalid one. If the version were missing
+		// here, kwok would fill in a version of its own.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }

@@ -39,7 +39,8 @@ func Tool(ctx context.Context, name string) (string, error) {
 	return output(ctx, root, filepath.Join(root, "scripts", "tool.sh"), name)
 }
 
-// ModuleDir returns a module's directory in Go's module cache, in the version that the tool is built from.
+// ModuleDir returns the directory of a module in Go's module cache. The module has the version that the tool is built
+// with.
 func ModuleDir(ctx context.Context, tool, module string) (string, error) {
 	root, err := Root()
 	if err != nil {

@@ -27,8 +27,8 @@ type definition struct {
 	} `json:"properties"`
 }
 
-// configVariables maps variables of a shard module to the definitions in the JSON Schema that have the same fields. The
-// module copies these variables into the shard configuration.
+// configVariables maps each variable of a shard module to the definition in the JSON Schema with the same fields. The
+// module copies the value of the variable into the shard configuration.
 var configVariables = map[string]string{
 	"certificates": "certificate",
 	"defaults":     "defaults",
@@ -45,7 +45,7 @@ var omittedFields = map[string][]string{
 	"groupSpec":      {"deleted", "protected", "removed"}, // only servers set them
 	"image":          {"provider"},                        // the module's cloud
 	"leaderElection": {"enabled"},                         // for development only
-	// For these fields the module has other variables, or derives the values.
+	// Users set these fields with variables of other names, or the module derives the values.
 	"server": {"advertise", "bind", "dynamic_subnet_pools", "leader_network", "provider", "shard", "subnet_pools"},
 }
 
@@ -56,7 +56,8 @@ var unsupportedFields = map[string]map[string][]string{
 	"proxmox": noCloud,
 }
 
-// noCloud are the fields that need a cloud's services: load balancers, a spot market, queries of images, attestation.
+// noCloud are the fields that a provider without a cloud's services cannot have. They need load balancers, a spot
+// market, queries of images, or attestation.
 var noCloud = map[string][]string{
 	"groupSpec":   {"load_balancers", "purchase"},
 	"permissions": {"load_balancers"},
@@ -64,8 +65,8 @@ var noCloud = map[string][]string{
 	"template":    {"load_balancer_health"},
 }
 
-// TestFields checks that the variables of the shard modules have every field of the shard configuration. Terraform
-// silently drops the fields of an object that the variable lacks.
+// TestFields checks that the variables of the shard modules have every field of the shard configuration. If a user sets
+// a field that is missing in the type of the variable, Terraform drops it without an error.
 func TestFields(t *testing.T) {
 	var schema struct {
 		Defs map[string]definition `json:"$defs"`
@@ -147,7 +148,7 @@ func (m moduleFields) compare(path string, typ cty.Type, name string) {
 	}
 }
 
-// elementOf returns the type of the elements of a list or map, or else the type itself.
+// elementOf returns the type of the elements if the type is a list, set or map. Otherwise it returns the type itself.
 func elementOf(typ cty.Type) cty.Type {
 	if typ.IsCollectionType() {
 		return typ.ElementType()

@@ -1,7 +1,7 @@
-// Package modules tests properties of the Terraform modules that a mocked provider cannot show, such as what the
-// policies allow.
+// Package modules tests what tests with a mocked Terraform provider cannot show, such as what the modules' policies
+// allow.
 //
-// Invariant: the tests evaluate the modules' own HCL with Terraform's functions. They contain no copy of it.
+// Invariant: the tests evaluate the HCL of the modules with Terraform's functions. They contain no copy of the HCL.
 package modules
 
 import (
@@ -34,7 +34,8 @@ var functions = map[string]function.Function{
 	"values":      stdlib.ValuesFunc,
 }
 
-// textTest returns a Terraform function that tests two strings. cty's library lacks such functions.
+// textTest returns a Terraform function that passes two strings to "holds" and returns its result. cty's library lacks
+// such functions.
 func textTest(holds func(text, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
@@ -60,8 +61,8 @@ func parseFile(path string) (file, error) {
 	return file{body}, nil
 }
 
-// locals evaluates all locals of the file. given holds the values of other names that the file uses, such as "var". The
-// value of "local" is the locals of other files.
+// locals evaluates all locals of the file. "given" maps the other names that the file uses, such as "var", to their
+// values. Under "local" it has the locals of other files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {

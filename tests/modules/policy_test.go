@@ -144,7 +144,7 @@ func (c choices) locals(t *testing.T) map[string]cty.Value {
 	return out
 }
 
-// text returns the policy of the shard's servers in JSON.
+// text returns the policy document of the shard's servers as JSON text.
 func (c choices) text(t *testing.T) string {
 	t.Helper()
 	return c.locals(t)["server_policies"].GetAttr(shard).AsString()
@@ -163,8 +163,8 @@ func (c choices) server(t *testing.T) *policy.Document {
 // full uses every optional feature.
 var full = choices{kms: kms, vpc: vpc, targetGroups: map[string]string{"web/http": group}}
 
-// question is one row of a table: an action on a resource, and whether the policy must allow it. The text of an error
-// begins with why.
+// question is one row of a table: an action on a resource, and whether the policy must allow it. "why" describes the
+// row at the beginning of an error text.
 type question struct {
 	why      string
 	action   string
@@ -187,8 +187,8 @@ func ask(t *testing.T, doc *policy.Document, questions []question) {
 	}
 }
 
-// launched returns the condition keys of a RunInstances call for an instance. changes are pairs of key and value that
-// override them; the value "" removes a key.
+// launched returns the condition keys of a RunInstances call for an instance. "changes" contains a key, its value, the
+// next key, and so on. They replace values of the result. The value "" removes a key.
 func launched(changes ...string) policy.Context {
 	out := policy.Context{
 		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"},
@@ -203,8 +203,8 @@ func launched(changes ...string) policy.Context {
 	return out
 }
 
-// started returns the condition keys of tags that are set while an instance of the shard starts. changes work as in
-// launched, with one exception: a value for aws:TagKeys is added to the other tag keys.
+// started returns the condition keys of the CreateTags permission that RunInstances needs to tag an instance of the
+// shard. "changes" works as in launched, but a value for aws:TagKeys is added to the existing tag keys.
 func started(changes ...string) policy.Context {
 	out := policy.Context{"ec2:CreateAction": {"RunInstances"}, "aws:RequestTag/nstance:cluster": {"example"},
 		"aws:RequestTag/nstance:shard": {shard}, "aws:TagKeys": {"nstance:cluster", "nstance:shard", "Name"}}
@@ -221,7 +221,8 @@ func started(changes ...string) policy.Context {
 	return out
 }
 
-// tagged returns the condition keys of a call on a resource with these tags.
+// tagged returns the condition keys of a call on a resource that has tags. "pairs" contains a key, its value, the next
+// key, and so on. The keys lack the prefix nstance:.
 func tagged(pairs ...string) policy.Context {
 	out := policy.Context{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -388,8 +389,8 @@ func TestServerTouchesOnlyItsOwn(t *testing.T) {
 	})
 }
 
-// TestServerTouchesOnlyItsShard tries everything that servers may do on their own shard. On another shard of the same
-// cluster, all of it must be denied.
+// TestServerTouchesOnlyItsShard checks all actions that servers may take on the resources of their own shard. The same
+// actions on another shard of the cluster must be denied.
 func TestServerTouchesOnlyItsShard(t *testing.T) {
 	id, err := ident.ParseID("acc06bgm7733st2576nx5jht4ecjw")
 	if err != nil {
@@ -441,8 +442,8 @@ func TestServerTouchesOnlyItsShard(t *testing.T) {
 	}
 }
 
-// TestServerReadsOnlyItsShardsSecrets checks the policy of a shard if the module's variables list the shard's secrets.
-// The well-known secrets are always readable, because every leader needs them.
+// TestServerReadsOnlyItsShardsSecrets checks that the servers of a shard can read only the secrets that the module's
+// variables list for the shard. They can also read the well-known secrets, because every leader needs them.
 func TestServerReadsOnlyItsShardsSecrets(t *testing.T) {
 	manager := "arn:aws:secretsmanager:us-west-2:" + account + ":secret:nstance/example/"
 	parameter := "arn:aws:ssm:us-west-2:" + account + ":parameter/nstance/example/"
@@ -475,8 +476,8 @@ func TestServerPassesOnlyListedRoles(t *testing.T) {
 	ask(t, full.server(t), []question{{"a role that is not listed", "iam:PassRole", web, toEC2, false}})
 }
 
-// TestServerUsesOnlyListedKeysForDisks checks that servers may use the keys in ebs_kms_key_arns only through EC2, and
-// may create grants for them only for AWS.
+// TestServerUsesOnlyListedKeysForDisks checks the permissions for the keys in ebs_kms_key_arns. Servers may use these
+// keys only through EC2. They may create a grant for a key only on behalf of an AWS service.
 func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 	disk := strings.Replace(kms, "key/0", "key/d", 1)
 	via := func(service string) policy.Context { return policy.Context{"kms:ViaService": {service}} }
@@ -504,8 +505,8 @@ func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 }
 
 // TestServerStartsOnlyWithListedResources checks that a server can launch only with the resources in
-// launch_resource_arns. EC2 checks no permission for a dedicated host itself, so the policy can restrict only the
-// tenancy: it permits the tenancy "host" if any host or group of hosts is listed.
+// launch_resource_arns. EC2 checks no permission for the dedicated host that a call names. So the policy can restrict
+// only the tenancy: it permits the tenancy "host" if any host or group of hosts is listed.
 func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	host, template := ec2+"dedicated-host/h-0a", ec2+"launch-template/lt-0a"
 	hosts := "arn:aws:resource-groups:us-west-2:" + account + ":group/hosts"
@@ -574,7 +575,7 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 }
 
 // TestServerReadsOnlyItsSecrets checks the permissions for secrets in a secrets service. Servers may read all secrets
-// of the cluster. They may create only the secrets that the CA needs.
+// of the cluster. They may create only the secrets with the keys of the CA and the workload CA.
 func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	for store, names := range map[string]struct{ read, make, write, prefix string }{
 		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret",
@@ -668,8 +669,8 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 	})
 }
 
-// TestServerHasNoOtherActions checks that the policies contain only actions that the servers use. The docs and the
-// provider's list of calls name the same actions.
+// TestServerHasNoOtherActions checks that the policies contain only actions that the servers use. The documentation and
+// the provider's list of calls must name the same actions.
 func TestServerHasNoOtherActions(t *testing.T) {
 	var actions []string
 	for _, doc := range []*policy.Document{
@@ -707,8 +708,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 	}
 }
 
-// TestServerPolicyFits checks the size of the policy. The inline policies of a role have at most 10,240 characters,
-// without white space. https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
+// TestServerPolicyFits checks the size of the policy. IAM permits 10,240 characters for all inline policies of a role
+// together, and does not count white space. https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html
 func TestServerPolicyFits(t *testing.T) {
 	longest := full
 	longest.prefix, longest.targetGroups = strings.Repeat("p", 60), map[string]string{}

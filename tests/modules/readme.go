@@ -138,7 +138,7 @@ func written(a *hclsyntax.Attribute, source []byte) string {
 	return strings.TrimSpace(string(hclwrite.Format(slices.Clone(r.SliceBytes(source)))))
 }
 
-// markdown returns the text between the marks.
+// markdown returns the part of the README that is generated.
 func (d documented) markdown() string {
 	var out strings.Builder
 	providers := "no providers"

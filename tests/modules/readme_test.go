@@ -14,8 +14,8 @@ import (
 var update = flag.Bool("update", false, "write generated files instead of comparing them")
 
 // TestProviderRequirements checks that each module and each example of a cloud names its providers without a host and
-// bounds their versions. If a module named a provider with a host, OpenTofu or Terraform would take it for another
-// provider than the one that a caller names without a host.
+// limits their versions. A caller of a module usually names a provider without a host, so OpenTofu and Terraform each
+// add their own registry. If the module named a host, its provider would be a different one.
 func TestProviderRequirements(t *testing.T) {
 	for _, dir := range directories(t) {
 		module, err := readModule(dir)

@@ -32,7 +32,7 @@ type testAccount struct {
 	subnet, image string
 }
 
-// newTestAccount makes an account. backend is what stores the objects of its S3, or nil for an account without S3.
+// newTestAccount makes an account. Its S3 stores objects in "backend". If backend is nil, the account has no S3.
 func newTestAccount(t *testing.T, backend *fakes3.Backend) *testAccount {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{Region: "us-west-2", S3: backend})
@@ -94,7 +94,8 @@ func (a *testAccount) session(role string, c choices) aws.Config {
 	return a.config(a.RoleCredentials(role, "server"))
 }
 
-// launch returns a request as servers of a shard send it. pairs are further tags.
+// launch returns a RunInstances request like those of the servers of the shard "of". "pairs" contains the keys and
+// values of additional tags, alternately.
 func (a *testAccount) launch(of string, pairs ...string) *sdk.RunInstancesInput {
 	pairs = append([]string{"nstance:cluster", "example", "nstance:shard", of}, pairs...)
 	var tags []types.Tag
@@ -180,8 +181,8 @@ func TestServersActOnlyOnTheirShard(t *testing.T) {
 	}
 }
 
-// TestServersStartVMsWithKeysForDisks starts VMs with encrypted disks, with the module's policy. Without the key in
-// ebs_kms_key_arns, EC2 accepts the request and terminates the VM.
+// TestServersStartVMsWithKeysForDisks starts VMs with encrypted disks under the module's policy. If ebs_kms_key_arns
+// lacks the key of the disk, EC2 accepts the request, but then terminates the VM.
 func TestServersStartVMsWithKeysForDisks(t *testing.T) {
 	a := newTestAccount(t, nil)
 	a.EC2().AddKey(fakeec2.Key{ARN: kms})
@@ -213,7 +214,7 @@ func TestServersStartVMsWithKeysForDisks(t *testing.T) {
 		t.Errorf("without the key in the policy: %s, %+v, want terminated with Client.InternalError", got.State.Name,
 			got.StateReason)
 	}
-	// The denial is in the fake's record of the call, although the call itself succeeded.
+	// The fake records that a permission was denied, although the call itself succeeded.
 	calls := a.Calls()
 	i := slices.IndexFunc(calls, func(c fakeaws.Call) bool {
 		return c.Principal.Role == "without" && c.Action == "RunInstances"
@@ -313,8 +314,9 @@ func TestStolenCredentialsReachOnlyTheirShardsObjects(t *testing.T) {
 	check("change the bucket's policy", false, err)
 }
 
-// TestServersStartOnDedicatedHosts checks on which hosts a server may start VMs. A host in launch_resource_arns permits
-// every dedicated host, because EC2 checks only the tenancy. A group of hosts must be listed itself.
+// TestServersStartOnDedicatedHosts checks on which hosts a server may start VMs. If launch_resource_arns contains one
+// host, servers may use every dedicated host, because EC2 checks only the tenancy. But a group of hosts must be listed
+// itself.
 func TestServersStartOnDedicatedHosts(t *testing.T) {
 	a := newTestAccount(t, nil)
 	host, hosts := a.EC2().AddHost(), "arn:aws:resource-groups:us-west-2:"+account+":group/hosts"

@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testDrift checks that the operator undoes a change that another client makes to a group on a shard. Kubernetes
-// defines the size.
+// testDrift checks that Kubernetes decides the size of a group: if another client changes the size on a shard, the
+// operator changes it back.
 func (l *lab) testDrift(t *testing.T) {
 	ctx := t.Context()
 	more := uint32(4)
@@ -61,8 +61,8 @@ func (l *lab) testPaused(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testNewGroup checks that a group that `tofu apply` adds to one shard's configuration becomes a pool. Later changes to
-// the pool do not spread it over other shards.
+// testNewGroup adds a group to the configuration of one shard, as `tofu apply` does. It checks that the group becomes a
+// pool. A later change of the pool must not create the group on other shards.
 func (l *lab) testNewGroup(t *testing.T) {
 	const later = "later"
 	ctx := t.Context()

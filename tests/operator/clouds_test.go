@@ -27,11 +27,11 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// portable is the name of the subnet pool and of the MachinePool that exist on both clouds.
+// portable is the name of a subnet pool that each of the two clouds has, and of the MachinePool.
 const portable = "portable"
 
-// TestClouds splits one MachinePool over a shard on AWS and a shard on Google Cloud. Its subnet pool has the same name
-// on both. When Google Cloud has no capacity, the user gives its share to AWS.
+// TestClouds splits one MachinePool over a shard on AWS and a shard on Google Cloud. The subnet pool has the same name
+// on both clouds. When Google Cloud has no capacity, the user moves that part of the pool to AWS.
 func TestClouds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -81,8 +81,8 @@ func TestClouds(t *testing.T) {
 	})
 }
 
-// onCloud changes the example's configuration for a cloud. Agents register from the loopback address, which no cloud
-// knows.
+// onCloud returns a function that adapts the example's configuration to a cloud. The servers must not check the
+// addresses of agents: the agents register from the loopback address, which no instance has in the cloud.
 func onCloud(kind, region, zone, subnet, instanceType string, args map[string]any) func(*config.Shard) {
 	return func(c *config.Shard) {
 		unchecked := false
@@ -97,7 +97,7 @@ func onCloud(kind, region, zone, subnet, instanceType string, args map[string]an
 	}
 }
 
-// onAWS makes a cloud with a subnet and an image, and returns it with the setup of a shard there.
+// onAWS makes a fake AWS with a subnet and an image. It returns the fake, and the setup of a shard that uses it.
 func onAWS(t *testing.T, guests hosts) (*fakeaws.Cloud, setup) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{Machines: func(http.Handler) (ec2.Machines, error) { return guests, nil }})

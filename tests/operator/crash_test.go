@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// trap kills an operator during one of its effects: a write to the API server, or a TLS record sent to a shard. In half
-// of the cases the write or record still arrives.
+// trap kills an operator during a write to the API server, or while it sends a TLS record to a shard. The field
+// "arrives" decides whether that write or record still arrives.
 type trap struct {
 	mu      sync.Mutex
 	victim  *kube.Process
@@ -44,8 +44,8 @@ func (k *trap) at() string {
 	return k.sprung
 }
 
-// spring counts one effect. pass reports whether the effect may proceed. If it may, the caller calls done after the
-// effect has arrived.
+// spring counts down at a write or record of the operator. "pass" reports whether the proxy may forward it. After
+// forwarding, the proxy calls "done", which kills the operator if the count has reached zero.
 func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,8 +64,8 @@ func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	return true, victim.Kill
 }
 
-// kubernetes is a proxy in front of the API server. Requests about leases or events pass uncounted, because they change
-// no state that the test checks.
+// kubernetes is a proxy in front of the API server. It forwards requests about leases or events without counting them,
+// because the test does not check what they change.
 func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	reads := r.Method == http.MethodGet || strings.Contains(r.URL.Path, "/events") ||
 		strings.Contains(r.URL.Path, "/leases") ||
@@ -81,9 +81,9 @@ func (k *trap) kubernetes(w http.ResponseWriter, r *http.Request, next http.Hand
 	done()
 }
 
-// shard is a proxy in front of a shard's address and returns the proxy's address. The connection is encrypted, so it
-// counts the TLS application data records (RFC 8446 section 5.1) that the operator sends. Each call is at least one
-// record.
+// shard starts a proxy in front of a shard's address and returns the address of the proxy. The operator's connection is
+// encrypted, so the proxy counts TLS application data records (RFC 8446 section 5.1) instead of calls. The operator
+// sends at least one record for each call.
 func (k *trap) shard(ctx context.Context, t *testing.T, addr string) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
@@ -135,8 +135,8 @@ func (k *trap) relay(ctx context.Context, operator net.Conn, addr string) {
 	}
 }
 
-// TestKilledOperatorsFinishTheirWork kills operators at their writes to Kubernetes and their records to shards, one
-// operator after the other. The work must be done in the end.
+// TestKilledOperatorsFinishTheirWork kills one operator after the other. Each is killed while it writes to Kubernetes
+// or sends a record to a shard. In the end, the work must be done.
 func TestKilledOperatorsFinishTheirWork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -193,12 +193,13 @@ func TestKilledOperatorsFinishTheirWork(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// made returns the number of create calls for a group on both shards.
+// made returns the number of create calls that both shards have made for a group.
 func (l *lab) made(group string) int {
 	return len(l.east.creations(group)) + len(l.west.creations(group))
 }
 
-// taken returns an error unless the group has these sizes on the shards, and the MachinePool's replicas are their sum.
+// taken returns an error unless the group has the given sizes on the shards. The MachinePool's replicas must be the sum
+// of these sizes.
 func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -217,14 +218,15 @@ func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) err
 }
 
 // killed starts at most 400 operators, one after the other, until the work is done. Of every four operators, three are
-// killed at a write to Kubernetes, and the fourth at a record to a shard. One of the three writes is lost.
+// killed during a write to Kubernetes, and one of these three writes is lost. The fourth is killed while it sends a
+// record to a shard.
 func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
 	var atWrites, atRecords []string
 	for n := 1; n <= 400; n++ {
-		// The counts grow with n. With small counts only, every operator could die at its start-up writes and never
-		// reach later ones.
+		// The later the round n, the more writes or records an operator may make before it is killed. If the numbers
+		// stayed small, every operator could be killed during its first writes and never reach the others.
 		writes, records, arrives := 1+n/8, 0, n%4 > 1
 		if n%4 == 0 {
 			writes, records, arrives = 0, 1+n/4, n%8 == 0
@@ -281,8 +283,8 @@ func (l *lab) outcome(t *testing.T, process *kube.Process, done func(context.Con
 	}
 }
 
-// registrations checks that exactly one operator is registered besides the test's connections, regardless of how often
-// it was killed.
+// registrations checks that exactly one operator is registered, no matter how often it was killed. The test's own
+// connections to the shards are registered too, and do not count.
 func (l *lab) registrations(t *testing.T) {
 	t.Helper()
 	state, err := l.east.bucket.state("east")

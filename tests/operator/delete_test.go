@@ -25,11 +25,12 @@ import (
 const (
 	dynamic = "dynamic"                // A group that exists only in Kubernetes, with one instance on each shard.
 	deleted = clusterName + "-deleted" // The ConfigMap that records the deletion of the Cluster.
-	// endsWithin is the limit for the end of a Cluster. Cluster API needs up to 80 s for a MachinePool.
+	// endsWithin is the time limit for the deletion of a Cluster. Cluster API needs up to 80 s to delete a MachinePool.
 	endsWithin = 2 * patience
 )
 
-// TestDelete deletes the Cluster and its parts in different ways. No deletion may create an instance.
+// TestDelete deletes the Cluster object and the objects that belong to it, in different ways. No deletion may create an
+// instance.
 func TestDelete(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -54,7 +55,8 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// testDeleteKinds deletes one object of each kind while the server of the shard west hangs. Then that server continues.
+// testDeleteKinds deletes one object of each kind while the server of the shard "west" is paused. Then the server
+// resumes.
 func (l *lab) testDeleteKinds(t *testing.T) {
 	const first, second, third = "first", "second", "third"
 	for _, group := range []string{first, second, third} {
@@ -107,8 +109,8 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	})
 }
 
-// testForgottenShard deletes a pool while the operator's configuration lacks one of the pool's shards. Then the shard
-// is added again.
+// testForgottenShard deletes a pool while one of the pool's shards is missing in the operator's configuration. Then the
+// test puts the shard into the configuration again.
 func (l *lab) testForgottenShard(t *testing.T) {
 	const forgotten = "forgotten"
 	l.dynamicPool(t, forgotten)
@@ -144,7 +146,8 @@ func (l *lab) testForgottenShard(t *testing.T) {
 }
 
 // testDeleteCluster deletes the Cluster while it has static and dynamic groups, a single machine and an on-demand
-// machine. The operator restarts and must not recreate the Cluster. Then a user asks for it again with an annotation.
+// machine. The operator restarts and must not recreate the Cluster. Then a user requests a new Cluster by an
+// annotation.
 func (l *lab) testDeleteCluster(t *testing.T) {
 	ctx := t.Context()
 	l.dynamicPool(t, dynamic)
@@ -190,8 +193,8 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	}
 }
 
-// testDeleteWithHangingShard deletes the Cluster while west hangs. The first time, west continues; the second time, the
-// deletion skips west.
+// testDeleteWithHangingShard deletes the Cluster two times while the server of the shard "west" is paused. The first
+// time, the server resumes. The second time, the user makes the deletion skip the shard.
 func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {
@@ -227,7 +230,7 @@ func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	if n := l.countCreations() - created; n != 0 {
 		t.Errorf("the deletion created %d instances, want none", n)
 	}
-	// The user creates the Cluster again. Groups that the deletion left on a shard must be imported too.
+	// The user creates the Cluster again. The operator must also import groups that remained on a shard.
 	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 			Kind: "NstanceCluster", Name: clusterName}}})
@@ -244,8 +247,8 @@ func (l *lab) recreated(t *testing.T) {
 	})
 }
 
-// hang stops the server's process (SIGSTOP). The returned function continues the process. At the end of the test, the
-// process continues in any case.
+// hang pauses the server's process with SIGSTOP. The returned function makes the process continue. At the end of the
+// test, the process continues in any case.
 func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	t.Helper()
 	server := s.server()
@@ -257,7 +260,7 @@ func (l *lab) hang(t *testing.T, s *shard) (proceed func()) {
 	return proceed
 }
 
-// remove deletes an object, if it exists, with the real kubectl and does not wait for its end.
+// remove deletes an object, if it exists, with the real kubectl. It does not wait until the object is gone.
 func (l *lab) remove(t *testing.T, kind, name string) {
 	t.Helper()
 	if kind == "cluster" || kind == "machinepool" {
@@ -266,7 +269,8 @@ func (l *lab) remove(t *testing.T, kind, name string) {
 	l.kubectl(t, "-n", namespace, "delete", kind, name, "--wait=false", "--ignore-not-found")
 }
 
-// withoutWest removes west from the operator's configuration file. It returns the former content of the file.
+// withoutWest removes the shard "west" from the operator's configuration file. It returns the content that the file had
+// before.
 func (l *lab) withoutWest(t *testing.T) (before []byte) {
 	t.Helper()
 	before = tail(l.configFile())
@@ -279,7 +283,7 @@ func (l *lab) withoutWest(t *testing.T) (before []byte) {
 	return before
 }
 
-// poolWaitsFor returns an error unless a pool is being deleted and its condition names the shard.
+// poolWaitsFor returns an error unless a pool is being deleted and a condition of the pool names the shard.
 func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
 	return has(ctx, l, &v1beta1.NstanceMachinePool{}, pool, func(p *v1beta1.NstanceMachinePool) error {
 		return deletingBecause(p.Status.Conditions, "shard "+shard+", which")
@@ -329,7 +333,7 @@ func (l *lab) empty(ctx context.Context) error {
 	return l.Client.Get(ctx, in(deleted), &corev1.ConfigMap{})
 }
 
-// static returns an error unless the static groups have their configured sizes and no other instances exist in them.
+// static returns an error unless the static groups have their configured sizes and the on-demand group is empty.
 func (l *lab) static(ctx context.Context) error {
 	return errors.Join(l.east.settled(ctx, workers, 2), l.west.settled(ctx, workers, 2),
 		l.east.settled(ctx, guarded, 1), l.east.settled(ctx, spot, 1),
@@ -355,7 +359,7 @@ func (l *lab) withoutGroup(ctx context.Context, group string, shards ...*shard) 
 	return nil
 }
 
-// counts returns an error unless the shard has that many instances of a group, on-demand ones included.
+// counts returns an error unless the shard has "want" instances of a group, on-demand ones included.
 func (s *shard) counts(ctx context.Context, group string, want int) error {
 	instances, err := s.instances(ctx, group)
 	if err == nil && len(instances) != want {

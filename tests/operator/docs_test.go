@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// The pages about Kubernetes, whose commands are tested.
+// These pages are about Kubernetes. Tests run their commands.
 const (
 	deletePage    = "how-to/delete-a-cluster.md"
 	karpenterPage = "how-to/migrate-from-karpenter.md"
@@ -27,10 +27,11 @@ const (
 	startPage     = "start/kubernetes.md"
 )
 
-// documented names the test of each section with shell commands.
+// documented is a table of the sections with shell commands, by page. For each section it has the name of the test.
 var documented = map[string]map[string]struct {
 	test string
-	// instead is what the test does in place of the commands. If empty, it runs them literally.
+	// "instead" describes what the test does in place of the section's commands. If it is empty, the test runs the
+	// commands literally.
 	instead string
 }{
 	deletePage: {
@@ -65,8 +66,8 @@ var (
 	testNames = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 )
 
-// TestDocumentedCommands checks that every section with shell commands is in the table, and that the named test exists
-// and runs the section's commands, unless the table says what it does instead.
+// TestDocumentedCommands checks that the table "documented" has every section with shell commands. The test of the
+// section must exist and must run the section's commands. If "instead" is set, it need not run them.
 func TestDocumentedCommands(t *testing.T) {
 	var source strings.Builder
 	for _, pattern := range []string{"*_test.go", "../delivery/*_test.go"} {

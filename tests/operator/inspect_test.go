@@ -20,7 +20,8 @@ func in(name string) client.ObjectKey { return client.ObjectKey{Namespace: names
 
 func (l *lab) shards() []*shard { return []*shard{l.east, l.west} }
 
-// has reads an object once, without waiting, and returns the error of the function why for that object.
+// has reads an object once, without waiting. It passes the object to the function "why" and returns the error of that
+// function.
 func has[T client.Object](ctx context.Context, l *lab, object T, name string, why func(T) error) error {
 	if err := l.Client.Get(ctx, in(name), object); err != nil {
 		return err
@@ -36,8 +37,8 @@ func condition(conditions []metav1.Condition, kind string, want metav1.Condition
 	return nil
 }
 
-// spread returns an error unless the group has these sizes on the shards, all its instances are healthy, and the
-// objects in Kubernetes agree.
+// spread returns an error unless the group has the given sizes on the shards and all its instances are healthy. The
+// NstanceShardGroups, the NstanceMachinePool, the Machines and the Nodes in Kubernetes must show the same instances.
 func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
 	for s, size := range sizes {
@@ -74,7 +75,7 @@ func (l *lab) spread(ctx context.Context, group string, sizes map[*shard]int) er
 	return l.joined(ctx, group, sizes)
 }
 
-// joined returns an error unless every instance of a group has a ready Node and a Machine that refers to it.
+// joined returns an error unless every instance of a group has a ready Node, and a Machine that refers to this Node.
 func (l *lab) joined(ctx context.Context, group string, sizes map[*shard]int) error {
 	for s := range sizes {
 		instances, err := s.instances(ctx, group)
@@ -107,8 +108,8 @@ func (l *lab) nodeReady(ctx context.Context, name string) error {
 	return fmt.Errorf("node %s is not ready", name)
 }
 
-// machineRuns returns an error unless an NstanceMachine of this name exists with a Machine that Cluster API has matched
-// to the Node.
+// machineRuns returns an error unless the NstanceMachine with the given name has a running Machine. Cluster API must
+// have found the given Node for this Machine.
 func (l *lab) machineRuns(ctx context.Context, name, node string) error {
 	var infra v1beta1.NstanceMachine
 	if err := l.Client.Get(ctx, in(name), &infra); err != nil {
@@ -137,7 +138,7 @@ func (l *lab) gone(ctx context.Context, object client.Object, key client.ObjectK
 	return client.IgnoreNotFound(err)
 }
 
-// left returns an error while an instance still exists on its shard, or still has a Node or a Machine.
+// left returns nil once an instance, its Node and its Machine are gone. Until then it returns an error.
 func (l *lab) left(ctx context.Context, s *shard, id string) error {
 	all, err := s.instances(ctx, "")
 	if err != nil {
@@ -177,7 +178,7 @@ func (l *lab) noMachine(ctx context.Context, instance string) error {
 	return nil
 }
 
-// poolRuns returns an error unless Cluster API reports the MachinePool as Running with that many Nodes.
+// poolRuns returns an error unless Cluster API reports the MachinePool as Running, with "replicas" Nodes.
 func (l *lab) poolRuns(ctx context.Context, name string, replicas int) error {
 	return has(ctx, l, &clusterv1.MachinePool{}, name, func(p *clusterv1.MachinePool) error {
 		if p.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || len(p.Status.NodeRefs) != replicas ||
@@ -224,7 +225,7 @@ func (l *lab) one(t *testing.T, group string, s *shard) string {
 	return ids[0]
 }
 
-// value returns the number, or 0 for nil.
+// value returns the number that n points to, or 0 if n is nil.
 func value(n *int32) int {
 	if n == nil {
 		return 0

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// kindSteps are the documented steps that prepare a kind cluster for an operator on the developer's machine, beginning
-// with the CRDs. They create no ServiceAccount.
+// kindSteps are the steps in the documentation that prepare a kind cluster for an operator on the developer's machine.
+// The first step installs the CRDs. No step creates a ServiceAccount.
 const kindSteps = `
 kubectl apply -k config/crd/
 kubectl create configmap nstance-cluster-ca \
@@ -45,8 +45,8 @@ kubectl create secret generic nstance-operator-nonce \
 --from-literal=nonce.jwt="$NONCE_JWT"
 `
 
-// kindTools are shell functions that replace commands of the steps. kind prints the kubeconfig of the lab's cluster.
-// make builds an nstance-admin that prints a nonce of the lab.
+// kindTools are shell functions with the names of commands in kindSteps. "kind" prints the kubeconfig of the lab's
+// cluster. "make" builds an nstance-admin that prints a nonce of the lab.
 const kindTools = `
 kind() { cat "$LAB_KUBECONFIG"; }
 make() { mkdir -p bin && printf '#!/bin/sh\nprintf %%s "$LAB_NONCE"\n' >bin/nstance-admin && chmod +x bin/nstance-admin; }
@@ -62,7 +62,7 @@ func TestKindSteps(t *testing.T) {
 	l := newLab(t)
 	l.settleServers(t)
 	ctx := t.Context()
-	// Delete what newLab made for an operator in the cluster, because a kind cluster does not have it.
+	// newLab makes these objects for an operator that runs in the cluster. A kind cluster does not have them.
 	for _, o := range []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},
@@ -114,7 +114,7 @@ func TestKindSteps(t *testing.T) {
 		}
 		return nil
 	})
-	// Cluster API's core reaches the cluster with the kubeconfig.
+	// Cluster API's core connects to the cluster with the kubeconfig that the operator makes.
 	await(t, "Cluster API is connected", patience, func(ctx context.Context) error {
 		c := &clusterv1.Cluster{}
 		if err := l.Client.Get(ctx, key, c); err != nil {

@@ -77,8 +77,8 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
-	// oldScript fails without the history of the repository. The error is ignored here, because only TestUpgrade needs
-	// the script. TestUpgrade runs it again and shows the error.
+	// Without the history of the repository, the script fails. The error can be ignored here, because only TestUpgrade
+	// needs the script. TestUpgrade runs the script again and shows the error.
 	_ = exec.CommandContext(ctx, filepath.Join(root, oldScript)).Run()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
 		"./services/cmd/nstance-agent", "./services/cmd/nstance-operator", "./services/cmd/nstance-admin")
@@ -89,8 +89,8 @@ func prepare() error {
 	return nil
 }
 
-// firstPort is the first port of the next lab. In this network namespace all other listeners use ports from 20000 on,
-// or the range for outgoing connections.
+// firstPort is the first port of the next lab. It is below 20000, because all other listeners in this network namespace
+// use ports from 20000 on.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
 // version is a directory of programs, and the repository that they were built from.
@@ -134,14 +134,14 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
-// newLabOf is like newLab, with other shards. The directory's name is short, because the path of a Unix socket may have
-// at most 107 characters.
+// newLabOf is like newLab, with the given setups of the two shards.
 func newLabOf(t *testing.T, east, west setup) *lab {
 	t.Helper()
 	return newLabFrom(t, thisVersion(t), east, west)
 }
 
-// newLabFrom is like newLabOf, with the programs and definitions of a version.
+// newLabFrom is like newLabOf, with the programs and CRDs of a version. The directory of the lab has a short name,
+// because the path of a Unix socket may have at most 107 characters.
 func newLabFrom(t *testing.T, version version, east, west setup) *lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -205,7 +205,8 @@ func serveMetadata(t *testing.T) (service *metadata, url string) {
 	return service, "http://" + listener.Addr().String()
 }
 
-// followEvents starts the background work of the whole test: Nodes, supervisors and watches.
+// followEvents starts what runs in the background until the test ends: simulated kubelets, supervisors of the servers,
+// and watches of instance events.
 func (l *lab) followEvents(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -246,7 +247,8 @@ func (l *lab) permit(t *testing.T) {
 	l.kubectl(t, "apply", "-n", namespace, "-k", filepath.Join(l.root, "services", "operator", "kustomize", "rbac"))
 }
 
-// configure writes the operator's configuration with the addresses of the API server and the shards.
+// configure writes the operator's configuration with the addresses of the API server and the shards. For each address
+// of a shard, "at" returns the address that the operator uses.
 func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s *shard, addr string) string) {
 	t.Helper()
 	config := fmt.Sprintf("cluster_id: %s\ntenant: %s\nshards:\n", clusterID, tenant)
@@ -270,8 +272,8 @@ func (l *lab) configure(ctx context.Context, t *testing.T, url string, at func(s
 func (l *lab) configFile() string         { return filepath.Join(l.dir, "operator.yaml") }
 func (l *lab) operatorKubeconfig() string { return filepath.Join(l.dir, "operator.kubeconfig") }
 
-// operator starts an nstance-operator with the permissions of a real installation. The log's name contains the
-// operator's number.
+// operator starts an nstance-operator with the permissions of a real installation. Its log file is named after the
+// number of operators that the test has started.
 func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
@@ -341,7 +343,7 @@ func (l *lab) kubectl(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// await calls try until it returns no error, and returns the time taken. At the time limit it fails the test.
+// await calls "try" until it returns no error, and returns how long this took. At the time limit it fails the test.
 func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
 	t.Helper()
 	began := time.Now()
