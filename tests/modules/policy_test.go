@@ -575,7 +575,7 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 }
 
 // TestServerReadsOnlyItsSecrets checks the permissions for secrets in a secrets service. Servers may read all secrets
-// of the cluster. They may create only the secrets with the keys of the CA and the workload CA.
+// of the cluster. They may create only those with keys that servers generate.
 func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	for store, names := range map[string]struct{ read, make, write, prefix string }{
 		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret",

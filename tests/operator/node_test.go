@@ -32,7 +32,8 @@ func budget(name string) *policyv1.PodDisruptionBudget {
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
 }
 
-// pod creates a pod on a Node and waits until it runs. If guarded, a PodDisruptionBudget allows no eviction.
+// pod creates a pod on a Node and waits until it runs. If "guarded" is true, a PodDisruptionBudget forbids to evict the
+// pod.
 func (l *lab) pod(ctx context.Context, t *testing.T, name, node string, guarded bool) {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: objectMeta(name), Spec: corev1.PodSpec{NodeSelector: map[string]string{
@@ -148,7 +149,7 @@ func (l *lab) testDeadline(t *testing.T) {
 	if err := client.IgnoreNotFound(l.Client.Delete(ctx, budget("stubborn"))); err != nil {
 		t.Fatal(err)
 	}
-	// The VM's kubelet is gone, so only a forced deletion removes the pod.
+	// The VM's kubelet is gone, so the pod disappears only if it is deleted without a grace period.
 	pod := &corev1.Pod{ObjectMeta: objectMeta("stubborn")}
 	if err := client.IgnoreNotFound(l.Client.Delete(ctx, pod, client.GracePeriodSeconds(0))); err != nil {
 		t.Fatal(err)
@@ -188,8 +189,8 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 				Kind: "NstanceMachine", Name: name}}})
 }
 
-// testMachine creates two individual Machines. One is deleted in Kubernetes. The instance of the other is deleted by
-// the shard.
+// testMachine creates two individual Machines. For the first one, a user deletes the Machine in Kubernetes. For the
+// second one, a client deletes its instance on the shard.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
 	for _, deletedBy := range []string{"kubernetes", "server"} {

@@ -28,8 +28,8 @@ import (
 // crowdSize is the number of pods that request machines at the same time.
 var crowdSize = flag.Int("crowd", 20, "number of pods of TestOnDemandPods/many_pods")
 
-// TestOnDemandPods checks that a machine belongs to the pod that it was created for, without and with the admission
-// policy.
+// TestOnDemandPods checks that a machine belongs to the pod that it was created for. From the subtest "admission" on,
+// the admission policy is in force.
 func TestOnDemandPods(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -77,7 +77,7 @@ func onShard(id string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Annotations[v1beta1.OnDemandShardAnnotation] = id }
 }
 
-// runs returns an error unless a pod has been running since its creation. It stores the name of the pod's Node in node.
+// runs returns an error unless the given pod still exists and runs. It stores the name of the pod's Node in "node".
 func (l *lab) runs(ctx context.Context, pod *corev1.Pod, node *string) error {
 	return has(ctx, l, &corev1.Pod{}, pod.Name, func(p *corev1.Pod) error {
 		if p.UID != pod.UID || !p.DeletionTimestamp.IsZero() || p.Status.Phase != corev1.PodRunning {
@@ -89,7 +89,7 @@ func (l *lab) runs(ctx context.Context, pod *corev1.Pod, node *string) error {
 	})
 }
 
-// belongs returns an error unless a Node is reserved for a pod.
+// belongs returns an error unless a Node is reserved for a pod, by its label and its taint.
 func (l *lab) belongs(ctx context.Context, name string, pod *corev1.Pod) error {
 	node := &corev1.Node{}
 	if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -104,7 +104,8 @@ func (l *lab) belongs(ctx context.Context, name string, pod *corev1.Pod) error {
 	return nil
 }
 
-// settledOnDemand returns an error unless the group "machines" has exactly these instances and Machines.
+// settledOnDemand returns an error unless the group "machines" has exactly the instances and Machines with the given
+// names.
 func (l *lab) settledOnDemand(ctx context.Context, nodes ...string) error {
 	var have []string
 	for _, s := range l.shards() {
@@ -143,7 +144,7 @@ func (l *lab) countEvents(kind nstancev1.InstanceEvent_Type) (n int) {
 	return n
 }
 
-// testTwoPods deletes one of two pods. The other one stays, on its own machine.
+// testTwoPods deletes one of two pods that requested machines. The other pod must continue to run on its own machine.
 func (l *lab) testTwoPods(t *testing.T) {
 	first, second := requestingPod("first"), requestingPod("second")
 	l.create(t.Context(), t, first)
@@ -181,9 +182,9 @@ func (l *lab) removePods(t *testing.T, pods ...*corev1.Pod) {
 	await(t, "no machine is left", patience, func(ctx context.Context) error { return l.settledOnDemand(ctx) })
 }
 
-// awaitSteady waits until check succeeds for five seconds. A single success is not enough: check also succeeds before
-// the operator has seen new pods. The operator may then make a machine for a pod that already runs elsewhere, and must
-// release that machine.
+// awaitSteady waits until check succeeds continuously for five seconds, because a first success may come too early: the
+// operator may not have seen the new pods yet. If such a pod already runs elsewhere, the operator may still make a
+// machine for it, and must delete the machine again.
 func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	since := time.Now()
@@ -198,8 +199,8 @@ func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
 	})
 }
 
-// testGuest puts a pod that tolerates every taint on the machine of another pod. The machine stays until the guest is
-// gone, and the guest is not evicted.
+// testGuest runs a second pod, the guest, on the machine that another pod requested. The guest tolerates every taint.
+// The machine must stay until the guest is gone, and the guest must not be evicted.
 func (l *lab) testGuest(t *testing.T) {
 	owner := requestingPod("owner")
 	l.create(t.Context(), t, owner)
@@ -231,7 +232,7 @@ func (l *lab) testGuest(t *testing.T) {
 	l.removePods(t, guest)
 }
 
-// testChangedMinds checks pods that no longer need the machine that they requested.
+// testChangedMinds creates pods that request a machine and then no longer need it. No machine may remain for them.
 func (l *lab) testChangedMinds(t *testing.T) {
 	elsewhere, gone, undecided := requestingPod("elsewhere", anywhere), requestingPod("gone"),
 		requestingPod("undecided")
@@ -264,8 +265,8 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	l.removePods(t, elsewhere, undecided)
 }
 
-// testNewNode stops the operator while the Node of an on-demand machine registers. The kubelet has the taint from the
-// documentation. Another pod must not run on the Node, but the pod that requested the machine must.
+// testNewNode stops the operator while the Node of an on-demand machine registers. The kubelet gives the Node the taint
+// that the documentation recommends. Only the pod that requested the machine may run on the Node.
 func (l *lab) testNewNode(t *testing.T) {
 	ctx := t.Context()
 	l.tainted.Store(true)
@@ -321,7 +322,8 @@ func (l *lab) testNewNode(t *testing.T) {
 	l.removePods(t, owner, stray)
 }
 
-// testOnDemandAdmission installs the admission policy. A pod without a selector then runs only on its machine.
+// testOnDemandAdmission installs the admission policy. With the policy, a pod that has no node selector runs only on
+// the machine that it requested.
 func (l *lab) testOnDemandAdmission(t *testing.T) {
 	root, err := kube.Root()
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 	elect       = "--leader-elect"
 )
 
-// TestOperator runs one cluster through all parts. Every part restores the initial state: the groups at their first
-// sizes and one leading operator.
+// TestOperator runs its subtests one after the other on one cluster. Each subtest must restore the initial state: the
+// groups have their initial sizes, and one operator leads.
 func TestOperator(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -75,11 +75,11 @@ func (l *lab) settleServers(t *testing.T) {
 	})
 }
 
-// bootstrap starts the operator with only the CA and a nonce.
+// bootstrap starts a new operator, which has nothing but the CA's certificate and a nonce.
 func (l *lab) bootstrap(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	// Without the nonce the operator exits and logs the reason.
+	// If the nonce is missing, the operator must exit and log the reason.
 	nonce := &corev1.Secret{}
 	if err := l.Client.Get(ctx, in("nstance-operator-nonce"), nonce); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,8 @@ func (l *lab) bootstrap(t *testing.T) {
 	l.registered(t)
 }
 
-// registered waits until the operator has its certificate and the Cluster, and gives the Cluster a control plane.
+// registered waits until the operator has stored its certificate and created the Cluster. Then it gives the Cluster a
+// control plane.
 func (l *lab) registered(t *testing.T) {
 	t.Helper()
 	await(t, "registered", patience, func(ctx context.Context) error {
@@ -213,7 +214,7 @@ func (l *lab) restored(t *testing.T, group string, sizes map[*shard]int) {
 	await(t, group+" as it was", patience, func(ctx context.Context) error { return l.spread(ctx, group, sizes) })
 }
 
-// testScale scales up, to an odd number, down, to zero and back, with the real kubectl.
+// testScale changes the replicas of a MachinePool from 4 to 6, 5, 0 and 4 with the real kubectl.
 func (l *lab) testScale(t *testing.T) {
 	for _, step := range []struct{ replicas, east, west int }{{6, 3, 3}, {5, 3, 2}, {0, 0, 0}, {4, 2, 2}} {
 		before := l.ids(t, workers, l.shards()...)
@@ -238,8 +239,8 @@ func (l *lab) testScale(t *testing.T) {
 	}
 }
 
-// testStatic checks that Kubernetes cannot change what the shards' configuration defines, and that a deleted pool comes
-// back.
+// testStatic checks that a user of Kubernetes cannot change what the shards' configuration defines for a static group.
+// If the pool of the group is deleted, the operator must create it again.
 func (l *lab) testStatic(t *testing.T) {
 	ctx := t.Context()
 	for field, patch := range map[string]string{"template": `{"spec":{"template":"other"}}`,
@@ -295,8 +296,8 @@ func (l *lab) testLostVM(t *testing.T) {
 	await(t, "MachinePool Running", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, 4) })
 }
 
-// testUnreachable checks a shard whose server hangs. The operator reports the shard within 35 s, keeps the shard's part
-// of the group, and continues with the other shards.
+// testUnreachable checks a shard whose server is paused. The operator must report the shard within 35 s. It must
+// neither move the shard's instances to the other shard, nor stop to manage the other shard.
 func (l *lab) testUnreachable(t *testing.T) {
 	ctx := t.Context()
 	server := l.west.server()
@@ -390,8 +391,8 @@ func (l *lab) testHandOver(t *testing.T) {
 	}
 }
 
-// notLeading waits until the end of an operator's log mentions the lease. That operator is then a standby that waits
-// for the lease.
+// notLeading waits until the end of an operator's log mentions the lease. This shows that the operator is a standby,
+// which waits for the lease.
 func (l *lab) notLeading(t *testing.T, log string) {
 	t.Helper()
 	await(t, "a standby waits", patience, func(context.Context) error {
@@ -423,7 +424,7 @@ func (l *lab) testLatency(t *testing.T) {
 		if err := l.scale(t.Context(), workers, 4); err != nil {
 			t.Fatal(err)
 		}
-		// The steps after the provider call are not measured. They must finish before the next round.
+		// This round does not measure what happens after the provider call, but must wait for it before the next round.
 		quiet(t, "back", func(ctx context.Context) error {
 			return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.poolRuns(ctx, workers, 4))
 		})

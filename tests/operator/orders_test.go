@@ -16,7 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// orderedKinds maps the letters in deletionOrders to kinds that a user can delete, with the names of the objects.
+// orderedKinds maps the letters in deletionOrders to the kinds of objects that a user can delete. Each entry has the
+// names of the objects that the test deletes.
 var orderedKinds = map[rune]struct {
 	kind  string
 	names []string
@@ -29,7 +30,7 @@ var orderedKinds = map[rune]struct {
 		v1beta1.ShardGroupName(workers, "west")}},
 }
 
-// deletionOrders are orders in which every kind is deleted directly before every other kind.
+// For each pair of kinds, deletionOrders has an order in which the first kind is deleted directly before the second.
 var deletionOrders = []string{"CPGMI", "PIMGC", "ICGPM", "GIPCM", "CIGMP", "PMCGI"}
 
 // TestEveryKindIsDeletedBeforeEveryOther checks that the orders of TestDeletionOrders cover all pairs.
@@ -85,7 +86,8 @@ func (l *lab) testDeletionOrder(t *testing.T, order string) {
 	})
 	steady(t, "it stays so", l.empty)
 	l.unchanged(t, workers, kept, created)
-	// The operator notices a new Cluster immediately. It reads the record of the deletion only every 10 s.
+	// The operator notices a new Cluster immediately, but reads the ConfigMap that records the deletion only every 10
+	// s.
 	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 			Kind: "NstanceCluster", Name: clusterName}}})
@@ -93,8 +95,8 @@ func (l *lab) testDeletionOrder(t *testing.T, order string) {
 	l.unchanged(t, workers, kept, created)
 }
 
-// testDeleteDefinitions deletes Nstance's CRDs, and with them all their objects, while west hangs. Then it installs the
-// CRDs again.
+// testDeleteDefinitions deletes Nstance's CRDs, which deletes all objects of their kinds. Meanwhile, the server of the
+// shard "west" is paused. Then the test installs the CRDs again.
 func (l *lab) testDeleteDefinitions(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	await(t, "the dynamic group runs", patience, func(ctx context.Context) error {

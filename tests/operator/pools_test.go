@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// TestPools makes the mistakes that users make with pools and the operator's Secrets.
+// TestPools tests mistakes that users may make with pools and with the operator's Secrets.
 func TestPools(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -48,7 +48,8 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// testOrphan creates a Machine as Cluster API does for an NstanceMachine that is deleted at the same time.
+// testOrphan creates a Machine whose NstanceMachine does not exist. Cluster API creates such a Machine if the
+// NstanceMachine is deleted at the same moment.
 func (l *lab) testOrphan(t *testing.T) {
 	const orphan = "wrk01k1bnbb2we2dbk3cgk8v7tz41"
 	none, pool := "", &clusterv1.MachinePool{}
@@ -75,8 +76,8 @@ func (l *lab) testOrphan(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testSecrets deletes the Secrets of the operator's identity. The operator writes them again. A restarted operator uses
-// the new Secrets.
+// testSecrets deletes the Secrets with the operator's key and certificate. The operator must write them again. After a
+// restart, it must use the new Secrets.
 func (l *lab) testSecrets(t *testing.T) {
 	names := []string{"nstance-operator-key", "nstance-operator-cert"}
 	before := map[string]map[string][]byte{}
@@ -125,8 +126,8 @@ func (l *lab) hasEvent(ctx context.Context, reason, kind, name string) error {
 	return fmt.Errorf("no event %s about %s %s", reason, kind, name)
 }
 
-// testShared creates two MachinePools for one NstanceMachinePool, and deletes the second. Then the admission policy
-// refuses another one.
+// testShared creates two MachinePools for one NstanceMachinePool, and deletes the second. With the admission policy,
+// the API server must refuse a second MachinePool.
 func (l *lab) testShared(t *testing.T) {
 	ctx := t.Context()
 	const first, second = "first", "second"
@@ -190,8 +191,8 @@ func (l *lab) testShared(t *testing.T) {
 	})
 }
 
-// testDeleteStatic deletes the MachinePool of a static group while the Cluster lives. No instance and no Node is
-// replaced.
+// testDeleteStatic deletes the MachinePool of a static group while the Cluster is not being deleted. No instance and no
+// Node may be replaced.
 func (l *lab) testDeleteStatic(t *testing.T) {
 	ctx := t.Context()
 	kept, created := l.ids(t, workers, l.shards()...), l.countCreations()
@@ -252,7 +253,8 @@ func (l *lab) testDeleteStaticWithMachine(t *testing.T) {
 	})
 }
 
-// unchanged fails the test if a group has other instances than before, or if any instance was created.
+// unchanged fails the test unless a group has the same instances as before. It also fails the test if the shards have
+// made more create calls than "created".
 func (l *lab) unchanged(t *testing.T, group string, before []string, created int) {
 	t.Helper()
 	if after := l.ids(t, group, l.shards()...); !slices.Equal(before, after) {

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// model is the state that the random steps so far should lead to.
+// model is the state that the shards and Kubernetes should reach after the random steps so far.
 type model struct {
 	pools   map[string]*poolModel
 	singles map[string]string // The shards of single Machines.
@@ -30,9 +30,10 @@ type poolModel struct {
 	replicas   int
 	static     bool
 	configured int // The size of a static group in the shards' configuration.
-	// frozen is true if the pool is deleted and imported again in this round, so that changes to it may be lost.
+	// frozen is true if the pool was deleted in this round of the test and is imported again. Changes to the pool may
+	// then be lost.
 	frozen bool
-	// headless is true if the NstanceMachinePool was deleted and its MachinePool remains.
+	// headless is true if the NstanceMachinePool was deleted, but its MachinePool still exists.
 	headless bool
 }
 
@@ -92,7 +93,7 @@ func (s *sequence) listSecrets(ctx context.Context) (names []string) {
 	return names
 }
 
-// converged returns an error unless the shards and Kubernetes are what the model asks for.
+// converged returns an error unless the state of the shards and of Kubernetes is the state in the model.
 func (s *sequence) converged(ctx context.Context) error {
 	instances := map[string]*nstancev1.InstanceStatus{}
 	counts, sizes, healthy := map[string]int{}, map[string]int{}, map[string]int{}
@@ -151,7 +152,8 @@ func (s *sequence) onlyStatic(groups map[string]int) error {
 	return nil
 }
 
-// secretsAre returns an error unless the namespace has the same Secrets as at the start, without the given ones.
+// secretsAre returns an error unless the namespace has the same Secrets as at the start of the test, except the Secrets
+// in "without".
 func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	want := slices.DeleteFunc(slices.Clone(s.secrets), func(name string) bool { return slices.Contains(without, name) })
 	if have := s.listSecrets(ctx); !slices.Equal(have, want) {
@@ -183,8 +185,7 @@ func (s *sequence) nodesMatch(ctx context.Context, instances map[string]*nstance
 	return nil
 }
 
-// onlyAskedFor returns an error if there is a dynamic group that the model does not ask for, or an object of such a
-// group's pool.
+// onlyAskedFor returns an error if a dynamic group exists that is not in the model, or if an object of its pool exists.
 func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) error {
 	for _, name := range dynamicNames {
 		one := s.model.pools[name]
@@ -208,8 +209,8 @@ func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) erro
 	return nil
 }
 
-// requestsMet returns an error unless all individual machines exist, all pods that request a machine run, and there is
-// exactly one instance for each of them.
+// requestsMet returns an error unless all Machines that belong to no pool exist, and all pods that request a machine
+// run. Each of these Machines and pods must have one instance, and there must be no others.
 func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	want := 0
 	for _, name := range s.model.podNames() {
@@ -228,7 +229,8 @@ func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	}
 	for name, shard := range s.model.singles {
 		err := s.Client.Get(ctx, in(name), &clusterv1.Machine{})
-		// A new leader refuses an ID that its predecessor had begun to use. The operator then deletes the Machine.
+		// If the shard's leader has changed, the new leader may refuse an instance ID that the previous leader used for
+		// an unfinished create. The operator then deletes the Machine.
 		if apierrors.IsNotFound(err) && s.disturbed[shard] {
 			s.record("machine", name+" was removed")
 			delete(s.model.singles, name)
@@ -245,7 +247,8 @@ func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	return nil
 }
 
-// machinesMatch returns an error unless every instance has one NstanceMachine and one Machine, and the other way round.
+// machinesMatch returns an error unless every instance has exactly one NstanceMachine and one Machine, and each of
+// these has an instance.
 func (s *sequence) machinesMatch(ctx context.Context, instances map[string]*nstancev1.InstanceStatus) error {
 	var all clusterv1.MachineList
 	var infra v1beta1.NstanceMachineList

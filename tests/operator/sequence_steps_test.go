@@ -71,7 +71,7 @@ func (s *sequence) done(err error) bool {
 	return false
 }
 
-// pick returns a random name, "" if there is none.
+// pick returns a random name of the list, or "" if the list is empty.
 func (s *sequence) pick(names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -180,8 +180,8 @@ func (s *sequence) changeSizeOnShard() string {
 	return fmt.Sprintf("change the size of %s on %s to %d (%v)", name, at.id, n, err)
 }
 
-// deleteObject deletes an object of a random kind. It changes the model as the documentation says, including for
-// objects that are deleted with it.
+// deleteObject deletes an object of a random kind. In the model, it also makes all changes that such a deletion causes
+// according to the documentation.
 func (s *sequence) deleteObject() string {
 	name := s.pick(slices.Sorted(maps.Keys(s.model.pools)))
 	var object client.Object
@@ -212,8 +212,8 @@ func (s *sequence) deleteObject() string {
 			break
 		}
 		if unseen {
-			// Cluster API had not seen the MachinePool yet, so it does not delete the NstanceMachinePool. Delete it
-			// here.
+			// Cluster API had not seen the MachinePool yet, so it does not delete the NstanceMachinePool. The test
+			// deletes it instead.
 			what += " and its NstanceMachinePool"
 			s.done(s.Client.Delete(s.t.Context(), &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name)}))
 		}
@@ -262,7 +262,7 @@ func (s *sequence) poolMachine(pool string) *clusterv1.Machine {
 	return &list.Items[s.random.IntN(len(list.Items))]
 }
 
-// deletePoolMachine deletes a Machine of a pool. The Machine is replaced.
+// deletePoolMachine deletes a Machine of a pool. Nstance must then replace the Machine.
 func (s *sequence) deletePoolMachine() string {
 	name := s.pick(s.model.livePools())
 	if name == "" || s.model.ended {
@@ -276,7 +276,8 @@ func (s *sequence) deletePoolMachine() string {
 	return "delete Machine " + machine.Name + " of " + name
 }
 
-// scaleDownLikeAutoscaler marks a Machine and lowers the replicas of its pool.
+// scaleDownLikeAutoscaler marks a Machine for deletion and lowers the replicas of its pool, like the cluster
+// autoscaler.
 func (s *sequence) scaleDownLikeAutoscaler() string {
 	name := s.pick(s.model.livePools())
 	if name == "" || s.model.pools[name].replicas == 0 || s.model.ended {
@@ -380,7 +381,7 @@ func (s *sequence) continueShard() string {
 	return id + " continues"
 }
 
-// proceed continues the shard that hangs, if there is one.
+// proceed makes the paused server of a shard continue, if a server is paused.
 func (s *sequence) proceed() {
 	if s.hanging == nil {
 		return
@@ -390,7 +391,7 @@ func (s *sequence) proceed() {
 	s.hanging = nil
 }
 
-// deleteCluster deletes the Cluster. Until the end of the round nothing may be created.
+// deleteCluster deletes the Cluster. From then on until the end of the round, no instance may be created.
 func (s *sequence) deleteCluster() string {
 	if s.model.ended {
 		return ""

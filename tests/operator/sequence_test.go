@@ -29,11 +29,12 @@ var (
 const (
 	// roundSteps is the number of steps before the invariants of a converged state are checked.
 	roundSteps = 25
-	// reaction is the time within which a deletion reaches a shard that answers. Later creations break an invariant.
+	// reaction is the time that a deletion may take to reach a shard that answers. If the shard creates an instance of
+	// the deleted group after that time, the test fails.
 	reaction = 5 * time.Second
 	// convergence is the limit for the end of a round. A Machine without instance is removed after a minute.
 	convergence = 4 * time.Minute
-	// stillness is the time without a write after which a converged operator counts as quiet.
+	// stillness is the time for which an operator must not have written anything to count as quiet.
 	stillness = 2 * time.Second
 )
 
@@ -44,9 +45,9 @@ const (
 //
 // After every round, when everything answers again:
 //
-//   - every group has the size that was asked for;
+//   - every group has the size in the test's model;
 //   - every Machine has an instance, every instance a Node, and nothing of a deleted object is left;
-//   - no pod was evicted from a Node that stayed;
+//   - no pod was evicted from a Node that still exists;
 //   - the operator stops writing to the API server.
 func TestSequence(t *testing.T) {
 	if testing.Short() {
@@ -89,7 +90,7 @@ func TestSequence(t *testing.T) {
 		*sequenceSeed, s.step-1, l.countCreations(), len(l.operators)-1, s.evictions, s.slowest.Seconds())
 }
 
-// sequence is one run of TestSequence, with all that its checks need.
+// sequence is the state of one run of TestSequence and of its checks.
 type sequence struct {
 	*lab
 	t       *testing.T
@@ -99,7 +100,7 @@ type sequence struct {
 	model   model
 	hanging *shard
 	freed   map[*shard]time.Time // When a shard continued after it hung.
-	// deletions maps each deleted group to the time of its deletion. Since then it may not create instances.
+	// deletions has the time at which each deleted group was deleted. A deleted group may not create instances.
 	deletions map[string]time.Time
 	seen      map[*shard]int    // The number of inspected events of a shard.
 	nodes     map[string]string // The Nodes of running pods, by the pod's name.
@@ -148,7 +149,8 @@ func (s *sequence) takeWrites() []string {
 	return out
 }
 
-// configureOperator writes the operator's configuration. The token in its kubeconfig lasts an hour.
+// configureOperator writes the operator's configuration and a kubeconfig. The kubeconfig contains a new token, because
+// such tokens are valid for only an hour.
 func (s *sequence) configureOperator() {
 	s.t.Helper()
 	s.configure(s.t.Context(), s.t, s.url, func(_ *shard, addr string) string { return addr })
@@ -189,7 +191,7 @@ func (s *sequence) inspect() {
 	}
 }
 
-// inspectEvent fails the test if an instance is created after a deletion.
+// inspectEvent fails the test if a group creates an instance although the group was deleted.
 func (s *sequence) inspectEvent(at *shard, event *nstancev1.InstanceEvent) {
 	s.t.Helper()
 	group, id := event.GetInstance().GetGroup(), event.GetInstance().GetInstanceId()
@@ -198,7 +200,8 @@ func (s *sequence) inspectEvent(at *shard, event *nstancev1.InstanceEvent) {
 	if event.GetType() != nstancev1.InstanceEvent_TYPE_CREATING || !deleted {
 		return
 	}
-	// When a hanging shard continues, it still processes requests from before the deletion.
+	// A paused server continues with the requests that it got before the pause, so its time for the reaction begins
+	// when it continues.
 	if freed := s.freed[at]; freed.After(since) {
 		since = freed
 	}
@@ -215,7 +218,7 @@ func (s *shard) eventsFrom(n int) []*nstancev1.InstanceEvent {
 	return slices.Clone(s.events[min(n, len(s.events)):])
 }
 
-// inspectPods records the Nodes of pods, and the pods that were deleted, but not by the test.
+// inspectPods records the Nodes of the running pods, and finds pods that were deleted by another client than the test.
 func (s *sequence) inspectPods() {
 	s.t.Helper()
 	var list corev1.PodList
@@ -242,7 +245,8 @@ func (s *sequence) inspectPods() {
 	}
 }
 
-// finishRound lets everything answer again, waits until the state has converged, and checks it.
+// finishRound lets the paused server and the paused pools continue. It waits until the state has converged, and checks
+// it.
 func (s *sequence) finishRound() {
 	s.t.Helper()
 	s.record("round", "ends")
@@ -275,7 +279,8 @@ func (s *sequence) finishRound() {
 	s.startRound()
 }
 
-// until calls try until it returns no error, and checks the invariants meanwhile. At the time limit it fails the test.
+// until calls "try" until it returns no error. Between the calls it checks the invariants. At the time limit it fails
+// the test.
 func (s *sequence) until(what string, within time.Duration, try func(context.Context) error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)

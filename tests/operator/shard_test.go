@@ -41,7 +41,7 @@ const (
 	encryptionKey = "thisisatest32bytekey123456789012" // A test key that protects nothing.
 )
 
-// Static groups of the shards' configuration.
+// The configuration of the shards has these static groups.
 const (
 	workers  = "workers"  // On both shards, two instances each, drained within a minute.
 	guarded  = "guarded"  // On east only, one instance, drained within ten seconds.
@@ -67,8 +67,8 @@ func (b *bucket) state(shard string) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// newBucket makes a bucket with a CA and a nonce key. Like the rest of the cluster, nstance-admin may be of an earlier
-// version.
+// newBucket makes a bucket with a CA and a nonce key. It runs the nstance-admin in the directory bin, which may be of
+// an earlier version.
 func newBucket(ctx context.Context, dir, bin string) (*bucket, error) {
 	b := &bucket{dir: dir, bin: bin}
 	if _, err := b.admin(ctx, "init"); err != nil {
@@ -94,7 +94,7 @@ func (b *bucket) admin(ctx context.Context, command string, flags ...string) (st
 	return string(out), nil
 }
 
-// credentials returns the CA's certificate and a nonce, which are all that an operator gets.
+// credentials returns the CA's certificate and a nonce. A new operator gets nothing else.
 func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err error) {
 	if ca, err = os.ReadFile(filepath.Join(b.dir, "cluster", "ca.crt")); err != nil {
 		return nil, "", err
@@ -103,8 +103,8 @@ func (b *bucket) credentials(ctx context.Context) (ca []byte, nonce string, err 
 	return ca, nonce, err
 }
 
-// shard is a server, its VMs, and the test's own connection to it. Each VM is a window of a tmux server with a real
-// agent.
+// shard is a server, its VMs, and the test's own connection to the server. Each VM is a window of tmux in which a real
+// agent runs.
 type shard struct {
 	nstancev1.OperatorServiceClient
 	id, dir string
@@ -121,13 +121,15 @@ type shard struct {
 
 func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// setup is what one shard has in a test: changes of the example's configuration, and variables of the server.
+// setup tells how to set up one shard. It has the changes to the example's configuration, and additional environment
+// variables of the server.
 type setup struct {
 	change func(*config.Shard)
 	env    []string
 }
 
-// newShard writes the shard's configuration and starts its server. first is the first of the server's ports.
+// newShard writes the shard's configuration and starts its server. The server uses five consecutive ports from "first"
+// on.
 func newShard(ctx context.Context, id, dir, bin string, first int32, b *bucket, of setup) (*shard, error) {
 	s := &shard{id: id, dir: dir, bin: bin, env: of.env, bucket: b}
 	for i := range 5 {
@@ -337,7 +339,7 @@ func (s *shard) settled(ctx context.Context, group string, size int) error {
 	return nil
 }
 
-// kill ends a VM like a power failure.
+// kill ends a VM at once, as a power failure would.
 func (s *shard) kill(id string) error {
 	raw, err := os.ReadFile(filepath.Join(s.dir, "vms", id, "vm.json"))
 	if err != nil {
@@ -363,7 +365,7 @@ func (s *shard) tails(t *testing.T) {
 }
 
 // metadata simulates the EC2 metadata service. The instances of the group "spot" get its address in the variable
-// AWS_EC2_METADATA_SERVICE_ENDPOINT. The first part of the path is the instance ID.
+// AWS_EC2_METADATA_SERVICE_ENDPOINT. The path in a request begins with the ID of the instance that asks.
 type metadata struct {
 	mu      sync.Mutex
 	notices map[string]time.Time
@@ -377,7 +379,7 @@ func (m *metadata) notify(instance string, end time.Time) {
 	m.notices[instance] = end
 }
 
-// watched reports whether an instance has ever asked for a termination notice.
+// watched reports whether an instance has asked the metadata service for a termination notice at least once.
 func (m *metadata) watched(instance string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,9 +15,9 @@ import (
 // oldScript builds an earlier version and prints its directory.
 const oldScript = "scripts/old.sh"
 
-// TestUpgrade runs the operators of an earlier version and of this one against servers of both versions. At first every
-// program is of the earlier version, including those that wrote the bucket. Each operator scales a pool up and down.
-// Beyond this scaling, no instance may be created. So no instance is replaced.
+// TestUpgrade runs the operators of an earlier version and of this one against servers of both versions. The bucket
+// comes from the earlier version, and at first all programs are of this version. Each operator scales a pool up and
+// down. There may be no other creations than for this scaling, which shows that no instance was replaced.
 func TestUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -62,7 +62,8 @@ func TestUpgrade(t *testing.T) {
 	l.works(t, "old operator, new servers, after the new operator")
 }
 
-// startOperator installs the definitions and permissions of a version, and its operator in place of the one that runs.
+// startOperator installs the CRDs and permissions of a version. It stops the operator that runs, and starts the
+// operator of that version.
 func (l *lab) startOperator(t *testing.T, of version) {
 	t.Helper()
 	l.version = of

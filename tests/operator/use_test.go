@@ -50,7 +50,8 @@ func TestUse(t *testing.T) {
 }
 
 // testAutoscaler scales down as the cluster autoscaler does. Exactly the instances of the drained nodes must be
-// deleted. The test drains the newest nodes, because a server without the autoscaler's choice would delete the oldest.
+// deleted. The test drains the newest nodes: a server that ignored the autoscaler's choice would delete the oldest
+// ones.
 func (l *lab) testAutoscaler(t *testing.T) {
 	ctx := t.Context()
 	l.runSteps(t, startPage, "Scale with the cluster autoscaler")
@@ -95,13 +96,14 @@ func (l *lab) testAutoscaler(t *testing.T) {
 	})
 }
 
-// autoscalerRemoves makes the calls of the cluster autoscaler and its provider clusterapi for one node: it taints the
-// node, finds the Machine of the node's provider ID, marks the Machine, and lowers the replicas by one.
+// autoscalerRemoves makes the calls of the cluster autoscaler and its provider clusterapi for one node. It taints the
+// node, and finds the Machine by the node's provider ID. Then it marks the Machine for deletion and lowers the replicas
+// by one.
 func (l *lab) autoscalerRemoves(t *testing.T, pool, name string) {
 	t.Helper()
 	ctx := t.Context()
 	var node corev1.Node
-	// Other clients write Nodes and Machines too. The autoscaler tries again after a conflict.
+	// Other clients change Nodes and Machines too, so an update may conflict. The autoscaler then tries again.
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
 			return err
@@ -193,7 +195,8 @@ func (l *lab) testApply(t *testing.T) {
 		}
 		return nil
 	}
-	// An empty owner is not checked, because a number of replicas that Cluster API set has no owner.
+	// replicas checks the number of replicas and which client owns the field. It does not check an empty owner, because
+	// the field has no owner after Cluster API has set it.
 	replicas := func(want int32, owner string) {
 		t.Helper()
 		mp := &clusterv1.MachinePool{}
@@ -219,8 +222,8 @@ func (l *lab) testApply(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A manifest with replicas owns the field. After a change by the autoscaler, applying the manifest is a conflict. A
-	// forced apply restores the manifest's number.
+	// If a manifest sets the replicas, the client that applies it owns the field. After the autoscaler has changed the
+	// replicas, applying the manifest again fails with a conflict. A forced apply restores the number in the manifest.
 	if err := apply("replicas: 2", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -234,8 +237,8 @@ func (l *lab) testApply(t *testing.T) {
 		t.Error(err)
 	}
 	replicas(2, "fleet Apply")
-	// A manifest without replicas, applied after one with replicas, gives up the field. The autoscaler's annotations
-	// make Cluster API keep the number.
+	// If the next manifest has no replicas, the client no longer owns the field. The autoscaler's annotations make
+	// Cluster API keep the present number.
 	if err := apply("", limits); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +249,7 @@ func (l *lab) testApply(t *testing.T) {
 	}
 	replicas(3, "")
 	l.restored(t, applied, l.both(2, 1))
-	// If the manifest has no annotations either, Cluster API sets the replicas to 1.
+	// If the manifest has neither replicas nor annotations, Cluster API sets the replicas to 1.
 	if err := errors.Join(apply("replicas: 3", "", "--force-conflicts"), apply("", "")); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/contract"
 )
 
-// install installs the packages, and checks what they contain, as the administrator of a machine.
+// install is a script for the administrator of a machine. It installs the packages and checks their contents.
 const install = `#!/bin/sh
 set -eu
 rmdir /etc/nstance # every machine of the tests has it
@@ -30,7 +30,8 @@ getent passwd nstance-server | grep -q ':/nonexistent:/usr/sbin/nologin$'
 tar -xzf /srv/nstance.tar.gz --strip-components=1 -C /usr/local/bin --wildcards '*/nstance-admin'
 `
 
-// boot makes a cluster in a directory and starts the server of its shard with the package's unit.
+// boot is a boot script. It makes a cluster whose bucket is a directory, and starts the server of the cluster's shard
+// with the unit in the package.
 const boot = `#!/bin/sh
 set -eu
 install -d -o nstance-server -g nstance-server -m 0700 /var/cache/nstance-server

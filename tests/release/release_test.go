@@ -1,5 +1,6 @@
-// Package release builds a release and installs it as a user would, with nothing but the files of the release:
-// signatures, packages, Terraform's provider and modules from a registry, the chart. scripts/release-check.sh runs it.
+// Package release builds a release and installs it as a user would, with nothing but the files of the release. It
+// checks the signatures, the packages, the chart, and Terraform's provider and modules, which it serves like a
+// registry. scripts/release-check.sh runs it.
 package release
 
 import (
@@ -141,8 +142,8 @@ func files(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// testContents verifies the list of files, the versions that the programs print, the provenance, and a bill of
-// materials.
+// testContents checks which files a release has, which versions the programs print, and one bill of materials. It also
+// checks the statement of provenance.
 func (d *dist) testContents(t *testing.T) {
 	arch := runtime.GOARCH
 	rpm := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
@@ -222,7 +223,8 @@ func (d *dist) testContents(t *testing.T) {
 	}
 }
 
-// testSignatures runs the commands of docs/contributing/releases.md. After a change of a file, they must fail.
+// testSignatures runs the commands of docs/contributing/releases.md that verify a release. If a file was changed, the
+// commands must fail.
 func (d *dist) testSignatures(t *testing.T) {
 	provider := "terraform-provider-nstance_" + number + "_SHA256SUMS"
 	verify := func(dir string) error {

@@ -33,7 +33,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// The hosts that the CLIs ask for the provider and the modules.
+// The CLIs ask these hosts for the provider and the modules.
 var registries = []string{"registry.opentofu.org", "registry.terraform.io"}
 
 const github = "github.com"
@@ -139,12 +139,13 @@ func startGCP(t *testing.T) (map[string]string, []byte, []string) {
 		[]string{"project=" + fakegcp.Project}
 }
 
-// mirror writes a CLI configuration that takes the clouds' providers from this machine, and no other provider.
+// mirror writes a CLI configuration. With it, the CLIs take the providers of the clouds from this machine. They must
+// download this project's provider.
 func (d *dist) mirror(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	// scripts/tf-env.sh needs a build of this repository's provider. The test uses only the other providers in the
-	// configuration that the script writes.
+	// scripts/tf-env.sh needs a build of this repository's provider, but the test does not use this build. It uses what
+	// the script writes about the other providers.
 	archive, err := zip.OpenReader(filepath.Join(d.dir, fmt.Sprintf("terraform-provider-nstance_%s_linux_%s.zip",
 		number, runtime.GOARCH)))
 	if err != nil {
@@ -181,9 +182,9 @@ func (d *dist) mirror(t *testing.T) string {
 	return config
 }
 
-// serve takes the place of the registries and of the host of the releases, with the files of the release under test. It
-// returns the URL of a proxy that leads only to these hosts, the hosts' root certificate, and the paths that were
-// requested.
+// serve serves the files of the release under test, as the registries and the download host would. It returns the URL
+// of a proxy that connects to these hosts only, and the root certificate of the hosts. The function "asked" returns the
+// hosts and paths that were requested.
 func (d *dist) serve(t *testing.T) (proxy string, roots []byte, asked func() map[string]bool) {
 	t.Helper()
 	requests := make(chan map[string]bool, 1)
@@ -272,7 +273,8 @@ func (d *dist) registry(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// certify makes a certificate for hosts, and returns its root certificate.
+// certify makes a certificate for hosts. It returns the certificate with its key, and the root certificate that
+// verifies it.
 func certify(t *testing.T, hosts []string) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

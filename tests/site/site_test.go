@@ -24,7 +24,8 @@ var (
 	chromium = flag.String("chromium", "", "path of Chromium, which TestSearch needs")
 )
 
-// repository is the beginning of links to files of the repository that are not pages of the site.
+// repository is the prefix of links to the repository's files. Pages of the site use such links for files that are not
+// part of the site.
 const repository = "https://github.com/nstance-kit/nstance/blob/main/"
 
 // page is what the checks need of an HTML page.
@@ -80,8 +81,8 @@ func read(t *testing.T) map[string]page {
 	return pages
 }
 
-// TestLinks verifies that every link within the site leads to a file and, with a fragment, to an element of it. Links
-// to the repository must name files of this clone.
+// TestLinks verifies that every link within the site leads to a file. If the link has a fragment, the file must have an
+// element with this ID. Links to the repository must lead to files of this clone.
 func TestLinks(t *testing.T) {
 	pages := read(t)
 	links := 0

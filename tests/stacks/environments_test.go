@@ -16,9 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// environments applies the example with two environments side by side in one account. Destroying staging must not
-// change production, and production must refuse to be destroyed while it is protected. A destroyed environment can be
-// applied again.
+// environments applies the example with two environments in one account, staging and production. Destroying staging
+// must not change production. While production is protected, its destruction must be refused. A destroyed environment
+// can be applied again.
 func environments(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	// Make the example's bucket for the Terraform state. It exists before and after the environments.
@@ -101,8 +101,8 @@ func environment(t *testing.T, l *lab.Lab, name string, workers int, protected b
 	return stack, f
 }
 
-// checkStateLock checks that a second apply of an environment is refused while one runs, and that the other environment
-// has a lock of its own.
+// checkStateLock checks that a second apply of an environment is refused while the first one runs. It also checks that
+// the other environment has its own lock.
 func checkStateLock(t *testing.T, applied, other *lab.Stack) {
 	t.Helper()
 	// The two commands use named pipes, so that each side waits until the other opens the pipe.
@@ -150,7 +150,8 @@ resource "terraform_data" "hold" {
 	}
 }
 
-// override adapts an environment to this cloud: its images, its processor architecture, and frequent reports of agents.
+// override adapts an environment to the fake cloud: its images, its processor architecture, and frequent reports of the
+// agents.
 func override(workers int, protected bool) string {
 	return fmt.Sprintf(`
 module "fleet" {

@@ -65,7 +65,7 @@ func (c *cloud) applyEnvironment(t *testing.T, name, zone string, protected bool
 	return stack, s
 }
 
-// environmentIn returns the override file of an environment. The state is in the stack's directory.
+// environmentIn returns the override file of an environment. With it, the CLI keeps the state in a local file.
 func environmentIn(zone string, protected bool) string {
 	return fmt.Sprintf(`
 terraform {
