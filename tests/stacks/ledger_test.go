@@ -127,8 +127,8 @@ func policyActions(t *testing.T, l *lab.Lab, role string) (actions []string) {
 	return actions
 }
 
-// checkOperations compares the calls with the fake's list of operations. The fake must not implement operations that
-// are no longer called.
+// checkOperations compares the calls with the fake's list of operations. The fake must not implement an operation that
+// no test calls any more.
 func (b *ledger) checkOperations(t *testing.T) {
 	callers, err := fakeaws.CalledOperations()
 	if err != nil {

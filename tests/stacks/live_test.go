@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// live changes the network of a shard that runs. Each step changes the configuration, reads the plan, applies it, and
-// checks that the VMs kept running.
+// live changes the network of a running shard. Each step changes the configuration, reads the plan and applies it. It
+// then checks that the VMs kept running.
 func live(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
@@ -35,7 +35,7 @@ func live(t *testing.T, calls *ledger) {
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
-	// network replaces the subnets of the example, and names the shard independently of its zone.
+	// network replaces the subnets in the example. It also sets the shard's name, which otherwise depends on the zone.
 	network := func(zone, public, servers string, workers ...string) {
 		lists := make([]string, len(workers))
 		for i, cidr := range workers {
@@ -78,7 +78,7 @@ module "shard" {
 	first := f.workers()[0].Subnet
 	f.refused(t, stack)
 
-	// The first subnet is full, so that the third VM is in the second subnet.
+	// The test fills the first subnet, so that the third VM is in the second one.
 	release := f.fill(t, first)
 	network(zone, public, servers, small, large)
 	vars["worker_count"] = 3
@@ -95,7 +95,7 @@ module "shard" {
 		t.Fatalf("%d VMs in the second subnet, want 1: %v", len(moved), f.workers())
 	}
 
-	// A subnet with a VM is removed. The VM leaves it first, and no other VM is replaced.
+	// The second subnet is removed from the pool. The VM in it must be replaced first, and no other VM may be replaced.
 	unharmed := f.watchFleet(t, 3)
 	network(zone, public, servers, small)
 	if code, output := stack.Plan(t); code != 2 ||
@@ -146,7 +146,7 @@ module "shard" {
 		t.Errorf("a plan after the change of the zone finds changes (exit code %d):\n%s", code, output)
 	}
 
-	// The mistakes below must fail at plan. One plan reports several of them.
+	// Plan must find each of the mistakes below. A plan with several of them must report them all.
 	const nobody = "999999999999"
 	for _, wrong := range []struct {
 		vars map[string]any
@@ -177,8 +177,8 @@ module "shard" {
 	}
 	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
 
-	// A destroy that fails to delete the bucket must keep the encryption key of the bucket's secrets. The next destroy
-	// succeeds.
+	// If a destroy fails to delete the bucket, it must keep the key that encrypts the secrets in the bucket. Then
+	// another destroy must succeed.
 	calls.addPolicies(t, l, "live")
 	interrupted := fault.Match{Service: "s3", Action: "DeleteBucket"}
 	l.Cloud.Faults().Fail(interrupted, fault.Forever, http.StatusForbidden, "AccessDenied", "Access Denied")
@@ -196,12 +196,12 @@ module "shard" {
 	}
 }
 
-// missingSecret is the secret of a configuration that the leader must refuse. The leader's role may not read it.
+// missingSecret is a secret that the leader's role may not read. The leader must refuse a configuration that uses it.
 const missingSecret = "no-such-secret"
 
-// refused lets the provider reach the leader, and applies two mistakes that the plan cannot find. The first is a key
-// that does not exist, which the leader refuses. The second is an image that does not exist, from which the leader
-// cannot create VMs. Each apply must report the error, and no VM may be replaced.
+// refused applies two mistakes that the plan cannot find. For this, the provider connects to the leader. The first
+// mistake is a secret that does not exist, so the leader refuses the configuration. The second is an image that does
+// not exist, so the leader cannot create VMs. Each apply must report the error, and no VM may be replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")
@@ -241,7 +241,8 @@ module "shard" {
 	stack.Write(t, "operator_override.tf", "")
 }
 
-// moved waits until all servers are in a zone, the leader answers at an address, and all VMs know this address only.
+// moved waits until all servers are in the zone and the leader answers at the address. It also waits until the VMs know
+// only this address.
 func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
 	t.Helper()
 	if stack.Output(t, "shard", &f.shard); f.shard.LeaderIP != address {
@@ -265,7 +266,7 @@ func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
 	})
 }
 
-// kept checks that the VMs in a list still run, except for those in a second list, gone.
+// kept checks that the VMs in "before" still run, except those in "gone".
 func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
 	t.Helper()
 	now := ids(f.workers())

@@ -48,8 +48,8 @@ func multiAZ(t *testing.T, calls *ledger) {
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
-	// The zone in the middle is removed. No resource of the other zones is renumbered, and none of their VMs is
-	// replaced. The AWS provider replaces the load balancer.
+	// The second of three zones is removed. The resources of the other zones must keep their numbers, and none of their
+	// VMs may be replaced. The AWS provider replaces the load balancer.
 	var kept []*fleet
 	var before [][]ec2.InstanceView
 	for name, s := range shards {

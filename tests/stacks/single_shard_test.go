@@ -32,7 +32,7 @@ import (
 
 const soon = scenario.Soon
 
-// readyTimeout is how long a new server may take to become ready, in seconds. Servers need only a few.
+// readyTimeout is how many seconds a new server may take to become ready. Usually it takes a few seconds.
 const readyTimeout = 40
 
 // shard is the module's output "shard".
@@ -49,7 +49,7 @@ type fleet struct {
 	cluster string
 	shard   shard
 	key     string
-	// keySource is the ARN of the secret or parameter with the key.
+	// keySource is the ARN of the secret or the parameter that contains the encryption key.
 	keySource string
 	bucket    string
 	state     *clusterstate.State
@@ -101,7 +101,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.open(t, stack)
 	f.installsOperator(t, stack)
 
-	// apply returned only after a leader had the shard's fixed address.
+	// apply returns only when a leader has the shard's fixed address, so the address can be used at once.
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	f.reached(t)
@@ -111,7 +111,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 	f.refresh(t)
 
-	// A server that shuts down on request detaches the leader interface before it releases the lock.
+	// When a server is asked to stop, it detaches the leader interface before it releases the lock.
 	detached := f.count("DetachNetworkInterface")
 	if out, err := f.Machines.Exec(f.servers()[0].ID, "systemctl", "restart", "nstance-server"); err != nil {
 		t.Fatalf("restart the server: %v\n%s", err, out)
@@ -123,7 +123,7 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	f.rollBadImage(t, stack, vars)
 	f.replaceUnhealthy(t, func() {
-		// plan reports a mistake in the configuration.
+		// Meanwhile, a plan must report a mistake in the configuration.
 		wrong := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}})
 		if output := wrong.PlanFails(t); !strings.Contains(output, "health_check_interval") {
 			t.Errorf("the error of a wrong duration lacks its name:\n%s", output)
@@ -133,14 +133,14 @@ func singleShard(t *testing.T, calls *ledger) {
 	// A VM dies without notice.
 	f.scenario().ReplacesKilled(t, 2)
 
-	// The group's arguments change. plan names the group that rolls, and apply rolls it.
+	// The group's arguments change. The plan must name the group, and apply must replace the group's VMs.
 	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)
 
-	// The cloud announces that it takes a VM away. The replacement starts while the VM still runs.
+	// The cloud announces that a VM will be interrupted. The replacement must start while the VM still runs.
 	f.scenario().ReplacesInterrupted(t, 2)
 
 	// Moving the encryption key to another service rotates the key: the cluster's secrets are sealed under a new key
-	// before the old one is destroyed. The server that starts below can open them only with the new key.
+	// before the old one is destroyed. The next server that starts can open them only with the new key.
 	calls.addPolicies(t, l, f.cluster)
 	vars["key_provider"] = "aws-parameter-store"
 	oldKey := f.key
@@ -163,8 +163,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 }
 
-// rollBadImage rolls the servers to an image on which the server does not start. The apply must fail with the reason,
-// and the old server must stay. Then a good image is applied.
+// rollBadImage applies an image on which nstance-server cannot start. The apply must fail with the reason, and the old
+// server must stay. Then rollBadImage applies the good image again.
 func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any) {
 	t.Helper()
 	good := f.servers()[0].ID
@@ -214,8 +214,8 @@ func (f *fleet) consoles(t *testing.T) string {
 	return all.String()
 }
 
-// replaceUnhealthy stops the server process, as if it hung. The machine must report that and be replaced. Before the
-// replacement, replaceUnhealthy calls the given function, which may do work that needs no server.
+// replaceUnhealthy stops nstance-server on its machine. The machine must report that the server is unhealthy, and must
+// then be replaced. Before the replacement, replaceUnhealthy calls the given function, which needs no server.
 func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	t.Helper()
 	old := f.servers()[0].ID
@@ -238,7 +238,7 @@ func (f *fleet) rolled(t *testing.T, old string) {
 	f.healthy(t)
 }
 
-// installsOperator renders the operator's chart with the output operator_values.
+// installsOperator checks that the operator's chart can be rendered with the values in the output operator_values.
 func (f *fleet) installsOperator(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	var values struct {
@@ -306,10 +306,10 @@ func ids(instances []ec2.InstanceView) []string {
 	return out
 }
 
-// shardCloud is the cloud of a fleet's shard, for the scenario.
+// shardCloud implements [scenario.Cloud] for a fleet's shard.
 type shardCloud struct{ *fleet }
 
-// scenario returns the shard for the part of the test that is the same on every cloud.
+// scenario returns the shard for the package scenario, whose tests are the same on every cloud.
 func (f *fleet) scenario() *scenario.Shard {
 	return &scenario.Shard{Cloud: shardCloud{f}, LeaderIP: f.shard.LeaderIP, State: f.state}
 }
@@ -350,8 +350,8 @@ func (f *fleet) settled(t *testing.T, size int, gone []string) {
 	f.scenario().Settled(t, size, gone)
 }
 
-// reached checks that a VM in another subnet reaches the leader at its address. The servers have two interfaces in one
-// subnet, and the network drops a reply that leaves by the interface without the address.
+// reached checks that a VM in another subnet can connect to the leader's address. A server has two interfaces in one
+// subnet. The network drops a reply unless it leaves by the interface that has the leader's address.
 func (f *fleet) reached(t *testing.T) {
 	t.Helper()
 	server, worker := f.servers()[0], f.workers()[0]
@@ -369,9 +369,9 @@ func (f *fleet) reached(t *testing.T) {
 	}
 }
 
-// noSecrets fails the test if it finds a private key or an encryption key of the cluster. It searches the CLI's state,
-// other files, output and plan. It also searches the bucket's objects, which include the shard's journal, and the logs
-// and consoles of all machines so far.
+// noSecrets fails the test if it finds a private key or an encryption key of the cluster. It searches the files that
+// the CLI wrote, such as the state, and its output. It also searches the bucket's objects, which include the shard's
+// journal, and the logs and consoles of all machines so far.
 func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, secrets []string, output string) {
 	t.Helper()
 	texts := stack.Files(t)

@@ -1,6 +1,6 @@
-// Package stacks applies the examples to a cloud on this host, uses the resulting shards, and destroys them. It uses
-// tofu or terraform, the real AWS provider, this repository's provider, and real servers and agents. The machines boot
-// the userdata that they receive.
+// Package stacks applies the examples to a fake cloud on this host, uses the resulting shards, and destroys them. It
+// uses tofu or terraform, the real AWS provider, this repository's provider, and real servers and agents. The machines
+// boot the userdata that they receive.
 package stacks
 
 import (
@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies the examples, with different CLIs if -terraform is set. It compares the recorded calls with the
-// servers' permissions and with the operations of the fake AWS.
+// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of them with terraform. It
+// compares the recorded calls with the servers' permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestStacks(t *testing.T) {
 	t.Run("operations", calls.checkOperations)
 }
 
-// cli returns terraform, or the path of tofu if terraform is empty.
+// cli returns the argument, or the path of tofu if the argument is empty.
 func cli(t *testing.T, terraform string) string {
 	t.Helper()
 	if terraform != "" {

@@ -10,7 +10,7 @@ import (
 )
 
 // TestActionLog writes logs in which a server acts after the end of its term, and logs with two leaders of one term.
-// The times in the logs are wrong, as they are when a clock steps.
+// The logs contain wrong times, because a test may change a server's clock.
 func TestActionLog(t *testing.T) {
 	type entry struct {
 		server int
@@ -23,7 +23,8 @@ func TestActionLog(t *testing.T) {
 	}{
 		"in order": {[][]entry{{{1, "became leader", 3}, {1, "acting", 3}}, {},
 			{{2, "became leader", 4}, {2, "acting", 4}}, {}, {{2, "acting", 4}}}, ""},
-		// The logs are read one after the other in each pass, so the order of actions within one pass is unknown.
+		// The test reads the logs in passes, one log after the other. So the order of two actions in the same pass is
+		// unknown.
 		"same pass":           {[][]entry{{{2, "acting", 4}}, {{1, "acting", 3}}}, ""},
 		"acts after its term": {[][]entry{{{2, "acting", 4}}, {}, {{1, "acting", 3}}}, "server-1 acted in term 3"},
 		"two leaders of one term": {[][]entry{{{1, "became leader", 3}}, {{2, "became leader", 3}}},

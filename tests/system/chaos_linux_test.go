@@ -14,8 +14,8 @@ import (
 
 var (
 	chaosFlag = flag.String("chaos", "", "form of the chaos test: short, or long for every fault at full length")
-	// heirLease is the lease that the servers under test write into a lock with an heir. scripts/chaos.sh builds
-	// servers with a shorter lease.
+	// heirLease is the lease in a lock that names an heir. scripts/chaos.sh builds the servers under test with a
+	// shorter lease, and passes it.
 	heirLease = flag.Duration("heir-lease", 90*time.Second,
 		"lease of a lock with an heir, as linked into nstance-server")
 )
@@ -40,13 +40,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// longForm reports whether every fault runs, at full length.
+// longForm reports whether the test is in its long form: it runs every fault, each for its full time.
 func longForm() bool { return *chaosFlag == "long" }
 
 // fault is one fault and how the shard must react.
 type fault struct {
 	name, want string
-	// short lists the forms of shards, such as withHeir, that a short run exposes to this fault.
+	// In the short form of the test, this fault is used only for the forms of shards in this list, such as withHeir.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)
@@ -58,8 +58,8 @@ const (
 	alone    = "alone"
 )
 
-// TestChaos breaks two shards side by side, one with an heir and one without. A fault ends before its outcome is
-// checked; what must hold during the fault is checked during the fault. After each fault the shard must converge.
+// TestChaos injects faults into two shards at the same time, one with an heir and one without. It checks what must hold
+// during a fault, and ends the fault before it checks the outcome. After each fault the shard must converge.
 func TestChaos(t *testing.T) {
 	if *chaosFlag == "" {
 		t.Log("run by scripts/chaos.sh, which builds the binaries")

@@ -21,12 +21,13 @@ import (
 const launchVariable = "NSTANCE_SYSTEM_LAUNCH"
 
 // wallClock is the time of day of one machine. It is ahead of the clock of this machine by a time that can be changed.
-// Programs usually read the time of day through the vDSO, without a system call. A program started by [wallClock.start]
-// has no vDSO, because its auxiliary vector (getauxval(3)) names none. So it makes the system call, and a seccomp
-// filter passes the call to this process (seccomp_unotify(2)). Clocks other than CLOCK_REALTIME are not changed.
+//
+// Programs usually read the time of day through the vDSO, without a system call. In a program started by
+// [wallClock.start], the auxiliary vector (getauxval(3)) has no vDSO, so the program makes the system call. A seccomp
+// filter makes this process answer the call (seccomp_unotify(2)). Only CLOCK_REALTIME is changed.
 type wallClock struct{ ahead atomic.Int64 }
 
-// step sets by how much the clock is ahead of the clock of this machine.
+// step changes the clock, so that it is ahead of the clock of this machine by the given time.
 func (c *wallClock) step(ahead time.Duration) { c.ahead.Store(int64(ahead)) }
 
 func init() { //nolint:gochecknoinits // init runs on the main thread (runtime.LockOSThread)
@@ -41,8 +42,8 @@ func launch() error {
 	if err := os.Unsetenv(launchVariable); err != nil {
 		return err
 	}
-	// The filter notifies about clock_gettime(CLOCK_REALTIME, …). seccomp(2) has the offsets of struct seccomp_data;
-	// its 32-bit halves are in the byte order of the machine.
+	// With this filter, the kernel reports calls of clock_gettime(CLOCK_REALTIME, …) to the other end. seccomp(2) has
+	// the offsets of struct seccomp_data; its 32-bit halves are in the byte order of the machine.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -67,8 +68,8 @@ func launch() error {
 	return unix.Exec(path, os.Args, os.Environ())
 }
 
-// start starts a program that reads this clock. The calling goroutine must be locked to its thread, which traces the
-// program until its first instruction.
+// start starts a program that reads this clock. The calling goroutine must be locked to its thread: the thread traces
+// the program until its first instruction.
 func (c *wallClock) start(cmd *exec.Cmd) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -109,8 +110,8 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// hideVDSO traces the launcher until it executes the program, and removes the program's vDSO before its first
-// instruction.
+// hideVDSO traces the launcher until the launcher executes the program. Before the first instruction of the program, it
+// removes the program's vDSO.
 func hideVDSO(pid int) error {
 	for starts := 0; ; {
 		var status unix.WaitStatus
@@ -147,7 +148,7 @@ func clearVDSO(pid int) error {
 	_, after, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(after)
 	var at int64
-	// Field startstack of proc_pid_stat(5). The first two fields are cut off.
+	// startstack is field 28 of proc_pid_stat(5), counted from 1. fields lacks the first two.
 	if _, err := fmt.Sscan(fields[28-3], &at); err != nil {
 		return err
 	}
@@ -201,7 +202,7 @@ type (
 	}
 )
 
-// answer answers the calls of one program until the program ends.
+// answer answers the calls that the filter reports for one program, until the program ends.
 func (c *wallClock) answer(fd int) {
 	defer unix.Close(fd)
 	for {

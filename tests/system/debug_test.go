@@ -19,8 +19,8 @@ import (
 var promtoolFlag = flag.String("promtool", "", "promtool, for debug")
 
 // TestDebugStory injects the faults of docs/how-to/debug.md into a shard of real servers and agents, one after the
-// other, and runs every command of the page. After each fault, the events, the log, explain, doctor, the metrics, the
-// alert rules and the web page must tell what happened, with the same cause and time.
+// other. It runs every command of the page. After each fault, all means of observation must show the same cause and
+// time: the events, the log, explain, doctor, the metrics, the alert rules and the web page.
 func TestDebugStory(t *testing.T) {
 	trial := local.Trial{MaxVMs: storyRoom}
 	runShard(t, "scripts/debug.sh", trial, func(ctx context.Context, stack *local.Stack) error {
@@ -40,7 +40,7 @@ func TestDebugStory(t *testing.T) {
 }
 
 const (
-	// storyRoom is the number of VMs that the provider can hold.
+	// storyRoom is the number of VMs for which the provider has capacity.
 	storyRoom = 4
 	// tooMany is a group size that the provider cannot hold.
 	tooMany = storyRoom + 1
@@ -50,12 +50,12 @@ const (
 // story is one run of TestDebugStory.
 type story struct {
 	refused
-	// sick is a file with the ID of an instance whose health check fails.
+	// sick is the path of a file. The health check of the instance whose ID is in the file fails.
 	sick    string
 	scraped samples // the metrics before the present fault
 }
 
-// adaptGroup gives the group a health check and a careful rollout, and shortens times.
+// adaptGroup gives the group a health check and a rollout that begins with one canary. It also shortens several times.
 func (s *story) adaptGroup(c *config.Shard) {
 	c.Server.GarbageCollection.Interval = duration(2 * time.Second)
 	c.Server.DefaultDrainTimeout = duration(time.Second)
@@ -71,7 +71,7 @@ func (s *story) adaptGroup(c *config.Shard) {
 	c.Templates["worker"] = template
 }
 
-// expectation is what one command of the page prints, or says on standard error.
+// expectation tells what one command of the page must print, on standard output or standard error.
 type expectation struct {
 	command string // beginning of the command line
 	fails   bool
@@ -151,13 +151,13 @@ func (s *story) tell(ctx context.Context, c chapter, section string) (err error)
 	return nil
 }
 
-// settled waits until the group has its size and all instances are healthy.
+// settled waits until the group has its configured size and all its instances are healthy.
 func (s *story) settled(ctx context.Context) error {
 	_, err := s.operator.AwaitHealthy(ctx, refusedSize)
 	return err
 }
 
-// changed returns the document of the applied configuration after a change.
+// changed returns the document of the configuration that is in force, after it has applied a change to it.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {
@@ -182,7 +182,7 @@ func (s *story) failCheck(ctx context.Context) (string, error) {
 	return id, os.WriteFile(s.sick, []byte(id+"\n"), 0o600)
 }
 
-// writeBad gives the leader a configuration that names an encryption key which the servers do not have.
+// writeBad writes a configuration with an encryption key that the servers do not have. The leader must refuse it.
 func (s *story) writeBad(ctx context.Context) (string, error) {
 	bad, err := replaceOnce(s.document, `"source": "NSTANCE_ENCRYPTION_KEY"`, `"source": "NO_SUCH_KEY"`)
 	if err != nil {
@@ -201,7 +201,7 @@ func (s *story) writeGood(ctx context.Context) error {
 	return s.awaitNoErrors(ctx)
 }
 
-// rollBad changes the boot script to one that fails.
+// rollBad changes the boot script to one that fails, so that the group's instances are replaced.
 func (s *story) rollBad(ctx context.Context) (string, error) {
 	bad, err := s.changed(func(c *config.Shard) {
 		c.Defaults.Userdata.Content = "#!/bin/sh\necho the new boot script does not work\nexit 1\n"
@@ -212,7 +212,7 @@ func (s *story) rollBad(ctx context.Context) (string, error) {
 	return "", s.write(ctx, bad)
 }
 
-// awaitNoErrors waits until no alert is active.
+// awaitNoErrors waits until no alert is active and the group is settled.
 func (s *story) awaitNoErrors(ctx context.Context) error {
 	for {
 		standing, err := s.standing(ctx, "status")
@@ -250,13 +250,14 @@ func (s *story) killServers(context.Context) (string, error) {
 	return "", nil
 }
 
-// env returns the environment of the page's commands.
+// env returns the environment for the commands on the page.
 func (s *story) env(instance string) []string {
 	return append(s.stack.Env(), "PATH="+s.stack.Bin+":"+os.Getenv("PATH"), "INSTANCE="+instance,
 		"NSTANCE_ADMIN_SERVERS="+s.stack.AdminServers(), "NSTANCE_ADMIN_IDENTITY_DIR="+s.file("identity"))
 }
 
-// runPage runs the commands in a section's blocks of shell code. They must be the expected ones, in that order.
+// runPage runs all commands in a section's blocks of shell code. They must be the commands in "want", in the same
+// order.
 func (s *story) runPage(ctx context.Context, section, instance string, want []expectation) error {
 	var commands []string
 	for _, code := range blocks(section, "sh") {

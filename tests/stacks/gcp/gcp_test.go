@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// cli returns terraform, or the path of tofu if terraform is empty.
+// cli returns the argument, or the path of tofu if the argument is empty.
 func cli(t *testing.T, terraform string) string {
 	t.Helper()
 	if terraform != "" {
@@ -55,15 +55,15 @@ func cli(t *testing.T, terraform string) string {
 var settings = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
-// attested returns the settings with the requirement that agents prove on which VM they run.
+// attested returns the settings, and in addition requires that each agent proves on which VM it runs.
 func attested() map[string]any {
 	with := maps.Clone(settings)
 	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
 	return with
 }
 
-// TestStacks applies the examples, with different CLIs if -terraform is set. It compares the recorded calls of the
-// servers with their roles and with docs/reference/gcp.md.
+// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of them with terraform. It
+// compares the recorded calls of the servers with the permissions of their roles and with docs/reference/gcp.md.
 func TestStacks(t *testing.T) {
 	var calls scenario.Ledger
 	t.Run("apply", func(t *testing.T) {
@@ -81,8 +81,8 @@ func TestStacks(t *testing.T) {
 // stateKey is a key of Cloud KMS.
 const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
 
-// changes is an override of the example. It gives the VMs a service account, so that the servers use their permission
-// to give VMs that account. It encrypts the bucket with the user's own key.
+// changes is an override file of the example. With the agents' service account, the servers must have the permission to
+// start VMs with this account. The bucket is encrypted with a key of the user.
 const changes = `module "account" {
   agent_service_account = true
 }
@@ -92,7 +92,8 @@ module "cluster" {
 }
 `
 
-// singleShard applies the example single-shard with tofu and runs the scenario. The leader's address is an alias.
+// singleShard applies the example single-shard with tofu and runs the scenario. The leader's address is an alias IP
+// address of the server's VM.
 func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a")
 	c.makeKey(t)
@@ -114,7 +115,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s := &scenario.Shard{Cloud: zone, LeaderIP: out.LeaderIP,
 		State: c.state(t, bucket, "solo", "us-central1-a", "")}
 
-	// apply returned only after a leader had the shard's fixed address.
+	// apply returns only when a leader has the shard's fixed address, so the address can be used at once.
 	s.Healthy(t)
 	s.Settled(t, 2, nil)
 	scenario.Converged(t, stack)
@@ -145,8 +146,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		}
 	}
 
-	// Without capacity for the first machine type, a lost VM is replaced by one of the next type. The answer to the
-	// insert call is lost, and still only one VM may exist.
+	// There is no capacity for the first machine type, so a VM of the next type must replace the lost VM. The server
+	// gets no answer to the insert call, but only one VM may exist.
 	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
 		Matches: func(r *compute.Resource) bool {
 			return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small")
@@ -163,8 +164,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}, "networkInterfaces": [{"accessConfigs": [{}]}]}`)
 	s.ReplacesInterrupted(t, 2)
 
-	// The group repairs a server that was deleted without a call to the group. The new server has the same name, but is
-	// another instance.
+	// The server's VM disappears, but the instance group is not told. The group must make a new VM with the same name.
 	old := s.Servers()
 	zone.vanish(old[0])
 	lab.Eventually(t, scenario.Soon, "another server", func() string {
@@ -175,7 +175,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
-	// Another machine type rolls the servers.
+	// When the machine type changes, the group replaces the server.
 	vars["server_instance_type"] = "e2-small"
 	old = s.Servers()
 	stack.Apply(t)
@@ -187,7 +187,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
-	// A hot standby joins, and leaves again. The leader's address becomes that of a load balancer, and an alias again.
+	// A hot standby joins and leaves again. With it, the leader's address is the address of a load balancer, and
+	// afterwards an alias again.
 	for _, count := range []int{2, 1} {
 		vars["server_count"] = count
 		changesAddress(t, s, zone, stack, count)
@@ -203,8 +204,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	}
 }
 
-// changesAddress applies another number of servers, and with it another address of the leader. The VMs learn the
-// address while they are connected, and none is replaced.
+// changesAddress applies another number of servers, which gives the leader another address. The connected VMs must
+// learn the address, and none of them may be replaced.
 func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, servers int) {
 	t.Helper()
 	kept := s.Workers()
@@ -240,8 +241,9 @@ func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stac
 }
 
 // multiZone applies the example multi-zone, with terraform if -terraform is set. Each of two zones has a shard with a
-// hot standby behind a load balancer. The test kills the leader of one shard. The secrets are in Secret Manager, where
-// an earlier leader failed before it stored the CA's key. The servers look for the newest image of the VMs.
+// hot standby behind a load balancer. The test kills the leader of one shard. The secrets are in Secret Manager. At
+// first the CA's secret exists without a key, as if an earlier leader had failed. The servers look for the newest image
+// of the VMs.
 func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a", "us-central1-b")
 	c.abandonKey(t, "nstance-duo-")

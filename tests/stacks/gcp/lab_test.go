@@ -51,7 +51,7 @@ type cloud struct {
 	environment map[string]string
 }
 
-// cliConfig returns the CLIs' configuration with the Google provider. The clouds share it.
+// cliConfig returns the CLIs' configuration with the Google provider. All clouds of the test process use the same one.
 var cliConfig = sync.OnceValues(func() (string, error) {
 	programs, err := lab.Build()
 	if err != nil {
@@ -138,8 +138,8 @@ func (c *cloud) postSecret(t *testing.T, path, body string) {
 	}
 }
 
-// state returns access to a shard's documents, like nstance-admin. The secrets are in Secret Manager, with the prefix
-// in their names. If the prefix is "", they are in the bucket, encrypted.
+// state gives access to the documents of a shard, as nstance-admin has it. The secrets are in Secret Manager, and their
+// names have the given prefix. If the prefix is "", the secrets are in the bucket, encrypted.
 func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clusterstate.State {
 	t.Helper()
 	client := option.WithHTTPClient(c.client())
@@ -183,7 +183,7 @@ func (c *cloud) asked(shard string) (n int) {
 	return n
 }
 
-// shard is one shard of the cloud, for the scenario.
+// shard implements [scenario.Cloud] for one shard.
 type shard struct {
 	*cloud
 	zone string
@@ -223,7 +223,7 @@ func (s shard) types() (types []string) {
 	return types
 }
 
-// instance returns the instance with a number.
+// instance returns the instance whose number is the given ID.
 func (s shard) instance(id string) (found compute.Instance) {
 	for _, i := range s.Compute.Instances() {
 		if guest.ID(i.ID) == id {
@@ -236,7 +236,7 @@ func (s shard) instance(id string) (found compute.Instance) {
 // Kill implements [scenario.Cloud]. Afterwards the VM still exists, but is stopped.
 func (s shard) Kill(id string) { s.Compute.End(s.instance(id).Path, "The guest crashed.") }
 
-// vanish deletes an instance without a delete operation, so that its owner does not learn of it.
+// vanish deletes an instance without a delete operation. Neither the server nor the instance group is told.
 func (s shard) vanish(id string) { s.Compute.Vanish(s.instance(id).Path) }
 
 // Interrupt implements [scenario.Cloud].
@@ -258,7 +258,7 @@ func (s shard) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return s.machines.DialVPC(ctx, s.instance(servers[0]).Network(), network, address)
 }
 
-// leader returns the server that says that it leads, or "".
+// leader returns the ID of the server whose page /leader shows that it leads, or "" if there is none.
 func (s shard) leader() string {
 	for _, id := range s.Servers() {
 		i := s.instance(id)

@@ -16,8 +16,8 @@ import (
 
 // Programs are the programs and images of a stack. They are built once per test process.
 type Programs struct {
-	// ServerImage and AgentImage are directories of trees made by images/packer/provision.sh. In BadServerImage the
-	// server does not start.
+	// ServerImage and AgentImage are directory trees made by images/packer/provision.sh. BadServerImage is like
+	// ServerImage, but nstance-server cannot start.
 	ServerImage, BadServerImage, AgentImage string
 
 	dir string
@@ -65,14 +65,15 @@ func build() (p Programs, err error) {
 	return p, nil
 }
 
-// CLIConfig returns the path of a CLI configuration with this repository's provider. source is the option of
-// scripts/tf-env.sh for the cloud's provider: --mirror or --google.
+// CLIConfig returns the path of a CLI configuration with this repository's provider. source is --mirror or --google,
+// the option of scripts/tf-env.sh that adds a cloud's provider.
 func (p Programs) CLIConfig(source string) (path string, err error) {
 	return run(context.Background(), "scripts/tf-env.sh", source, filepath.Join(p.dir, "bin",
 		"terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))
 }
 
-// buildImages builds the images of both roles with the script that Packer runs, and a faulty image of a server.
+// buildImages builds the images of servers and agents with the script that Packer runs. It also builds a faulty image
+// on which nstance-server cannot start.
 func (p *Programs) buildImages(ctx context.Context, bin, dir string) (err error) {
 	runner, err := machine.New(machine.Config{Dir: dir})
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package lab provides a cloud on this host for tests of whole stacks. It consists of fakeaws with real machines,
-// images made by the real provisioning script, and a real S3 server behind the buckets. The real CLIs apply the
-// examples of this repository to it.
+// images made by the real provisioning script, and a real S3 server behind the buckets. The real CLIs apply this
+// repository's examples to the cloud.
 //
 // Invariant: the programs and modules under test are those that users get. Only the cloud is fake.
 package lab
@@ -126,7 +126,7 @@ func New(t *testing.T) *Lab {
 	return l
 }
 
-// awsConfig returns the CLIs' configuration with the AWS provider. The labs of a process share it.
+// awsConfig returns the CLIs' configuration with the AWS provider. All labs of a process use the same one.
 var awsConfig = sync.OnceValues(func() (string, error) {
 	programs, err := Build()
 	if err != nil {
@@ -161,7 +161,7 @@ func (l *Lab) probe(ctx context.Context, target elbv2.Target) bool {
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
 
-// Key returns the encryption key with the given ARN or name, read like the servers read it.
+// Key returns the encryption key with the given ARN or name. It reads the key in the same way as the servers.
 func (l *Lab) Key(t *testing.T, provider, id string) string {
 	t.Helper()
 	if provider == "aws-parameter-store" {
@@ -215,7 +215,7 @@ func LogOutput(t *testing.T, dir string) {
 	}
 }
 
-// environment returns the environment variables with which a user would select this cloud.
+// environment returns the variables that make a CLI use this cloud, with the credentials of the account.
 func (l *Lab) environment() map[string]string {
 	access, secret := l.Cloud.Credentials()
 	return map[string]string{
@@ -226,14 +226,14 @@ func (l *Lab) environment() map[string]string {
 	}
 }
 
-// Config returns an SDK configuration with the credentials of the account itself.
+// Config returns an SDK configuration with the credentials of the account itself instead of a role.
 func (l *Lab) Config() awssdk.Config {
 	access, secret := l.Cloud.Credentials()
 	return awssdk.Config{Region: l.Cloud.Region(), BaseEndpoint: awssdk.String(l.Endpoint),
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 }
 
-// State returns access to a shard's documents in a bucket, like nstance-admin with the encryption key.
+// State gives access to the documents of a shard in a bucket, as nstance-admin has it. "key" is the encryption key.
 func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
 	t.Helper()
 	store := l.store(t, bucket)
@@ -272,7 +272,7 @@ func (l *Lab) store(t *testing.T, bucket string) objstore.Store {
 	return store
 }
 
-// SecretsInBucket returns access to the secrets of a cluster that are in a bucket of any cloud.
+// SecretsInBucket gives access to the secrets of a cluster that are in a bucket. The bucket may be in any cloud.
 func SecretsInBucket(t *testing.T, store objstore.Store, cluster, key string) secretstore.Store {
 	t.Helper()
 	current, err := keyring.Parse([]byte(key))
@@ -283,7 +283,7 @@ func SecretsInBucket(t *testing.T, store objstore.Store, cluster, key string) se
 		Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
 }
 
-// Operator connects to a shard's leader from the shard's network, as a new operator.
+// Operator registers a new operator. It connects to the shard's leader from the shard's network.
 func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	host string) nstancev1.OperatorServiceClient {
 	t.Helper()
@@ -304,7 +304,7 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dial(ctx, "tcp", address)
 		}),
-		// The same parameters as in nstance-operator.
+		// nstance-operator uses the same parameters.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second,
 			PermitWithoutStream: true}),
 		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13,
@@ -317,7 +317,7 @@ func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 }
 
 // KeepRefreshing makes the leader look for a new configuration every second instead of every three minutes, until the
-// test ends. It also calls a function every second, unless that is nil.
+// test ends. If "each" is not nil, KeepRefreshing also calls it every second.
 func KeepRefreshing(t *testing.T, operator nstancev1.OperatorServiceClient, each func(ctx context.Context)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -377,8 +377,8 @@ func (l *Lab) Targets(t *testing.T) (states []string) {
 	return states
 }
 
-// Eventually calls look until it returns "", and returns the time taken. At the time limit it fails the test with the
-// last result of look.
+// Eventually calls "look" until it returns "". It returns how long that took. At the time limit it fails the test with
+// the last result of "look".
 func Eventually(t *testing.T, within time.Duration, what string, look func() string) time.Duration {
 	t.Helper()
 	began, ticker := time.Now(), time.NewTicker(100*time.Millisecond)

@@ -14,7 +14,7 @@ import (
 	"github.com/gruntwork-io/terratest/modules/terraform"
 )
 
-// Stack is a copy of an example in its own directory, together with one of the CLIs.
+// Stack is a copy of an example in its own directory. One of the CLIs, tofu or terraform, applies it.
 type Stack struct {
 	options *terraform.Options
 	outputs map[string]json.RawMessage // Those after the last Apply, or nil if they have not been read.
@@ -35,7 +35,8 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 	return NewStack(t, cli, example, vars, override, l.environment())
 }
 
-// NewStack is like StackWith for an example of any cloud. environment has the variables that select the cloud.
+// NewStack is like StackWith, but the example may be for any cloud. "environment" has the variables that make the CLI
+// use this cloud.
 func NewStack(t *testing.T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()
@@ -131,8 +132,8 @@ func (s *Stack) ApplyPlan(t *testing.T) {
 	terraform.RunTerraformCommandContext(t, t.Context(), s.options, "apply", "-input=false", "-no-color", s.saved)
 }
 
-// PlanFails runs a plan, which must fail, and returns the CLI's errors. The plan does not refresh the state, which
-// would take most of the time and is not needed to find a mistake in the configuration.
+// PlanFails runs a plan, which must fail, and returns the CLI's errors. To save time, the plan does not refresh the
+// state: a mistake in the configuration is found without that.
 func (s *Stack) PlanFails(t *testing.T) string {
 	t.Helper()
 	code, output := s.plan(t, "-refresh=false")
@@ -195,9 +196,9 @@ func (s *Stack) Output(t *testing.T, name string, into any) {
 	}
 }
 
-// Register runs the nth block of shell commands on a page of docs/start in the stack's directory. The block registers
-// an operator. The command tofu in the block runs the stack's CLI. This host is not in the shard's network, so Register
-// leaves out commands that ask the leader. Register returns the value of NSTANCE_ADMIN_SERVERS.
+// Register runs the commands that register an operator, in the stack's directory. They are the nth block of shell
+// commands on a page of docs/start. Instead of tofu they run the CLI of the stack. This host is not in the shard's
+// network, so Register leaves out commands that call the leader. It returns the value of NSTANCE_ADMIN_SERVERS.
 func (s *Stack) Register(t *testing.T, page string, n int, replacements ...string) string {
 	t.Helper()
 	programs, err := Build()
@@ -266,7 +267,7 @@ func orSkip(err error) error {
 	return fs.SkipDir
 }
 
-// unwrap joins the lines of a diagnostic. The CLIs break lines at the assumed width of the terminal.
+// unwrap joins the lines of an error or warning of a CLI. The CLIs wrap these texts to the width of a terminal.
 func unwrap(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {

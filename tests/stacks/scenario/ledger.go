@@ -44,8 +44,8 @@ func (l *Ledger) Allow(permissions ...string) {
 // Use records that a server made a call.
 func (l *Ledger) Use(call string) { l.use(call, func(map[string]bool) {}) }
 
-// Check records that a call needed a permission. denied is the reason why the permission was denied, or "" if it was
-// granted.
+// Check records that a call required a permission. "denied" is the reason why the caller lacks the permission, or "" if
+// the caller has it.
 func (l *Ledger) Check(call, permission, denied string) {
 	l.use(call, func(permissions map[string]bool) {
 		permissions[permission] = true
@@ -67,8 +67,8 @@ func (l *Ledger) use(call string, record func(permissions map[string]bool)) {
 	record(l.used[call])
 }
 
-// Compare compares calls, roles and the tables of a page in docs/reference. It must be called after the stacks have
-// run.
+// Compare fails the test if the calls, the roles and the tables on a page in docs/reference differ. It must be called
+// after the stacks have run.
 func (l *Ledger) Compare(t *testing.T, page string) {
 	t.Helper()
 	if len(l.used) == 0 {

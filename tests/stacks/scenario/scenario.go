@@ -1,5 +1,5 @@
 // Package scenario checks what a shard does on every cloud: its leader answers at its address, its agents register, and
-// lost VMs are replaced. The stacks of each cloud run it.
+// lost VMs are replaced. The tests of each cloud's stacks call its methods.
 package scenario
 
 import (
@@ -29,7 +29,8 @@ const notice = 20 * time.Second
 
 // Cloud is the cloud of one shard. Its methods name VMs and servers by IDs that the cloud never uses twice.
 type Cloud interface {
-	// Workers returns the shard's VMs that are pending or running. Servers returns its servers' machines.
+	// Workers returns the IDs of the shard's VMs that are pending or running. Servers returns the IDs of the machines
+	// on which the shard's servers run.
 	Workers() []string
 	Servers() []string
 	// Kill ends a VM without notice. Interrupt announces that a Spot VM will end after a time, and ends the VM at that
@@ -80,7 +81,8 @@ func (s *Shard) Health(dial func(ctx context.Context, network, address string) (
 	return ""
 }
 
-// Settled waits until the shard has the given number of VMs, each with a registered agent. None of them may be in gone.
+// Settled waits until the shard has the given number of VMs, each with a registered agent, and none of the VMs in
+// "gone".
 func (s *Shard) Settled(t *testing.T, size int, gone []string) {
 	t.Helper()
 	lab.Eventually(t, Soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
@@ -156,14 +158,14 @@ func (s *Shard) ReplacesInterrupted(t *testing.T, size int) {
 var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/share/doc >/dev/null 2>&1 &",
 	"echo $! >/run/web.pid"}
 
-// ReplacesUnhealthyInBalancer ends the web server of a VM in a group whose health also depends on a load balancer. The
-// VM must be replaced although its agent reports that it is healthy. asked returns how often the servers have asked the
-// load balancer. exec runs a command on a VM.
+// ReplacesUnhealthyInBalancer ends the web server of a VM whose group uses the health checks of a load balancer. The VM
+// must be replaced although the VM's agent reports no problem. "asked" returns how often the servers have asked the
+// load balancer. "exec" runs a command on a VM.
 func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
 	exec func(id string, command ...string) (string, error)) {
 	t.Helper()
-	// The leader must first see that the load balancer finds the VM healthy. Otherwise an unhealthy VM is replaced only
-	// after minutes.
+	// The leader must first learn that the VM is healthy for the load balancer. Until then it gives a new VM several
+	// minutes before it replaces the VM.
 	before := asked()
 	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
 		if n := asked(); n < before+2 {
@@ -192,8 +194,8 @@ func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func()
 	s.Settled(t, size, []string{victim})
 }
 
-// OutlivesServers scales the servers to zero and back. The VMs must run on without a server. The new server must
-// replace the VM that was lost in between, and no other VM.
+// OutlivesServers scales the servers to zero and back. Meanwhile, the VMs must continue to run. The new server must
+// replace the VM that was lost while there was no server, and no other VM.
 func (s *Shard) OutlivesServers(t *testing.T, stack *lab.Stack, vars map[string]any, size int) {
 	t.Helper()
 	vars["server_count"] = 0
