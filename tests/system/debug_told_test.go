@@ -22,7 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// told describes what each means of observation (events, pages, metrics and so on) must show about one fault.
+// told describes what every means of observation must show about one fault. Such means are events, pages, metrics,
+// alerts and doctor.
 type told struct {
 	// kind and cause are those of the expected event. Its message must contain text and rule.
 	kind, cause, text, rule string
@@ -34,8 +35,9 @@ type told struct {
 	// metric is the name of a metric with a series whose value must rise. After the name may be "{" and a label that
 	// the series must have.
 	metric string
-	// alerts are the alert rules that fire if the state lasts, as RULE KIND. KIND is the kind of the leader's alert, or
-	// empty. doctor lists the checks in which doctor must find a problem, each by the beginning of its name.
+	// alerts are the alert rules that must fire if the state after the fault lasts, as "RULE" or "RULE KIND". KIND is
+	// the label that the leader's alert has. doctor lists the checks of doctor that must find a problem, by the first
+	// words of their names.
 	alerts, doctor []string
 
 	event journalEvent
@@ -74,7 +76,7 @@ func admin[T any](ctx context.Context, s *story, args ...string) (value T, err e
 	return value, nil
 }
 
-// standing returns the active alerts, from status or explain.
+// standing returns the alerts that are active according to a command, either status or explain.
 func (s *story) standing(ctx context.Context, args ...string) ([]standingError, error) {
 	answer, err := admin[answers](ctx, s, append(args, "--shard", local.Shard)...)
 	if err != nil {
@@ -105,7 +107,7 @@ func (s *story) awaitEvent(ctx context.Context, t *told) error {
 	return nil
 }
 
-// check compares what every means of observation shows with what t says.
+// check fails unless every means of observation shows about the fault what t describes.
 func (s *story) check(ctx context.Context, t told) error {
 	after, err := s.scrape(ctx)
 	if err != nil {
@@ -146,8 +148,8 @@ func (s *story) checkLog(t told) error {
 	return fmt.Errorf("log: no line %+v at %v", want, t.event.At)
 }
 
-// checkExplain looks for an expected alert. An alert of the group must be in the output of explain, and an alert of the
-// shard in the output of status.
+// checkExplain looks for the alert that t describes, if t describes an alert. The output of explain must contain an
+// alert of the group. The output of status must contain an alert of the shard.
 func (s *story) checkExplain(ctx context.Context, t told) error {
 	if t.kind != "alert_raised" {
 		return nil
@@ -263,7 +265,7 @@ func get(ctx context.Context, address string) (string, error) {
 // samples are the values of series by their names with labels.
 type samples map[string]float64
 
-// scrape reads the metrics of the servers that run, as Prometheus would: with a label for the server.
+// scrape reads the metrics of the servers that run. Like Prometheus, it adds a label with the name of the server.
 func (s *story) scrape(ctx context.Context) (samples, error) {
 	all := samples{}
 	for n := 1; n <= servers; n++ {
@@ -300,8 +302,8 @@ func (s *story) checkMetric(t told, after samples) error {
 	return fmt.Errorf("metrics: no series of %s has grown", t.metric)
 }
 
-// checkRules makes promtool evaluate the alert rules on the metrics before and after the fault, as if that state lasted
-// for half an hour. Exactly the expected alerts must fire.
+// checkRules makes promtool evaluate the alert rules on the metrics before and after the fault. It pretends that the
+// state after the fault lasted for more than half an hour. Exactly the expected alerts must fire.
 func (s *story) checkRules(ctx context.Context, t told, after samples) error {
 	rules, err := filepath.Abs("config/prometheus/nstance.rules.yaml")
 	if err != nil {

@@ -1,11 +1,11 @@
 // Package system tests whole shards of real processes: an object store, two servers and VMs with agents. It breaks them
-// and checks how the shard reacts. It contains tests only. They run the binaries that -bin names, so the scripts build
-// those first:
+// and checks how the shard reacts. It contains tests only. They run the binaries in the directory of the flag -bin.
+// These scripts build the binaries and run the tests:
 //
 //	scripts/kill9.sh      kill -9 of random processes under load
 //	scripts/failover.sh   time without a leader after kill -9, SIGSTOP and SIGTERM
 //	scripts/chaos.sh      every fault that this machine can make, in network namespaces
-//	scripts/paused.sh     SIGSTOP of the leader of a cluster as `make up` starts it
+//	scripts/paused.sh     SIGSTOP of the leader of the cluster that `make up` starts
 //
-// Without -bin a test of this package only says which script runs it.
+// Without -bin, a test of this package does nothing, and logs the name of its script.
 package system

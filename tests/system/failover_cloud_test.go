@@ -35,8 +35,8 @@ const (
 	zone   = "us-west-2a"
 	region = "us-west-2"
 	kind   = "t3.small"
-	// address is the address of the leader's network interface. This machine does not have the address, so the servers
-	// see the interface attached, but wait in vain for the address to answer.
+	// address is the address of the leader's network interface. In this test no machine really has the address. So the
+	// servers see that the interface is attached, but never reach the address.
 	address = "10.0.127.250"
 )
 
@@ -160,8 +160,8 @@ func (c *cloud) environment(name string) []string {
 		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull}
 }
 
-// configure sets EC2 as the provider of the shard. It makes groups of at most 500 instances. records is the number of
-// all instances. No agent runs in them.
+// configure sets EC2 as the provider of the shard. It makes groups of at most 500 instances each, with "records"
+// instances in total. The instances run no agents.
 func (c *cloud) configure(s *config.Shard, records int) {
 	s.Server.Provider = config.Provider{Kind: "aws", Region: region, Zone: zone}
 	s.Server.LeaderNetwork = &config.LeaderNetwork{IPv4: address}
@@ -181,7 +181,8 @@ func (c *cloud) configure(s *config.Shard, records int) {
 	s.Groups = map[string]map[string]config.GroupSpec{local.Tenant: groups}
 }
 
-// loss is the loss of a VM, and what the new leader does about it.
+// loss is the loss of a VM. It records when the new leader creates the replacement and gets the leader's network
+// interface.
 type loss struct {
 	c                 *cloud
 	calls             int
@@ -206,7 +207,7 @@ func (c *cloud) loseVM(ctx context.Context, leader int, machine bool) (*loss, er
 	return &loss{c: c, calls: len(c.Calls())}, nil
 }
 
-// await waits until the successor has asked for the replacement and has the leader's network interface.
+// await waits until the successor has created the replacement and has the leader's network interface.
 func (w *loss) await(ctx context.Context, successor string) error {
 	machine := w.c.machine(successor)
 	for w.created.IsZero() || w.attached.IsZero() {
@@ -235,8 +236,8 @@ func (w *loss) await(ctx context.Context, successor string) error {
 	return nil
 }
 
-// registerAll waits until every instance has its record, and changes each record as the registration of an agent would.
-// An instance that ends unregistered makes its group wait before the next create.
+// registerAll waits until every instance has its record. It then changes each record as the registration of an agent
+// would. If an unregistered instance ended, its group would wait before the next create.
 func (f *failover) registerAll(ctx context.Context) error {
 	want := failoverOptions.records
 	began := time.Now()

@@ -47,11 +47,11 @@ func init() { //nolint:gochecknoinits // flags of a test must be defined before 
 }
 
 // TestFailover measures how long a shard has no leader: it kills (kill -9), pauses (SIGSTOP) or stops (SIGTERM) the
-// leader again and again. A time starts with the signal and ends when the other server logs that it became leader. A
-// paused leader must notice its lost leadership before it acts.
+// leader again and again. Each measurement begins with the signal. It ends when the other server logs that it became
+// leader. A paused leader must notice that it has lost its leadership before it does anything else.
 //
-// With -records the VMs and the servers' machines are instances of a fake EC2. Each round then also loses one VM, and
-// measures the time until the new leader asks for its replacement and has the leader's network interface.
+// With -records the VMs and the servers' machines are instances of a fake EC2. Each round then also loses one VM. It
+// measures the time until the new leader creates the replacement, and until it has the leader's network interface.
 func TestFailover(t *testing.T) {
 	f := &failover{ways: strings.Split(failoverOptions.how, ","), rounds: *roundsFlag}
 	if f.rounds < 0 {
@@ -106,11 +106,11 @@ type failover struct {
 type way struct {
 	name, signal string
 	end          func(p *local.Process) error
-	// restore turns the server that has ended into a standby, after the other server has become leader.
+	// restore makes the ended server n a standby. It is called after the other server has become leader.
 	restore func(ctx context.Context, n int) error
 }
 
-// measure runs the rounds of each way.
+// measure runs all rounds, first those of one way to end the leader, then those of the next way.
 func (f *failover) measure(ctx context.Context) error {
 	ways := []way{
 		{"kill", "kill -9", func(p *local.Process) error { return p.Kill() }, f.startServer},
@@ -269,7 +269,7 @@ func (f *failover) runRound(ctx context.Context, how way) (result figure, err er
 	return result, how.restore(waiting, leader)
 }
 
-// hadNoHeir reports whether the last lock of a leader that has ended named no heir.
+// hadNoHeir reports whether an ended leader had no heir when it ended, according to its log.
 func (f *failover) hadNoHeir(leader int) (bool, error) {
 	if failoverOptions.promise == 0 {
 		return false, nil
@@ -286,7 +286,7 @@ func (f *failover) hadNoHeir(leader int) (bool, error) {
 	return true, nil
 }
 
-// keepLogs copies all logs and the current lock.
+// keepLogs copies all logs and the current lock to a directory of this round.
 func (f *failover) keepLogs(name string) error {
 	dir := filepath.Join(failoverOptions.logs, fmt.Sprintf("%s-%d", name, f.round))
 	if err := os.MkdirAll(dir, 0o755); err != nil {

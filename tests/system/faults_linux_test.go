@@ -77,7 +77,7 @@ var faults = []fault{
 					replaced++
 				}
 			}
-			// max_unhealthy is 40 %, and at least 2.
+			// At most 40 % of the VMs may be replaced at a time, but two always may.
 			if replaced > 2 {
 				err = errors.Join(err, fmt.Errorf("%d of %d VMs were replaced although they ran", replaced, size))
 			}
@@ -173,7 +173,8 @@ var faults = []fault{
 	{"object store stopped (SIGSTOP), VMs killed",
 		"half-open connections time out; killed VMs are replaced when it continues", nil,
 		func(ctx context.Context, s *shard) (string, error) {
-			// SIGSTOP does not work for agents, because tmux continues the processes of its panes.
+			// The fault pauses the object store only. The agents cannot be paused too, because tmux continues stopped
+			// processes.
 			pid := s.process(local.Store).PID
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				return "", err
@@ -285,7 +286,7 @@ var faults = []fault{
 		}},
 }
 
-// wrongClock sets the clock of the leader wrong by more than any tolerance, and right again.
+// wrongClock changes the clock of the leader by more than any permitted deviation, and later sets it right.
 func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, error) {
 	leader, term, err := s.awaitLeader(ctx)
 	if err != nil {

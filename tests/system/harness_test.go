@@ -27,11 +27,11 @@ const servers = 2
 // group is the group of the shards, in the default tenant.
 const group = "workers"
 
-// convergeTimeout bounds how long a shard may take to converge. The longest wait in it is the minute for which a VM may
-// be missing from the provider's list.
+// convergeTimeout limits the time in which a shard must converge. The longest delay is a minute: a VM that is missing
+// from the provider's list counts as lost only after that time.
 const convergeTimeout = 3 * time.Minute
 
-// Flags of more than one test. The defaults of -rounds and -seed depend on the test.
+// These flags apply to several tests. For -rounds and -seed, each test has its own default.
 var (
 	binFlag    = flag.String("bin", "", "directory of the binaries; without it no shard is started")
 	keepFlag   = flag.Bool("keep", false, "keep the directory of the shard")
@@ -40,7 +40,8 @@ var (
 )
 
 // runShard runs fn on a stack in a temporary directory and removes the stack. SIGINT and SIGTERM end the context of fn.
-// trial may set AccessKey and Environment; runShard sets the rest.
+// The caller may set fields of "trial", such as Environment. runShard sets the name, the directories, the number of
+// servers and Keep.
 func runShard(t *testing.T, script string, trial local.Trial, fn func(context.Context, *local.Stack) error) {
 	t.Helper()
 	if *binFlag == "" {

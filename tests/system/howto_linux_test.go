@@ -23,8 +23,8 @@ import (
 )
 
 // TestHowTo runs the shell commands of pages in docs/how-to on a cluster of real servers and agents, in the order of
-// the page. Between them it does what the page says in words. Names such as GROUP and my-bucket are replaced by those
-// of the cluster.
+// the page. If the page describes a step in words, the test does that step too. It replaces names such as GROUP and
+// my-bucket by those of the cluster.
 func TestHowTo(t *testing.T) {
 	var traces atomic.Int32
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -55,7 +55,7 @@ func TestHowTo(t *testing.T) {
 type guide struct {
 	file  string
 	steps []step
-	// check verifies the parts of the page that are not commands. Optional.
+	// check, if not nil, verifies the parts of the page that are not commands.
 	check func(ctx context.Context, text string) error
 }
 
@@ -63,9 +63,10 @@ type guide struct {
 type step struct {
 	// before does what the page says before the commands. Optional.
 	before func(context.Context) error
-	// texts must be in the output of the commands. Names in them are replaced first.
+	// texts must be in the output of the commands. Names in texts are replaced like the names in the commands.
 	texts []string
-	// until is for commands that run until they are interrupted. It is the text that they print when they work.
+	// "until" is set for commands that run until they are interrupted. The test interrupts them when they have printed
+	// this text.
 	until string
 	// after gets the output. Optional.
 	after func(ctx context.Context, output string) error
@@ -168,8 +169,8 @@ func (h *howTo) follow(ctx context.Context, p guide) error {
 	return nil
 }
 
-// call sets the values that replace names of a page, such as GROUP. names holds names and values alternately. Later
-// values replace earlier ones.
+// call sets what replaces the names on a page, such as GROUP. The arguments are a name, its replacement, the next name,
+// and so on. A later call overrides an earlier one.
 func (h *howTo) call(names ...string) { h.names = append(names, h.names...) }
 
 // replace replaces the names of pages by those of the cluster.
@@ -256,7 +257,7 @@ func (h *howTo) ask(ctx context.Context, value any, args string) error {
 	return json.Unmarshal([]byte(output), value)
 }
 
-// write returns a function that changes the configuration in FILE.
+// write returns a function that changes the configuration and writes it to the file that the page calls FILE.
 func (h *howTo) write(change func(*config.Shard)) func(context.Context) error {
 	return func(context.Context) error {
 		change(h.document)
@@ -296,8 +297,8 @@ func snippet(file string, into any, replacements ...string) error {
 	return json.Unmarshal(raw, into)
 }
 
-// healthy returns a function that waits until exactly size instances exist and are healthy. It sets INSTANCE to the
-// first one.
+// healthy returns a function that waits until exactly "size" instances exist and are healthy. INSTANCE on the page then
+// stands for the first of them.
 func (h *howTo) healthy(size int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		found, err := h.operator.AwaitHealthy(ctx, size)

@@ -76,7 +76,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 	}
 }
 
-// awaitHistory waits until the new leader knows the registration of INSTANCE from the former leader's journal.
+// awaitHistory waits until the new leader has read the former leader's journal. It then knows when INSTANCE registered.
 func (h *howTo) awaitHistory(ctx context.Context) error {
 	for {
 		output, err := h.shell(ctx, "nstance-admin events --instance INSTANCE --shard SHARD", "")
@@ -91,7 +91,7 @@ func (h *howTo) awaitHistory(ctx context.Context) error {
 	}
 }
 
-// withoutOverride ends the override of the group.
+// withoutOverride removes the override of the group's size, and waits until the group has its configured size.
 func (h *howTo) withoutOverride(ctx context.Context, _ string) error {
 	if _, err := h.shell(ctx, "nstance-admin group delete GROUP --yes", ""); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (h *howTo) pagesAboutRollouts() []guide {
 	}
 }
 
-// addChecks applies the page's health checks to a new group, which must become healthy.
+// addChecks adds a group with the health checks that the page describes. The group must become healthy.
 func (h *howTo) addChecks(ctx context.Context) error {
 	health := strings.TrimPrefix(h.stack.URL(1, ""), "http://127.0.0.1:")
 	var page config.Shard
@@ -186,7 +186,7 @@ func (h *howTo) removeGroup(name string) func(context.Context, string) error {
 	}
 }
 
-// pushRollout gives the group the page's careful rollout, with a short time to bake.
+// pushRollout applies the page's rollout settings to the group, but shortens the wait after the canary.
 func (h *howTo) pushRollout(ctx context.Context) error {
 	var spec config.GroupSpec
 	if err := snippet("roll-out.md", &spec, `"10m"`, `"1s"`); err != nil {
@@ -197,7 +197,8 @@ func (h *howTo) pushRollout(ctx context.Context) error {
 	})(ctx)
 }
 
-// checkSchedules gives the group the page's schedules with smaller sizes. Then an operator cannot change its size.
+// checkSchedules gives the group the page's schedules, with smaller sizes. While the group has schedules, an operator
+// must not be able to change its size.
 func (h *howTo) checkSchedules(ctx context.Context, _ string) error {
 	var spec config.GroupSpec
 	if err := snippet("schedules.md", &spec, `"size": 20`, `"size": 3`); err != nil {

@@ -50,7 +50,7 @@ func (h *howTo) pagesAboutServers() []guide {
 	}
 }
 
-// tracing returns the variable of docs/how-to/monitor.md that turns traces on.
+// tracing returns the environment variable that, according to docs/how-to/monitor.md, makes the servers send traces.
 func tracing(t *testing.T, url string) []string {
 	text, err := read("monitor.md")
 	if err != nil || len(blocks(text, "ini")) != 1 {
@@ -82,7 +82,8 @@ func (h *howTo) checkMonitoring(ctx context.Context, text string) error {
 	return nil
 }
 
-// stopStandby stops the second server. The page's commands then start a server with the same ports and cache.
+// stopStandby stops the server that does not lead, because the page's commands start a server that uses the same ports
+// and cache.
 func (h *howTo) stopStandby(ctx context.Context) error {
 	leader, _, err := awaitLeaderWithHeir(ctx, h.stack)
 	if err != nil {
@@ -98,8 +99,8 @@ func (h *howTo) stopStandby(ctx context.Context) error {
 	return nil
 }
 
-// checkUnit runs the command in the page's systemd unit. If systemd is installed, checkUnit lets it verify the unit.
-// Then it starts the standby again.
+// checkUnit runs the command in the page's systemd unit. If systemd is installed, systemd-analyze verifies the unit.
+// Then checkUnit starts the second server again.
 func (h *howTo) checkUnit(ctx context.Context, text string) (err error) {
 	unit := strings.ReplaceAll(blocks(text, "ini")[0], "/usr/local/bin", h.stack.Bin)
 	_, command, _ := strings.Cut(unit, "ExecStart=")
@@ -181,7 +182,7 @@ func (h *howTo) loseEverything(ctx context.Context) error {
 	return h.healthy(2)(ctx)
 }
 
-// growAndStop adds an instance, which the backup does not know, and stops the servers.
+// growAndStop adds an instance to the group, which is not in the backup, and stops the servers.
 func (h *howTo) growAndStop(ctx context.Context) error {
 	if _, err := h.shell(ctx, "nstance-admin group scale GROUP 3 --wait", ""); err != nil {
 		return err
@@ -205,7 +206,7 @@ func (h *howTo) replaceObjects(context.Context, string) error {
 	return os.CopyFS(bucket, os.DirFS(h.file("restore/objects")))
 }
 
-// pushNewKey applies the page's configuration with both keys.
+// pushNewKey applies the page's configuration, which contains the new and the old encryption key.
 func (h *howTo) pushNewKey(ctx context.Context) error {
 	var page config.Shard
 	if err := snippet("rotate-keys.md", &page, "/etc/nstance/new.key", h.file("new.key")); err != nil {

@@ -24,7 +24,8 @@ const (
 
 // TestKill9 kills random processes of a shard at random moments while the group is scaled and VMs die. Servers and the
 // object store are started again, as systemd would. Afterwards the shard must converge: each VM has one record and one
-// agent. The same seed gives the same kills at the same times, but not the same order of steps in the processes.
+// agent. The same seed gives the same kills at the same times. But the processes may then be at other points of their
+// work.
 func TestKill9(t *testing.T) {
 	rounds, seed := *roundsFlag, *seedFlag
 	if rounds < 0 {
@@ -227,7 +228,8 @@ func (s *supervised) begin(ctx context.Context) (err error) {
 	return err
 }
 
-// kill waits until the process runs, sends SIGKILL, and sets the delay before the next start. It returns a description.
+// kill waits until the process runs, sends SIGKILL, and sets the delay before the next start. It returns a text that
+// describes this.
 func (s *supervised) kill(ctx context.Context, delay time.Duration) (string, error) {
 	for {
 		s.mu.Lock()

@@ -27,8 +27,9 @@ var (
 	memoryFlag = flag.Int("memory", 512, "memory of a VM in MiB, for -debian")
 )
 
-// TestDebian boots VMs with a whole Debian and the boot script of the Terraform provider, side by side on a real
-// libvirtd. It prints how long each takes from the create call until it has registered, and the memory of its QEMU.
+// TestDebian boots several VMs at the same time on a real libvirtd. They run a complete Debian with the boot script of
+// the Terraform provider. The test prints the time from the create call to the registration of each VM, and the memory
+// of its QEMU.
 func TestDebian(t *testing.T) {
 	if *debianFlag == "" {
 		t.Log("run by hand, as scripts/libvirt.sh says: without hardware support, Debian boots for minutes")
@@ -120,7 +121,8 @@ func (s *libvirtShard) reportDebian(ctx context.Context, since time.Time, instan
 	return nil
 }
 
-// measure runs a shell script, which has the PID of an instance's QEMU in $pid, and returns the number that it prints.
+// measure runs a shell script and returns the number that it prints. In the script, $pid is the PID of an instance's
+// QEMU.
 func (s *libvirtShard) measure(ctx context.Context, instance, script string) (int, error) {
 	out, err := s.daemon.Enter(ctx, "sh", "-c", `pid=$(cat "/run/libvirt/qemu/$1.pid") && `+script, "sh",
 		instance).Output()

@@ -50,7 +50,8 @@ func TestLibvirt(t *testing.T) {
 	})
 }
 
-// hostNetwork is the network of the VMs: every program runs on the host and has this address there.
+// hostNetwork is the network in this test. All programs run on the host, so each of them has the host's address in the
+// network of the VMs.
 type hostNetwork string
 
 func (n hostNetwork) Host(string) string                { return string(n) }
@@ -113,7 +114,7 @@ func (s *libvirtShard) start(ctx context.Context) error {
 	return nil
 }
 
-// lead starts the store, writes the configuration, starts the servers, and connects to the first leader.
+// lead starts the store, writes the configuration, starts the servers, and connects to the server that leads first.
 func (s *libvirtShard) lead(ctx context.Context, configure func(context.Context) error) error {
 	if _, err := s.stack.StartStore(ctx); err != nil {
 		return err
@@ -166,7 +167,7 @@ func (s *libvirtShard) report(format string, value any, began time.Time) {
 	fmt.Printf("libvirt: "+format+": %v\n", value, time.Since(began).Round(10*time.Millisecond))
 }
 
-// killQEMU kills the process of a VM. The server learns of it by libvirt's event and makes another VM.
+// killQEMU kills the QEMU process of a VM. libvirtd sends the server an event, and the server must make another VM.
 func (s *libvirtShard) killQEMU(ctx context.Context) error {
 	for range *killsFlag {
 		before, err := s.healthy(ctx)
@@ -235,7 +236,7 @@ func unchanged(before, after []*nstancev1.InstanceStatus) error {
 	return nil
 }
 
-// killDaemon kills libvirtd and starts it after several reports of the agents. No VM is replaced.
+// killDaemon kills libvirtd. It starts libvirtd again when the agents have sent several reports. No VM may be replaced.
 func (s *libvirtShard) killDaemon(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {
@@ -256,9 +257,9 @@ func (s *libvirtShard) killDaemon(ctx context.Context) error {
 	return unchanged(before, after)
 }
 
-// killLeader kills the leader's process twice. Its machine keeps running, and has the leader's address until the
-// address's lifetime ends. The standby takes the address. The test observes the takeover from a third network
-// namespace. No VM is replaced.
+// killLeader kills the process of the server that leads, two times. The machine of the server keeps the leader's
+// address until the lifetime of the address ends, but the standby must take the address at once. The test observes this
+// from a third network namespace. No VM may be replaced.
 func (s *libvirtShard) killLeader(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {

@@ -22,8 +22,9 @@ import (
 	testlibvirtd "github.com/nstance-kit/nstance/tests/cloud/libvirtd"
 )
 
-// TestServerVM makes a VM for a server with modules/libvirt/servers and a whole Debian. The server gets its secrets
-// from a CD-ROM, leads, and takes the leader's address. The server has no hosts for VMs, so the group is empty.
+// TestServerVM makes a VM for a server with modules/libvirt/servers and a complete Debian. The server gets its secrets
+// from a CD-ROM, leads, and takes the leader's address. The server has no libvirt host that could run VMs, so the group
+// is empty.
 func TestServerVM(t *testing.T) {
 	if *debianFlag == "" {
 		t.Log("run by hand, as scripts/libvirt.sh says: without hardware support, Debian boots for minutes")
@@ -113,8 +114,9 @@ func (s *libvirtShard) makeServerVM() error {
 	return module.Run("apply", "-auto-approve")
 }
 
-// serverScript returns the boot script of a server, with the commands of modules/libvirt/shard. The image is that of an
-// agent, so the script makes the unit's user, and downloads the program from this process.
+// serverScript returns the boot script of a server, with the commands of modules/libvirt/shard. The test uses the image
+// of an agent. So the script must also create the user nstance-server, and download the server's program from this
+// test.
 func (s *libvirtShard) serverScript(environment map[string]string) (string, error) {
 	program := filepath.Join(*binFlag, "nstance-server")
 	content, err := os.ReadFile(program)

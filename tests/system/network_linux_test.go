@@ -20,7 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// Machines of the network, besides those of the object store and the servers.
+// The network also has these machines, besides those of the object store and the servers.
 const (
 	vms      = "vms"      // all VMs
 	observer = "observer" // this test
@@ -30,8 +30,8 @@ const (
 var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31,
 	local.Leader: 100}
 
-// network carries packets between network namespaces in this process, so it can lose and delay any of them. Each
-// machine has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
+// network forwards packets between network namespaces. This process forwards them, so it can lose and delay packets.
+// Each machine has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host
@@ -47,7 +47,7 @@ type network struct {
 	byAddr map[netip.Addr]string
 }
 
-// link is what happens to packets from one machine to another.
+// link defines which share of the packets from one machine to another is lost, and by how much the others are delayed.
 type link struct {
 	loss  float64 // share of lost packets, 0 to 1
 	delay time.Duration
@@ -59,8 +59,8 @@ type host struct {
 	tun  *os.File
 }
 
-// thread runs a function on a new OS thread that ends with the function, because the function changes the namespaces of
-// its thread.
+// thread runs a function on a new OS thread. The function changes the namespaces of its thread, so the thread must end
+// with the function.
 func thread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -70,8 +70,8 @@ func thread(f func() error) error {
 	return <-result
 }
 
-// newNetwork makes a network and its machines. The number is part of the addresses. The observer is in the namespace of
-// this process.
+// newNetwork makes a network and its machines. "number" is the third byte of the machines' addresses. The observer is
+// in the namespace of this process.
 func newNetwork(number byte, seed uint64) (n *network, err error) {
 	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{},
 		ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
@@ -148,7 +148,7 @@ func (n *network) close() {
 	n.wg.Wait()
 }
 
-// carry delivers, delays or drops the packets that a machine sends.
+// carry forwards the packets that one machine sends, possibly delayed, or drops them.
 func (n *network) carry(from *host) {
 	packet := make([]byte, 65536)
 	for {
@@ -220,7 +220,7 @@ func (n *network) disconnect(a, b string) {
 	n.block(b, a)
 }
 
-// losePackets drops a share of the packets between all machines but the observer.
+// losePackets drops the given share of all packets, except those to and from the observer.
 func (n *network) losePackets(share float64) {
 	for from := range n.hosts {
 		for to := range n.hosts {
@@ -231,7 +231,8 @@ func (n *network) losePackets(share float64) {
 	}
 }
 
-// repair ends all faults of the network and of the clocks. It returns the number of packets lost since the last call.
+// repair ends all faults of the network and of the clocks. It returns the number of packets that were lost since the
+// previous call of repair.
 func (n *network) repair() (lost int) {
 	for _, clock := range n.clocks {
 		clock.step(0)
@@ -243,8 +244,8 @@ func (n *network) repair() (lost int) {
 	return lost
 }
 
-// moveLeaderAddress moves the address of the leader to the holder of the lock until ctx ends, as a cloud moves a
-// network interface.
+// moveLeaderAddress gives the leader's address to the server that holds the lock, again and again until ctx ends. On a
+// cloud, a network interface moves in this way.
 func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Context) (string, error)) {
 	for ctx.Err() == nil {
 		if name, err := holder(ctx); err == nil && n.hosts[name] != nil {

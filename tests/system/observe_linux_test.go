@@ -65,7 +65,7 @@ func readLeaderPage(ctx context.Context, client *http.Client, url string) (p lea
 	if err != nil || !strings.HasPrefix(string(body), "leader term=") {
 		return leaderPage{}
 	}
-	// The page of a leader without an heir has no heir=.
+	// If the leader has no heir, the page lacks the part heir=.
 	_, _ = fmt.Sscanf(string(body), "leader term=%d heir=%s", &p.term, &p.heir)
 	p.leads = true
 	return p
@@ -85,7 +85,7 @@ func (w *leaderPoll) longestGap() time.Duration {
 	return max(w.longest, time.Since(w.led))
 }
 
-// leaders returns the servers that say that they lead.
+// leaders returns the servers whose /leader page shows that they lead.
 func (w *leaderPoll) leaders() (found map[string]leaderPage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,8 +113,8 @@ func (s *shard) awaitPair(ctx context.Context) (leader, heir string, term uint64
 	}
 }
 
-// actionLog reads in the servers' logs which server acted in which term. It relies on the order in which lines are
-// written, because the clocks of the servers may be wrong.
+// actionLog reads in the servers' logs which server acted in which term. It ignores the times of the lines, because the
+// clocks of the servers may be wrong. Only the order in which the lines were written counts.
 type actionLog struct {
 	mu    sync.Mutex
 	pass  int                        // number of reads of all logs
@@ -138,8 +138,9 @@ func (j *actionLog) collect(ctx context.Context, s *local.Stack) {
 	}
 }
 
-// read reads the new lines of one log. It fails if a server acts in a term after another server acted in a later term.
-// The logs are read in turn, so the order of two actions is certain only if they are at least two passes apart.
+// read reads the new lines of one log. It records an error if a server acts in a term although another server has
+// already acted in a later term. The logs are read in turn. So the order of two actions is certain only if one was read
+// at least two passes before the other.
 func (j *actionLog) read(n int, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -183,7 +184,7 @@ func (j *actionLog) read(n int, path string) error {
 	return nil
 }
 
-// check returns what was wrong in the logs so far.
+// check returns an error if the logs read so far show a wrong action, or no action at all.
 func (j *actionLog) check(context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -18,9 +18,9 @@ import (
 
 var terraformFlag = flag.String("terraform", "", "path of tofu or terraform, for paused")
 
-// TestPausedLeader pauses the leader (SIGSTOP) of a cluster as `make up` starts it: examples/local, applied, and two
-// servers on one machine. The standby must lead, and the agents must report to the standby. A killed VM must be
-// replaced, but no other VM. The first leader must become a follower when it continues.
+// TestPausedLeader starts a cluster like `make up`: it applies examples/local and runs two servers on one machine. Then
+// it pauses the leader (SIGSTOP). The standby must lead, and the agents must report to the standby. A killed VM must be
+// replaced, but no other VM. When the first leader continues, it must become a follower.
 func TestPausedLeader(t *testing.T) {
 	runShard(t, "scripts/paused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("timeout after 3 minutes"))

@@ -46,7 +46,7 @@ func TestProxmox(t *testing.T) {
 	})
 }
 
-// hostAddress is the address of this machine for the VMs. QEMU's user network forwards connections to it.
+// hostAddress is the address at which VMs reach this machine. QEMU's user network forwards their connections.
 const hostAddress = "10.77.9.1"
 
 // proxmoxShard is one run of TestProxmox.
@@ -57,7 +57,8 @@ type proxmoxShard struct {
 	operator *local.Operator
 }
 
-// configure writes the configuration of the shard with a size of the group, one VM on each node.
+// configure writes the configuration of the shard, with the given size of the group. If the size is 2, each node gets
+// one VM.
 func (s *proxmoxShard) configure(ctx context.Context, size int) error {
 	return s.stack.PutConfig(ctx, func(c *config.Shard) {
 		c.Server.HealthCheckInterval, c.Server.DefaultDrainTimeout = duration(2*time.Second), duration(time.Second)
@@ -143,7 +144,8 @@ func (s *proxmoxShard) awaitVolumes(ctx context.Context, text string, want int) 
 	}
 }
 
-// takeNodeDown cuts a node off from the API while its VM runs and reports. No VM is replaced.
+// takeNodeDown makes a node unreachable for the API for some seconds. The node's VM runs and its agent reports all the
+// time, so no VM may be replaced.
 func (s *proxmoxShard) takeNodeDown(ctx context.Context, before []*nstancev1.InstanceStatus) error {
 	s.pve.SetOnline("pve2", false)
 	if err := local.Pause(ctx, 3*time.Second); err != nil {

@@ -17,10 +17,10 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// TestRefusedConfiguration gives a running shard configurations that its servers cannot run, in three ways: with an
-// apply of Terraform, with `nstance-admin config push`, and by writing the bucket. Each must be refused, either before
-// it is written or by the leader. After each, the leader must replace a killed VM, and so must the successor of a
-// leader that was killed. In the end the corrected configuration must be applied.
+// TestRefusedConfiguration gives a running shard configurations that its servers cannot run. It does that in three
+// ways: with an apply of Terraform, with `nstance-admin config push`, and by writing to the bucket. Each configuration
+// must be refused, either before it is written or by the leader. Afterwards, the leader must still replace a killed VM.
+// If the leader is killed, its successor must do the same. In the end, the corrected configuration must be applied.
 func TestRefusedConfiguration(t *testing.T) {
 	runShard(t, "scripts/refused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("timeout after 10 minutes"))
@@ -46,7 +46,7 @@ type refused struct {
 	module    string // the good Terraform configuration
 	document  string // the good configuration of the shard, as applied
 	servers   [servers + 1]*local.Process
-	// adapt changes the applied configuration before the servers start. Optional.
+	// adapt, if not nil, changes the applied configuration before the servers start.
 	adapt func(*config.Shard)
 }
 
@@ -60,7 +60,7 @@ type badConfiguration struct {
 
 func (r *refused) file(name string) string { return filepath.Join(r.stack.Dir, name) }
 
-// start applies examples/local and starts the servers. From then on, every apply tells the leader to read the
+// start applies examples/local and starts the servers. Each apply after that also tells the leader to read the
 // configuration.
 func (r *refused) start(ctx context.Context) (err error) {
 	if _, err := r.stack.StartStore(ctx); err != nil {
@@ -175,7 +175,8 @@ func (r *refused) run(ctx context.Context) error {
 	return awaitConverged(ctx, r.stack, r.operator, refusedSize)
 }
 
-// refuse gives the shard one configuration in each of the ways, and checks that it is refused and that the shard works.
+// refuse tries to give the shard a bad configuration in each of the three ways. Each must be refused, and the leader
+// must still replace a VM.
 func (r *refused) refuse(ctx context.Context, bad badConfiguration) error {
 	module, err := replaceOnce(r.module, bad.module[0], bad.module[1])
 	if err != nil {

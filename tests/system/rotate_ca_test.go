@@ -25,17 +25,18 @@ import (
 )
 
 const (
-	// rotationSize is the size of the group whose agents follow a rotation.
+	// rotationSize is the size of the group. Its agents must change to the new CA.
 	rotationSize = 4
-	// rotationLimit bounds one rotation. Leaders follow each of its steps within 3 minutes, and agents within 5 more.
+	// rotationLimit limits the time of one rotation. The rotation waits in each step until the leaders and the agents
+	// have changed. Leaders need up to 3 minutes, and agents up to 5 minutes more.
 	rotationLimit = 45 * time.Minute
 )
 
 // TestRotateCA rotates the cluster's CA and nonce key with `nstance-admin cluster rotate-ca` while a client of the
-// operator API calls the shard every half second. The command is interrupted once in each step and started again. In
-// the first step the leader is killed. In both steps a VM is killed and must be replaced. No call may fail because of a
-// certificate, and no other VM may be replaced. In the end only the new CA is trusted, and only nonces of the new key
-// are accepted.
+// operator API calls the shard every half second. The rotation has two steps. In each step, the test interrupts the
+// command once and starts it again, and kills a VM, which must be replaced. In the first step it also kills the leader.
+// No call may fail because of a certificate, and no other VM may be replaced. In the end only the new CA may be
+// trusted, and only nonces of the new key accepted.
 func TestRotateCA(t *testing.T) {
 	runShard(t, "scripts/rotate-ca.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, rotationLimit, fmt.Errorf("no end after %v", rotationLimit))
@@ -83,7 +84,8 @@ func (r *rotation) admin(ctx context.Context, args ...string) ([]byte, error) {
 	return output, nil
 }
 
-// register registers the client, or renews its certificate if the rotation needs that.
+// register registers the client. If the client is registered, it renews the client's certificate when the rotation
+// makes that necessary.
 func (r *rotation) register(ctx context.Context) error {
 	_, err := r.admin(ctx, "cluster", "register-operator", "--cluster-id", local.Cluster, "--storage-bucket",
 		local.Bucket, "--output-dir", r.identity)
@@ -162,7 +164,8 @@ func (r *rotation) start(ctx, supervising context.Context) (err error) {
 	return r.register(ctx)
 }
 
-// call calls the operator API until ctx ends, and renews the identity as a scheduled job would.
+// call calls the operator API until ctx ends. Every 20 s it renews the client's identity, as a user's scheduled job
+// would.
 func (r *rotation) call(ctx context.Context) {
 	last, renewed := time.Now(), time.Now()
 	for local.Pause(ctx, 500*time.Millisecond) == nil {
@@ -295,7 +298,7 @@ func (r *rotation) run(ctx context.Context) error {
 		return fmt.Errorf("rotate-ca: %w: %s", err, output)
 	}
 	r.note("the rotation is finished")
-	// The agents renew once more to trust only the new CA.
+	// After the rotation, the client gets certificates and a bundle that has only the new CA.
 	if err := r.register(ctx); err != nil {
 		return err
 	}
@@ -315,8 +318,8 @@ func (r *rotation) run(ctx context.Context) error {
 	return r.check(ctx, first, [][]string{before, between, after, last})
 }
 
-// check checks the result: exactly the two killed VMs were replaced, no call was refused for a certificate, and only
-// the new CA is trusted.
+// check checks the result of the test. Exactly the two killed VMs were replaced. No call failed because of a
+// certificate. Only the new CA is trusted.
 func (r *rotation) check(ctx context.Context, first []*x509.Certificate, instances [][]string) error {
 	var errs []error
 	for i, want := range []int{rotationSize - 1, rotationSize - 1, rotationSize} {

@@ -41,7 +41,7 @@ type shard struct {
 	running  map[string]*local.Process // by name
 }
 
-// form is how a shard is set up.
+// form tells whether a shard under test has an heir, and in which network it is.
 type form struct {
 	name string
 	heir bool
@@ -49,7 +49,7 @@ type form struct {
 	number byte
 }
 
-// effectiveLease returns the lease for servers other than the heir.
+// effectiveLease returns the lease for which a server waits that is not the heir.
 func (f form) effectiveLease() time.Duration {
 	if f.heir {
 		return *heirLease
@@ -57,7 +57,8 @@ func (f form) effectiveLease() time.Duration {
 	return lease
 }
 
-// faultTime returns how long a fault lasts: the given time in the long form, at most three leases in the short form.
+// faultTime returns how long a fault lasts. In the long form of the test that is the time "full", and in the short form
+// at most three leases.
 func faultTime(full time.Duration) time.Duration { return shortFaultTime(full, 3*lease) }
 
 // shortFaultTime returns full in the long form of the test, and the smaller of full and short in the short form.
@@ -79,7 +80,8 @@ func startShard(t *testing.T, f form) *shard {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.close)
-	// t.TempDir would be removed with disks mounted in it, and its path is too long for a socket.
+	// A directory of t.TempDir would be removed although disks are mounted in it. Also, its path is too long for a
+	// socket.
 	dir, err := os.MkdirTemp("", "nstance-chaos-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
@@ -170,8 +172,8 @@ func (s *shard) settings(c *config.Shard) {
 
 // startAll starts every program that does not run.
 func (s *shard) startAll(ctx context.Context) error {
-	// Start the tmux server, in which the VMs run, on the machine vms. Otherwise nstance-server would start tmux on the
-	// machine of nstance-server.
+	// The tmux server, in which the VMs run, must be on the machine vms. If it does not run, nstance-server starts it
+	// on its own machine.
 	if s.process("tmux") == nil || !s.process("tmux").Running() {
 		p, err := s.StartTmux(ctx, vms)
 		if err != nil {
@@ -244,7 +246,7 @@ func (s *shard) awaitLeader(ctx context.Context) (name string, term uint64, err 
 	return s.leader(ctx)
 }
 
-// awaitTerm waits for the leader of a later term.
+// awaitTerm waits for a leader whose term is later than the given one, and returns the leader's name.
 func (s *shard) awaitTerm(ctx context.Context, after uint64) (name string, err error) {
 	for {
 		name, term, err := s.leader(ctx)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pseudo-terminal at which the test types.
+// terminal is a pseudo-terminal. The test types into it like a user.
 type terminal struct{ user, screen *os.File }
 
 // newTerminal opens a terminal and types the same line many times.

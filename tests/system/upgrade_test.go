@@ -25,16 +25,17 @@ var (
 	oldRoot = flag.String("old-root", "", "for upgrade: the repository at that version")
 )
 
-// upgradeServers is the number of servers: 1 and 2 are of the earlier version, 3 and 4 of this one. In a cloud each
-// server has its own machine. Here the servers share one machine, so that each needs its own ports.
+// upgradeServers is the number of servers: 1 and 2 are of the earlier version, 3 and 4 of the current one. In a cloud
+// each server has its own machine. Here the servers share one machine, so that each needs its own ports.
 const upgradeServers = 4
 
-// upgradeSize is the size of the group whose VMs must stay.
+// upgradeSize is the size of the first group. Its VMs must not be replaced.
 const upgradeSize = 3
 
 // TestUpgrade upgrades a cluster of an earlier version part by part: servers, agents, Terraform provider. It downgrades
-// where docs/how-to/upgrade.md permits that, and upgrades again. At first every program is of the earlier version,
-// including those that wrote the bucket. Meanwhile another group is scaled. No VM of the first group may be replaced.
+// where docs/how-to/upgrade.md permits that, and upgrades again. The bucket comes from the earlier version, and at
+// first all programs are of this version. During the test, another group is scaled up and down. No VM of the first
+// group may be replaced.
 func TestUpgrade(t *testing.T) {
 	if *oldFlag == "" {
 		t.Log("run by scripts/upgrade.sh, which builds the binaries")
@@ -63,8 +64,8 @@ func TestUpgrade(t *testing.T) {
 // upgrade is one run of TestUpgrade.
 type upgrade struct {
 	stack *local.Stack
-	// bin is the directory that the stack runs programs from. Each program in it is a link to the program of the
-	// version old or current.
+	// bin is the directory from which the stack runs programs. They are links to the programs in one of two
+	// directories: old, with the earlier version, or current.
 	bin, old, current string
 	tf                *local.Terraform
 	operator          *local.Operator
@@ -129,7 +130,7 @@ func (u *upgrade) checkLoad() error {
 	return nil
 }
 
-// use links programs of a version into bin, so that later starts use them.
+// use makes programs in bin links to the programs of a version, so that the next starts use that version.
 func (u *upgrade) use(version string, programs ...string) error {
 	for _, program := range programs {
 		link := filepath.Join(u.bin, program)
@@ -185,8 +186,9 @@ func (u *upgrade) start(ctx context.Context) error {
 	return err
 }
 
-// apply applies examples/local of the earlier version with its provider. The only change: agents get the addresses of
-// all servers, because no leader's address moves on one machine.
+// apply applies the earlier version of examples/local with the provider of that version. It makes one change: the
+// agents get the addresses of all servers. All servers are on one machine, so there is no leader's address that could
+// move.
 func (u *upgrade) apply(ctx context.Context) (err error) {
 	u.stack.Root = *oldRoot
 	if u.tf, err = u.stack.Terraform(*terraformFlag); err != nil {
@@ -267,7 +269,7 @@ func (u *upgrade) admins(ctx context.Context) error {
 	for _, version := range []string{u.old, u.current} {
 		for _, args := range [][]string{{"group", "list"}, {"instance", "list"}, {"config", "status"},
 			{"instance", "show", u.vms[0].Instance.String()}} {
-			// A call may fail at a moment without a leader.
+			// A call may fail while no server leads, so it is repeated.
 			var out string
 			var err error
 			for range 10 {
@@ -289,8 +291,8 @@ func (u *upgrade) admins(ctx context.Context) error {
 	return nil
 }
 
-// registerWithOld checks that the old nstance-admin refuses to register an operator, because it cannot read the signed
-// cluster/ca.crt, and that the current nstance-admin registers one.
+// registerWithOld checks that the current nstance-admin can register an operator. The old nstance-admin must refuse
+// that, because it cannot read the signed cluster/ca.crt.
 func (u *upgrade) registerWithOld(ctx context.Context) error {
 	const refusal = "read cluster/ca.crt"
 	out, err := u.admin(ctx, u.old, "cluster", "register-operator", "--storage-bucket", local.Bucket, "--output-dir",
@@ -305,7 +307,7 @@ func (u *upgrade) registerWithOld(ctx context.Context) error {
 	return nil
 }
 
-// replace starts a server, waits until it is ready, and stops another one.
+// replace starts the server "next", waits until it is ready, and stops the server "gone".
 func (u *upgrade) replace(ctx context.Context, gone, next int) error {
 	if err := u.startServer(ctx, next); err != nil {
 		return err
@@ -313,7 +315,7 @@ func (u *upgrade) replace(ctx context.Context, gone, next int) error {
 	return u.servers[gone].Stop(30 * time.Second)
 }
 
-// agents replaces the program of all agents, and restarts them one after the other.
+// agents makes all VMs use the nstance-agent of a version. It restarts the agents one after the other.
 func (u *upgrade) agents(ctx context.Context, version string) error {
 	if err := u.use(version, "nstance-agent"); err != nil {
 		return err
@@ -334,7 +336,7 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 		if at < 0 {
 			return nil
 		}
-		// SIGINT ends the agent but not its VM, as when systemd restarts the unit.
+		// SIGINT ends the agent but not its VM. A restart of the agent's systemd unit has the same effect.
 		_ = syscall.Kill(agents[at].PID, syscall.SIGINT) // it may have ended
 		if err := local.Pause(ctx, 500*time.Millisecond); err != nil {
 			return err
@@ -342,8 +344,8 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 	}
 }
 
-// provider applies the unchanged configuration with the new provider. It must not change the shard's configuration.
-// The old provider does not read the state afterwards.
+// provider applies the unchanged configuration with the new Terraform provider. This apply must not change the shard's
+// configuration. Afterwards, the old provider must refuse to apply it, because it cannot read the new state.
 func (u *upgrade) provider(ctx context.Context) error {
 	if err := u.use(u.current, "terraform-provider-nstance"); err != nil {
 		return err
@@ -371,7 +373,7 @@ func (u *upgrade) provider(ctx context.Context) error {
 	return u.use(u.current, "terraform-provider-nstance")
 }
 
-// handOver stops the leader among the new servers and starts it again.
+// handOver stops the new server that leads, so that another one leads, and starts the stopped server again.
 func (u *upgrade) handOver(ctx context.Context) error {
 	holder, err := lockHolder(ctx, u.stack)
 	if err != nil {
@@ -388,8 +390,8 @@ func (u *upgrade) handOver(ctx context.Context) error {
 	return fmt.Errorf("the lock names %s, want a new server", holder)
 }
 
-// serversGoBack stops the new servers and starts an old one. The old one must not lead, because it cannot read the
-// lock. The VMs go on running. Then the new servers lead again.
+// serversGoBack stops the new servers and starts an old server. The old server must not lead, because it cannot read
+// the lock. The VMs must continue to run. Then the new servers lead again.
 func (u *upgrade) serversGoBack(ctx context.Context) error {
 	for n := 3; n <= upgradeServers; n++ {
 		if err := u.servers[n].Stop(30 * time.Second); err != nil {

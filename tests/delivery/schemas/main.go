@@ -1,7 +1,7 @@
 // Command schemas makes JSON schemas for kubeconform. It reads Kubernetes' own kinds from OpenAPI documents and other
 // kinds from CRDs. The schemas reject unknown fields, like the API server with strict validation.
 //
-// schemas -out DIR -openapi DIR DEFINITION.yaml...
+//	schemas -out DIR -openapi DIR DEFINITION.yaml...
 //
 // The command writes a file {group}/{kind}_{version}.json for each kind, as kubeconform's templates expect. For kinds
 // of the core group, which has no name, the path begins with the version instead of the group.
