@@ -337,7 +337,7 @@ const (
 // the operator's namespace. The values "other" and "all" mean another namespace and all namespaces.
 type right struct{ verbs, group, resource, name, namespace string }
 
-// The rights that the two accounts must have, and no others. They come from the documentation and not from the roles,
+// The two accounts must have exactly these rights. The rights come from the documentation and not from the roles,
 // because the roles are under test.
 var (
 	operatorMay = []right{

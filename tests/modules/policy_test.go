@@ -221,8 +221,8 @@ func started(changes ...string) policy.Context {
 	return out
 }
 
-// tagged returns the condition keys of a call on a resource that has tags. "pairs" contains a key, its value, the next
-// key, and so on. The keys lack the prefix nstance:.
+// tagged returns the condition keys of a call on a resource that has tags. "pairs" contains a key without its prefix
+// "nstance:", the key's value, the next key, and so on.
 func tagged(pairs ...string) policy.Context {
 	out := policy.Context{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -575,7 +575,7 @@ func TestServerReadsOnlyItsKey(t *testing.T) {
 }
 
 // TestServerReadsOnlyItsSecrets checks the permissions for secrets in a secrets service. Servers may read all secrets
-// of the cluster. They may create only those with keys that servers generate.
+// of the cluster. They may create only the secrets for the keys that servers generate.
 func TestServerReadsOnlyItsSecrets(t *testing.T) {
 	for store, names := range map[string]struct{ read, make, write, prefix string }{
 		"aws-secrets-manager": {"secretsmanager:GetSecretValue", "secretsmanager:CreateSecret",

@@ -44,8 +44,9 @@ func (k *trap) at() string {
 	return k.sprung
 }
 
-// spring counts down at a write or record of the operator. "pass" reports whether the proxy may forward it. After
-// forwarding, the proxy calls "done", which kills the operator if the count has reached zero.
+// spring decreases the counter before a write or record is forwarded. At zero, the operator is killed: immediately if
+// the write or record must be lost, and otherwise by "done", which the proxy calls after forwarding. "pass" reports
+// whether the proxy may forward it.
 func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

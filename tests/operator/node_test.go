@@ -32,7 +32,7 @@ func budget(name string) *policyv1.PodDisruptionBudget {
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}}}
 }
 
-// pod creates a pod on a Node and waits until it runs. If "guarded" is true, a PodDisruptionBudget forbids to evict the
+// pod creates a pod on a Node and waits until it runs. If "guarded" is true, a PodDisruptionBudget forbids evicting the
 // pod.
 func (l *lab) pod(ctx context.Context, t *testing.T, name, node string, guarded bool) {
 	t.Helper()

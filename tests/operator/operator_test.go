@@ -296,8 +296,8 @@ func (l *lab) testLostVM(t *testing.T) {
 	await(t, "MachinePool Running", patience, func(ctx context.Context) error { return l.poolRuns(ctx, workers, 4) })
 }
 
-// testUnreachable checks a shard whose server is paused. The operator must report the shard within 35 s. It must
-// neither move the shard's instances to the other shard, nor stop to manage the other shard.
+// testUnreachable checks a shard whose server is paused. The operator must report the shard within 35 s. It must not
+// move the shard's instances to the other shard, and must continue to manage the other shard.
 func (l *lab) testUnreachable(t *testing.T) {
 	ctx := t.Context()
 	server := l.west.server()

@@ -253,8 +253,8 @@ func (l *lab) testDeleteStaticWithMachine(t *testing.T) {
 	})
 }
 
-// unchanged fails the test unless a group has the same instances as before. It also fails the test if the shards have
-// made more create calls than "created".
+// unchanged fails the test unless a group has the same instances as before. It also fails the test if a shard has made
+// a create call since countCreations returned "created".
 func (l *lab) unchanged(t *testing.T, group string, before []string, created int) {
 	t.Helper()
 	if after := l.ids(t, group, l.shards()...); !slices.Equal(before, after) {

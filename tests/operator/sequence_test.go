@@ -34,7 +34,7 @@ const (
 	reaction = 5 * time.Second
 	// convergence is the limit for the end of a round. A Machine without instance is removed after a minute.
 	convergence = 4 * time.Minute
-	// stillness is the time for which an operator must not have written anything to count as quiet.
+	// stillness is the time after which a converged operator is quiet if it has written nothing.
 	stillness = 2 * time.Second
 )
 

@@ -123,7 +123,7 @@ func singleShard(t *testing.T, calls *ledger) {
 
 	f.rollBadImage(t, stack, vars)
 	f.replaceUnhealthy(t, func() {
-		// Meanwhile, a plan must report a mistake in the configuration.
+		// A plan needs no server. It must report the mistake in this configuration.
 		wrong := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}})
 		if output := wrong.PlanFails(t); !strings.Contains(output, "health_check_interval") {
 			t.Errorf("the error of a wrong duration lacks its name:\n%s", output)

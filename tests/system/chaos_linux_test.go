@@ -15,7 +15,7 @@ import (
 var (
 	chaosFlag = flag.String("chaos", "", "form of the chaos test: short, or long for every fault at full length")
 	// heirLease is the lease in a lock that names an heir. scripts/chaos.sh builds the servers under test with a
-	// shorter lease, and passes it.
+	// shorter lease, and sets this flag to the same lease.
 	heirLease = flag.Duration("heir-lease", 90*time.Second,
 		"lease of a lock with an heir, as linked into nstance-server")
 )

@@ -148,7 +148,7 @@ func clearVDSO(pid int) error {
 	_, after, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(after)
 	var at int64
-	// startstack is field 28 of proc_pid_stat(5), counted from 1. fields lacks the first two.
+	// startstack is field 28 of proc_pid_stat(5), counted from 1. The slice "fields" begins with field 3.
 	if _, err := fmt.Sscan(fields[28-3], &at); err != nil {
 		return err
 	}

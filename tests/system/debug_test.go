@@ -55,7 +55,7 @@ type story struct {
 	scraped samples // the metrics before the present fault
 }
 
-// adaptGroup gives the group a health check and a rollout that begins with one canary. It also shortens several times.
+// adaptGroup gives the group a health check and a rollout that begins with one canary. It also shortens some intervals.
 func (s *story) adaptGroup(c *config.Shard) {
 	c.Server.GarbageCollection.Interval = duration(2 * time.Second)
 	c.Server.DefaultDrainTimeout = duration(time.Second)
@@ -157,7 +157,7 @@ func (s *story) settled(ctx context.Context) error {
 	return err
 }
 
-// changed returns the document of the configuration that is in force, after it has applied a change to it.
+// changed applies a change to the configuration that is in force, and returns the changed document.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {

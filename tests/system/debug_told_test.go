@@ -36,8 +36,8 @@ type told struct {
 	// the series must have.
 	metric string
 	// alerts are the alert rules that must fire if the state after the fault lasts, as "RULE" or "RULE KIND". KIND is
-	// the label that the leader's alert has. doctor lists the checks of doctor that must find a problem, by the first
-	// words of their names.
+	// the alert's label "kind". doctor lists the checks of doctor that must find a problem, by the first words of their
+	// names.
 	alerts, doctor []string
 
 	event journalEvent
@@ -107,7 +107,8 @@ func (s *story) awaitEvent(ctx context.Context, t *told) error {
 	return nil
 }
 
-// check fails unless every means of observation shows about the fault what t describes.
+// check returns an error unless all means of observation (events, pages, metrics and so on) show what t says about the
+// fault.
 func (s *story) check(ctx context.Context, t told) error {
 	after, err := s.scrape(ctx)
 	if err != nil {

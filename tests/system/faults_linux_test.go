@@ -173,8 +173,7 @@ var faults = []fault{
 	{"object store stopped (SIGSTOP), VMs killed",
 		"half-open connections time out; killed VMs are replaced when it continues", nil,
 		func(ctx context.Context, s *shard) (string, error) {
-			// The fault pauses the object store only. The agents cannot be paused too, because tmux continues stopped
-			// processes.
+			// The VMs' agents are killed and not paused, because tmux continues paused processes.
 			pid := s.process(local.Store).PID
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				return "", err

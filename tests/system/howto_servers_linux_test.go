@@ -182,7 +182,7 @@ func (h *howTo) loseEverything(ctx context.Context) error {
 	return h.healthy(2)(ctx)
 }
 
-// growAndStop adds an instance to the group, which is not in the backup, and stops the servers.
+// growAndStop adds an instance to the group and stops the servers. The backup does not contain this instance.
 func (h *howTo) growAndStop(ctx context.Context) error {
 	if _, err := h.shell(ctx, "nstance-admin group scale GROUP 3 --wait", ""); err != nil {
 		return err

@@ -258,8 +258,8 @@ func (s *libvirtShard) killDaemon(ctx context.Context) error {
 }
 
 // killLeader kills the process of the server that leads, two times. The machine of the server keeps the leader's
-// address until the lifetime of the address ends, but the standby must take the address at once. The test observes this
-// from a third network namespace. No VM may be replaced.
+// address until the lifetime of the address ends, but the standby must take the address. The test observes this from a
+// third network namespace. No VM may be replaced.
 func (s *libvirtShard) killLeader(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {

@@ -30,8 +30,9 @@ const (
 var numbers = map[string]byte{local.Store: 1, local.ServerName(1): 11, local.ServerName(2): 12, vms: 21, observer: 31,
 	local.Leader: 100}
 
-// network forwards packets between network namespaces. This process forwards them, so it can lose and delay packets.
-// Each machine has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux kernel).
+// network connects network namespaces. This process forwards the packets between them, so it can lose and delay
+// packets. Each machine has a network namespace with a TUN device (Documentation/networking/tuntap.rst of the Linux
+// kernel).
 type network struct {
 	addresses map[string]string
 	hosts     map[string]*host

@@ -298,7 +298,7 @@ func (r *rotation) run(ctx context.Context) error {
 		return fmt.Errorf("rotate-ca: %w: %s", err, output)
 	}
 	r.note("the rotation is finished")
-	// After the rotation, the client gets certificates and a bundle that has only the new CA.
+	// The client renews its identity once more, so that it trusts only the new CA.
 	if err := r.register(ctx); err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ type form struct {
 	number byte
 }
 
-// effectiveLease returns the lease for which a server waits that is not the heir.
+// effectiveLease returns the lease that must end before a server other than the heir may lead.
 func (f form) effectiveLease() time.Duration {
 	if f.heir {
 		return *heirLease

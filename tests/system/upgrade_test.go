@@ -33,9 +33,9 @@ const upgradeServers = 4
 const upgradeSize = 3
 
 // TestUpgrade upgrades a cluster of an earlier version part by part: servers, agents, Terraform provider. It downgrades
-// where docs/how-to/upgrade.md permits that, and upgrades again. The bucket comes from the earlier version, and at
-// first all programs are of this version. During the test, another group is scaled up and down. No VM of the first
-// group may be replaced.
+// where docs/how-to/upgrade.md permits that, and upgrades again. The bucket comes from the earlier version, and so do
+// all programs at first. During the test, another group is scaled up and down. No VM of the first group may be
+// replaced.
 func TestUpgrade(t *testing.T) {
 	if *oldFlag == "" {
 		t.Log("run by scripts/upgrade.sh, which builds the binaries")
@@ -64,8 +64,8 @@ func TestUpgrade(t *testing.T) {
 // upgrade is one run of TestUpgrade.
 type upgrade struct {
 	stack *local.Stack
-	// bin is the directory from which the stack runs programs. They are links to the programs in one of two
-	// directories: old, with the earlier version, or current.
+	// bin is the directory from which the stack runs programs. Each program in it is a link to the program in one of
+	// the directories old (the earlier version) and current.
 	bin, old, current string
 	tf                *local.Terraform
 	operator          *local.Operator

@@ -378,7 +378,7 @@ type Fault struct {
 	AnswerLost, RequestLost bool
 	// The function in Then, if any, is called after the call has taken effect and before the answer is sent.
 	Then func()
-	// The function in Before, if any, is called before the API's call is run.
+	// The function in Before, if any, is called before the API handles the call.
 	Before func()
 }
 

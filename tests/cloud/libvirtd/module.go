@@ -15,8 +15,7 @@ import (
 )
 
 // ErrDownload is the error of a command of tofu or terraform. Either the command hangs, or it cannot read a seed (an
-// ISO image). The cause is the provider's library: on a busy machine, a download can deadlock or its end can go
-// unnoticed.
+// ISO image). The cause is the provider's library: on a busy machine, it can miss the end of a download, or deadlock.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
 // Module is a copy of modules/libvirt/servers. The CLI and the provider dmacvicar/libvirt apply the copy to a daemon.

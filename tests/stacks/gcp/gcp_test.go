@@ -81,8 +81,8 @@ func TestStacks(t *testing.T) {
 // stateKey is a key of Cloud KMS.
 const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
 
-// changes is an override file of the example. With the agents' service account, the servers must have the permission to
-// start VMs with this account. The bucket is encrypted with a key of the user.
+// changes is an override file of the example. It gives the VMs a service account, so the servers need the permission to
+// use this account. It also encrypts the bucket with a key of the user.
 const changes = `module "account" {
   agent_service_account = true
 }
@@ -187,8 +187,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
-	// A hot standby joins and leaves again. With it, the leader's address is the address of a load balancer, and
-	// afterwards an alias again.
+	// A hot standby joins and leaves again. With two servers, the leader's address is that of a load balancer. With one
+	// server, it is an alias IP address.
 	for _, count := range []int{2, 1} {
 		vars["server_count"] = count
 		changesAddress(t, s, zone, stack, count)

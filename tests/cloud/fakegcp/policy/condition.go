@@ -32,7 +32,8 @@ func Evaluate(expression string, attributes Attributes) (bool, error) {
 
 var (
 	token = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\|\||&&|==|!|[(),.]|\w+`)
-	// blank matches a quoted text or white space. Its group keeps a quoted text when all matches are replaced by $1.
+	// blank matches a quoted text or white space. Replacing each match by $1 keeps quoted texts and removes white space
+	// outside of them.
 	blank = regexp.MustCompile(`("(?:[^"\\]|\\.)*")|\s+`)
 )
 

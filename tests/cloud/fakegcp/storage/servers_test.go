@@ -83,7 +83,8 @@ func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // missingObjects is a transport that changes the text of all answers with status 404. Afterwards they have the text
-// that the real service sends for a missing object. fake-gcs-server sends one text for missing objects and buckets.
+// that the real service sends for a missing object. fake-gcs-server sends the same text for missing objects and missing
+// buckets.
 type missingObjects struct{ base http.RoundTripper }
 
 func (m missingObjects) RoundTrip(r *http.Request) (*http.Response, error) {

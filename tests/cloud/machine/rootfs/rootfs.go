@@ -99,8 +99,8 @@ func Enter(t Tree) error {
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// Later trees use Upper as a layer, above other directories. The options keep references to the present lower
-		// layers out of Upper.
+		// Other trees will use Upper as a layer, above other directories than now. With these options, Upper contains
+		// no references to the present lower layers.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)

@@ -31,7 +31,7 @@ const (
 type service struct {
 	m    *Manager
 	name string
-	// definition is the unit file when it was last read. Nil means that the file must be read again.
+	// definition is what the unit file contained when it was last read. Nil means that the file must be read again.
 	definition *unit.Service
 	// run is nil unless the service runs or waits for a restart.
 	run *run

@@ -46,7 +46,8 @@ func end(code int, err error) {
 	os.Exit(code)
 }
 
-// bound makes this process end when the runner process ends. It also ends when the thread that started it ends.
+// bound makes this process end when the runner process ends. It also ends when the runner's thread that started it
+// ends.
 func bound() error {
 	runtime.LockOSThread() // Main's goroutine stays on this thread: the death signal is set per thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
@@ -110,7 +111,7 @@ func start() (int, error) {
 		Hostname: c.Hostname})
 }
 
-// ask sends the arguments with which systemctl or a related program was called to init, and prints the answer.
+// ask sends a command line of systemctl or a related program to init, and prints init's answer.
 func ask(program string, args []string) (int, error) {
 	socket := control.Socket
 	if program == "journalctl" {
