@@ -31,7 +31,7 @@ type trap struct {
 	sprung  string // The write or record that sprang the trap.
 }
 
-// set arms the trap for an operator.
+// set makes the trap kill an operator at the given write or record.
 func (k *trap) set(victim *kube.Process, writes, records int, arrives bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

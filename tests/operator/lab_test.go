@@ -113,7 +113,8 @@ type lab struct {
 	east, west *shard
 	metadata   *metadata
 	operators  []*kube.Process
-	// tainted makes the kubelets of on-demand machines register with the taint that the documentation recommends.
+	// If tainted is true, the kubelets of on-demand machines give their Nodes the taint that the documentation
+	// recommends.
 	tainted atomic.Bool
 }
 

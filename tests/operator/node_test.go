@@ -258,7 +258,7 @@ func (l *lab) testOnDemand(t *testing.T) {
 	await(t, "the instance went with it", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 }
 
-// quiet is await without logging the time taken.
+// quiet is like await, but does not log how long it took.
 func quiet(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -242,7 +242,7 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	if err := l.Client.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	// The operator changes pods too. A patch removes the annotation without a conflict.
+	// The operator may change the pod at the same time. Unlike an update, a patch cannot conflict with that.
 	if err := l.Client.Patch(t.Context(), undecided.DeepCopy(), client.RawPatch("application/merge-patch+json",
 		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1beta1.OnDemandGroupAnnotation))); err != nil {
 		t.Fatal(err)

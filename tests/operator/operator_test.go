@@ -151,7 +151,7 @@ func (l *lab) controlPlane(t *testing.T) {
 	})
 }
 
-// kubeconfig uses the secret that the operator maintains for Cluster API.
+// kubeconfig checks the Secret in which the operator keeps a kubeconfig for Cluster API, and uses this kubeconfig.
 func (l *lab) kubeconfig(t *testing.T) {
 	t.Helper()
 	secret := &corev1.Secret{}

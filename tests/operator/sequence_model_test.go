@@ -51,7 +51,7 @@ func (m *model) podNames() []string { return slices.Sorted(maps.Keys(m.pods)) }
 
 func (m *model) forgetPod(name string) { delete(m.pods, name) }
 
-// resetModel sets the state after an import of the shards' groups.
+// resetModel makes the model describe the state right after the import of the shards' groups.
 func (s *sequence) resetModel() {
 	s.model = model{pools: map[string]*poolModel{
 		workers: {replicas: 4, configured: 4, static: true},
@@ -59,7 +59,7 @@ func (s *sequence) resetModel() {
 	s.startRound()
 }
 
-// startRound permits changes to all pools again.
+// startRound forgets the evictions and disturbances of the previous round, and permits changes to all pools again.
 func (s *sequence) startRound() {
 	s.evicted, s.disturbed = map[string]string{}, map[string]bool{}
 	for _, one := range s.model.pools {

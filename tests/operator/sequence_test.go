@@ -140,7 +140,7 @@ func (s *sequence) tail(n int) string {
 	return strings.Join(s.log[max(0, len(s.log)-n):], "\n")
 }
 
-// takeWrites returns the operator's writes since the last call.
+// takeWrites returns the operator's writes since the previous call of takeWrites.
 func (s *sequence) takeWrites() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -123,8 +123,8 @@ func TestLinks(t *testing.T) {
 	t.Logf("%d links of %d pages", links, len(pages))
 }
 
-// TestSearchIndex verifies that the search finds every page of a document. The index must have the page's title and
-// text.
+// TestSearchIndex verifies that the search finds every page that was made from a document. The index must have the
+// page's title and text.
 func TestSearchIndex(t *testing.T) {
 	pages := read(t)
 	if len(pages) == 0 {

@@ -105,7 +105,7 @@ func environment(t *testing.T, l *lab.Lab, name string, workers int, protected b
 // the other environment has its own lock.
 func checkStateLock(t *testing.T, applied, other *lab.Stack) {
 	t.Helper()
-	// The two commands use named pipes, so that each side waits until the other opens the pipe.
+	// The apply and the test wait for each other with named pipes: opening one end waits until the other end is opened.
 	started, release := filepath.Join(t.TempDir(), "started"), filepath.Join(t.TempDir(), "release")
 	for _, pipe := range []string{started, release} {
 		if err := syscall.Mkfifo(pipe, 0o600); err != nil {

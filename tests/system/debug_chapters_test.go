@@ -6,7 +6,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// instanceChapters are the faults of instances and groups.
+// instanceChapters returns the chapters about faults of instances and groups.
 func (s *story) instanceChapters() []chapter {
 	return []chapter{{
 		heading: "A VM is lost", inject: s.killVM, settle: s.settled,
@@ -77,7 +77,7 @@ func (s *story) instanceChapters() []chapter {
 	}}
 }
 
-// leaderChapters are the faults of servers.
+// leaderChapters returns the chapters about faults of servers.
 func (s *story) leaderChapters() []chapter {
 	return []chapter{{
 		heading: "The leader is lost", inject: s.killLeader, settle: s.settled,

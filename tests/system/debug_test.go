@@ -42,7 +42,7 @@ func TestDebugStory(t *testing.T) {
 const (
 	// storyRoom is the number of VMs for which the provider has capacity.
 	storyRoom = 4
-	// tooMany is a group size that the provider cannot hold.
+	// tooMany is a group size for which the provider lacks capacity.
 	tooMany = storyRoom + 1
 	diskOut = "the disk is broken"
 )

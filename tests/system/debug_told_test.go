@@ -32,8 +32,8 @@ type told struct {
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
 	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
-	// metric is the name of a metric with a series whose value must rise. After the name may be "{" and a label that
-	// the series must have.
+	// metric selects the metric of which a series must rise. It is the metric's name, and may be followed by "{" and a
+	// label that the series must have.
 	metric string
 	// alerts are the alert rules that must fire if the state after the fault lasts, as "RULE" or "RULE KIND". KIND is
 	// the alert's label "kind". doctor lists the checks of doctor that must find a problem, by the first words of their

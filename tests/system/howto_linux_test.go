@@ -61,14 +61,14 @@ type guide struct {
 
 // step is one block of shell commands.
 type step struct {
-	// before does what the page says before the commands. Optional.
+	// before, if not nil, does what the page says before the commands.
 	before func(context.Context) error
 	// texts must be in the output of the commands. Names in texts are replaced like the names in the commands.
 	texts []string
 	// "until" is set for commands that run until they are interrupted. The test interrupts them when they have printed
 	// this text.
 	until string
-	// after gets the output. Optional.
+	// after, if not nil, is called with the output.
 	after func(ctx context.Context, output string) error
 }
 
@@ -173,7 +173,7 @@ func (h *howTo) follow(ctx context.Context, p guide) error {
 // and so on. A later call overrides an earlier one.
 func (h *howTo) call(names ...string) { h.names = append(names, h.names...) }
 
-// replace replaces the names of pages by those of the cluster.
+// replace replaces the names on a page by those of the cluster.
 func (h *howTo) replace(text string) string {
 	for n := 0; n < len(h.names); n += 2 {
 		name := regexp.QuoteMeta(h.names[n])
@@ -265,7 +265,8 @@ func (h *howTo) write(change func(*config.Shard)) func(context.Context) error {
 	}
 }
 
-// push returns a function that changes the configuration in FILE and lets the leader apply it.
+// push returns a function that changes the configuration, writes it to FILE, and makes the leader apply it. FILE is the
+// name of the file on the page.
 func (h *howTo) push(change func(*config.Shard)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := h.write(change)(ctx); err != nil {

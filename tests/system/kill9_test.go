@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// Sizes of the group under load, and the size at the end.
+// Under load, the group's size is between leastSize and mostSize. At the end it is finalSize.
 const (
 	leastSize, mostSize, finalSize = 3, 8, 5
 )

@@ -61,7 +61,8 @@ func (f form) effectiveLease() time.Duration {
 // at most three leases.
 func faultTime(full time.Duration) time.Duration { return shortFaultTime(full, 3*lease) }
 
-// shortFaultTime returns full in the long form of the test, and the smaller of full and short in the short form.
+// shortFaultTime returns "full" in the long form of the test. In the short form it returns the smaller of "full" and
+// "short".
 func shortFaultTime(full, short time.Duration) time.Duration {
 	if longForm() {
 		return full

@@ -229,7 +229,7 @@ func (c *Cluster) AddPool(name string) {
 	c.pools[name] = true
 }
 
-// GrantPool gives the token the privileges on VMs for the members of a pool.
+// GrantPool gives the token the privileges on VMs, but only on the members of a pool.
 func (c *Cluster) GrantPool(name string) { c.grant("/pool/"+name, Role["/vms"]) }
 
 // GrantStorage gives the token the privileges on a storage that [Role] lists for the storage local.

@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/rootfs"
 )
 
-// Addresses that exist inside every machine.
+// These addresses exist inside every machine.
 const (
 	metadataAddress = "169.254.169.254"
 	apiAddress      = "169.254.170.1"
@@ -37,8 +37,8 @@ type Instance struct {
 	runner *Runner
 	spec   contract.Spec
 	tree   string
-	// booted is closed when init listens, or when it is certain that init never will. dead is closed when nothing of
-	// the machine is left.
+	// booted is closed when init listens, or when it is certain that init never will. dead is closed when all processes
+	// and the namespace of the machine have ended.
 	booted, dead chan struct{}
 
 	// mu is held while the machine changes: while it boots, while an interface is plugged or unplugged, and while it
@@ -58,7 +58,7 @@ type Instance struct {
 
 var _ contract.Machine = (*Instance)(nil)
 
-// Ended reports whether nothing of the machine is left.
+// Ended reports whether all processes and the namespace of the machine have ended.
 func (i *Instance) Ended() bool {
 	select {
 	case <-i.dead:

@@ -254,7 +254,7 @@ func (i *Instance) identity(hostname, machineID string) map[string]string {
 func baseFiles(hostname, machineID string) map[string]string {
 	return map[string]string{
 		"etc/hostname": hostname + "\n", "etc/machine-id": machineID + "\n",
-		// The address of the network's resolver. Nothing listens there, so that lookups fail immediately.
+		// This is the address of the network's resolver. Nothing listens there, so that lookups fail immediately.
 		"etc/resolv.conf": "nameserver 169.254.169.253\noptions attempts:1 timeout:1\n",
 	}
 }

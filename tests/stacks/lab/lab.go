@@ -48,7 +48,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine"
 )
 
-// The images of the lab, for the architecture of this host. The server does not start on BadServerAMI.
+// These are the images of the lab, for the architecture of this host. The server does not start on BadServerAMI.
 const (
 	ServerAMI    = "ami-0000000000000000a"
 	AgentAMI     = "ami-0000000000000000b"

@@ -76,8 +76,8 @@ type Server struct {
 	handlers map[string]Handler
 	identify func(*http.Request) (string, error)
 
-	// Authorize returns the permissions that a call needs, with the decisions. It runs before the handler. Nil: every
-	// call is allowed.
+	// Authorize returns the permissions that a call needs, each with the decision whether the caller has it. It runs
+	// before the handler. If it is nil, every call is allowed.
 	Authorize func(*Call) []Check
 
 	mu     sync.Mutex

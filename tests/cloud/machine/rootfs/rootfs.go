@@ -229,7 +229,7 @@ func mount(source, target, kind string, flags uintptr, options string) error {
 	return nil
 }
 
-// mask writes a layer that hides the paths in hidden. In overlayfs a character device 0:0 is a whiteout.
+// mask writes a layer that hides the paths in the list "hidden". In overlayfs a character device 0:0 is a whiteout.
 // https://www.kernel.org/doc/html/latest/filesystems/overlayfs.html#whiteouts-and-opaque-directories
 func mask(dir string) error {
 	for _, path := range hidden {
@@ -274,8 +274,8 @@ func (t Tree) fill(dir string) error {
 			return err
 		}
 	}
-	// On hosts where /usr/sbin, /bin and /sbin are not links to /usr/bin, programs in them could come first in the
-	// search path.
+	// If a host has a directory of its own at /usr/sbin, /bin or /sbin, a program there could hide the guest program,
+	// which is in /usr/bin. So the guest program is also linked there.
 	for _, sbin := range []string{"usr/sbin", "bin", "sbin"} {
 		if info, err := os.Lstat("/" + sbin); err != nil || !info.IsDir() {
 			continue

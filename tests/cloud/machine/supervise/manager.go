@@ -249,7 +249,8 @@ func (m *Manager) load(name string) (*unit.Service, error) {
 	return s, nil
 }
 
-// definition returns the unit as last read. A changed file takes effect after daemon-reload.
+// definition returns the unit with the content that it had when it was last read. A changed file takes effect after
+// daemon-reload.
 func (m *Manager) definition(s *service) (*unit.Service, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 // a unit names without their directory.
 const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// lookPath returns the path of a program that is named without its directory. A program that is not found fails when it
-// is executed.
+// lookPath returns the path of a program that a unit names without its directory. If lookPath does not find the
+// program, the execution of the returned path fails.
 func lookPath(name string) string {
 	if strings.HasPrefix(name, "/") {
 		return name

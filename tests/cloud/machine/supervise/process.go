@@ -32,7 +32,7 @@ type process struct {
 	status syscall.WaitStatus
 }
 
-// Exit codes of a process that could not execute its program. systemd.exec(5), "Process Exit Codes".
+// These exit codes of a process that could not execute its program are those of systemd.exec(5), "Process Exit Codes".
 const (
 	exitChdir  = 200
 	exitExec   = 203
