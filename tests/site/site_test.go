@@ -123,8 +123,8 @@ func TestLinks(t *testing.T) {
 	t.Logf("%d links of %d pages", links, len(pages))
 }
 
-// TestSearchIndex verifies the index of the search. Each entry must have a title and text. At least 30 pages of the site
-// must have an entry.
+// TestSearchIndex verifies the index of the search. Each entry must have a title and text. At least 30 pages must have
+// an entry.
 func TestSearchIndex(t *testing.T) {
 	pages := read(t)
 	if len(pages) == 0 {
