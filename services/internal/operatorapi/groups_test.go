@@ -354,7 +354,7 @@ func TestBlockedReason(t *testing.T) {
 // of another tenant must not get this explanation.
 func TestExplainGroup(t *testing.T) {
 	w := newTestShard(t)
-	instances := watchInstances(t, w)
+	instances := live(t, w)
 	w.scale(t, "fleet", 1)
 	instances.await("an instance",
 		func(e *instanceEvent) bool { return e.GetType() == nstancev1.InstanceEvent_TYPE_CREATED })
