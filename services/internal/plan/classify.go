@@ -8,7 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is the state of an instance with regard to its group's size. The order is that of the classification table.
+// class is the state of an instance with regard to its group's size. The constants are in the order of the rules that
+// determine the class.
 type class uint8
 
 const (
@@ -65,12 +66,13 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why the planner deletes such an instance even if the group has its size, or CauseNone.
+	// cause is why the planner deletes an instance of this rule even if the group has its size. It is CauseNone if the
+	// planner does not.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
-	// applies checks the conditions that needs cannot express; nil: there are none. It must not change the group. until
-	// is when its result may change with time alone; zero: never.
+	// applies checks the conditions of the rule that the field needs cannot express; nil: there are none. It must not
+	// change the group. until is when time alone may change the answer; zero: never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
@@ -137,15 +139,16 @@ type group struct {
 	guard          Guard
 	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
 	guardedUntil   time.Time // when it ends by time alone; zero: unknown
-	// anyReportMatters: any report may change the plan, for example because an instance is not well.
+	// anyReportMatters means that the plan may change with any report, for example because an instance is silent or
+	// unhealthy.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
 	facts            []facts // by instance
 	tally            tally
 	schedule         Schedule    // when the classification may change
 	returning        []*Instance // see [group.findReturning]
-	// earliestReport is the last report of the instance that is due to report next. Only instances that report in time
-	// are considered; zero: there are none.
+	// earliestReport is the oldest of the last reports of all instances that report in time. The next report that is
+	// due is from that instance. Zero: there are none.
 	earliestReport time.Time
 }
 
@@ -162,11 +165,13 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running counts the registered instances that run, also those that are deleted because they are silent. Of these,
-	// late counts those that the unhealthy guard counts, and unhealthy those that are replaced without the guard.
+	// running counts the registered instances that run, also those whose deletion has begun because they are silent. Of
+	// these, late counts those that are silent or unhealthy for the unhealthy guard. unhealthy counts those that the
+	// leader would replace if there were no guard.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is being recorded. If they were replaced
-	// before, a failing store or a dying leader could lead to more VMs than size and surge allow.
+	// failing counts failed creations, and running instances whose deletion is still being recorded. They still count
+	// when creations are planned. Otherwise a failing store or a dying leader could lead to more VMs than size and
+	// surge allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -306,7 +311,8 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports records when the next report of an instance is overdue, or that any report may change the plan.
+// addReports notes when the next report of an instance is overdue. For an instance of which any report may change the
+// plan, it sets anyReportMatters instead.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
@@ -392,9 +398,10 @@ func Counts(i *Instance) bool {
 	return i.awaitsCreate() || i.runs() && !i.Notice
 }
 
-// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before an agent connects to
-// this leader: until then, the leader may be at fault. In a group without registered instances, it begins with the
-// leadership until an agent connects. While the unhealthy guard holds, only on-demand instances can be overdue.
+// isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before the first agent
+// connects to this leader: until then, the leader may be unreachable. If no agent has connected yet and the group has
+// no registered instance, the time-out begins at the earliest with the leader's term. While the unhealthy guard holds,
+// only on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {

@@ -196,9 +196,9 @@ func buried(d time.Duration) func(*plan.ShardSnapshot) {
 }
 
 // TestCollectGarbageProperties checks that garbage collection terminates only VMs with an ID and without a live record.
-// Such a VM needs a tombstone, or two reads that are one interval apart. If there are more than 2 orphans, and more
-// than 5 % of the shard's VMs are orphans, none of them is terminated before a person confirms it. VMs and records for
-// which an action is under way are left alone.
+// Such a VM must have a tombstone, or two reads one interval apart must have found no record. If there are more than 2
+// orphans, and more than 5 % of the shard's VMs are orphans, none of them is terminated before a person confirms it.
+// VMs and records for which an action is under way are left alone.
 func TestCollectGarbageProperties(t *testing.T) {
 	states := []plan.ProviderState{plan.ProviderUnknown, plan.ProviderPending, plan.ProviderRunning,
 		plan.ProviderStopped, plan.ProviderGoing, plan.ProviderGone}

@@ -34,19 +34,19 @@ type FilesReport struct {
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
-	// Recheck means that new instances may get other files than this agent has, although the configuration has not
-	// changed.
+	// Recheck means that the agent's files may be outdated although the group's configuration has not changed: a new
+	// instance may get other files.
 	Recheck bool
 }
 
 // FilesDue returns the state after a report, and whether a batch must be sent now. If so, Attempts in the new state
-// includes the batch.
+// already counts this batch.
 func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState, due bool) {
 	if report.Full {
 		s.RenewAt = report.RenewAt
 	}
-	// The state changes only if the report or the last batch has the current configuration. Otherwise PushFiles will
-	// replace the files.
+	// Change the state only if the agent has the files of the current configuration, or if the last batch contained
+	// them. In all other cases, the action PushFiles sends new files anyway.
 	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
 		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
 			!report.Full && s.Incomplete

@@ -104,7 +104,7 @@ func (g *group) planAlerts() (out steps) {
 	return out
 }
 
-// guardRule returns the number of the rule by which the guard holds, 26 or 61.
+// guardRule returns the number of the rule because of which the unhealthy guard forbids replacements: 26 or 61.
 func (g *group) guardRule() int {
 	if g.exceedsLimit() {
 		return 26

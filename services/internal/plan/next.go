@@ -101,8 +101,8 @@ func (g *group) planInstances(out *steps, chosen []bool) {
 		case i.State == record.Reserved:
 			g.planSettlement(out, i)
 		case chosen != nil && chosen[n]:
-			// For a chosen instance, the removal phase has planned the deletion, or waits for the answer to its create
-			// call.
+			// The removal phase has already handled this chosen instance. It has planned the deletion, or it will do so
+			// when the create call is answered.
 		case c == classLost, c == classFailed, c == classOnDemandExpired, i.OnDemand && g.emptying():
 			g.planDeletion(out, n, g.cause(n), g.reason(i, g.cause(n)))
 		default:

@@ -49,7 +49,7 @@ func (p Pace) ApplyThrottled(now time.Time) Pace {
 	return p
 }
 
-// ApplyAccepted returns the pace after a create call with a definite result, unless the call was throttled.
+// ApplyAccepted returns the pace after a create call that was not throttled and whose result is known.
 func (p Pace) ApplyAccepted(now time.Time) Pace {
 	if !p.Limited(now) {
 		return Pace{}
@@ -84,8 +84,8 @@ func NextTurn(waiting []Turn, served map[config.GroupKey]uint64) int {
 // WaitingCreates are the create calls that wait for their turn.
 type WaitingCreates struct {
 	Pace Pace
-	// Needed and Voluntary count the waiting calls of the group. ShardNeeded counts the calls of all groups that would
-	// count as Needed.
+	// Needed and Voluntary count the waiting calls of the group: those for instances that the group lacks, and those
+	// for voluntary replacements. ShardNeeded counts the needed ones of all groups.
 	Needed, Voluntary, ShardNeeded int
 }
 

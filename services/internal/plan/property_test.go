@@ -87,7 +87,7 @@ func TestFalseSilenceRemovesFewInstances(t *testing.T) {
 
 // TestRule52FailingChecksRemoveFewInstances lets a health check fail on all instances, one by one within one and a half
 // report intervals. If the check also fails on new VMs, no instance is removed. If it passes on new VMs, at most
-// max_unhealthy instances are removed: the check fails on all others before the first new VM has booted.
+// max_unhealthy instances are removed, because it fails on all old VMs before the first new VM has booted.
 func TestRule52FailingChecksRemoveFewInstances(t *testing.T) {
 	for seed := range int64(150) {
 		rng := rand.New(rand.NewSource(seed))

@@ -120,7 +120,7 @@ func (g *group) mayReturn(n int) (int, steps) {
 }
 
 // preferSurplus sorts the candidates for removal again, after a sort by rank. If the group has too many instances of
-// one kind (spot or on demand, rule 56), as many candidates of that kind come before the others. Only candidates of
+// one kind (spot or on demand, rule 56), that many candidates of the kind come before the others. Only candidates of
 // rank 0 stay in front of them. chosen marks the instances whose removal is already decided.
 func (g *group) preferSurplus(candidates []candidate, chosen []bool) {
 	if g.Group.Purchase.SpotPercent == 0 {

@@ -8,7 +8,7 @@ import (
 
 // planQuestion is rule 31. The provider is asked about an instance in four cases: its stream was lost, it missed one
 // report, its agent announced a power-off, or its termination was requested. The first two cases do not count during an
-// announced restart. The interval between questions doubles.
+// announced restart. In the last two cases, the question is repeated, and the pause doubles each time.
 func (g *group) planQuestion(out *steps, i subject) {
 	if !i.has(factUnwell) && i.RestartingAt.IsZero() && i.PowerOffAt.IsZero() && i.State != record.Deleting {
 		return // by far the most instances: they report in time and have announced nothing
@@ -33,7 +33,8 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if !i.Connected && !i.LostAt.IsZero() {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
-	// The schedule already contains the time at which the next report of an instance that reports in time is overdue.
+	// Skip an instance that reports in time. If its next report is overdue, the group is planned again at that time
+	// anyway.
 	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (i.has(factUnwell) || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}

@@ -47,7 +47,7 @@ func (g *group) reason(i *Instance, cause Cause) string {
 	return string(cause)
 }
 
-// withEndReason adds to a reason why the VM ended, if the provider said so.
+// withEndReason adds to a reason the provider's explanation why the VM ended, if there is one.
 func withEndReason(reason string, i *Instance) string {
 	if i.EndReason == "" {
 		return reason

@@ -114,8 +114,8 @@ func TestRule47BadVersionIsHaltedAfterTheCanary(t *testing.T) {
 	}
 }
 
-// TestRule47LateFailureIsHaltedWithinItsWave checks a configuration that fails from the third instance on. The rollout
-// is halted in the wave in which instances first fail.
+// TestRule47LateFailureIsHaltedWithinItsWave checks a configuration with which two instances register, but no later one
+// does. The rollout is halted in the wave in which instances first fail.
 func TestRule47LateFailureIsHaltedWithinItsWave(t *testing.T) {
 	f := started(t, config.Rollout{Canary: 2, BakeTime: config.Duration(time.Minute), HaltOnFailures: 2})
 	for range 3600 {
@@ -416,8 +416,8 @@ func TestRule39SpotReclaimOfAWholeGroup(t *testing.T) {
 	}
 }
 
-// TestRule39HostileNoticesArePaced plays a group in which every agent reports a notice as soon as it is registered. In
-// each hour, the group may create twice as many instances as its size, plus those that the backoff permits.
+// TestRule39HostileNoticesArePaced simulates a group in which every agent reports a notice as soon as it is registered.
+// In each hour, the group may create twice as many instances as its size, plus those that the backoff permits.
 func TestRule39HostileNoticesArePaced(t *testing.T) {
 	f := plantest.New(1)
 	f.Group.Size = 10

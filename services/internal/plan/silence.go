@@ -22,9 +22,9 @@ func overdueAfter(report time.Time, interval time.Duration) time.Time {
 }
 
 // silentSince returns the time since which an instance may have been silent: the time of its last report or, if it has
-// not reported yet, of its registration. The result is never before silenceFrom. If the registration is later than the
-// last report, it is ignored: the clock of the server that recorded it was fast. ok is false if the instance is not
-// registered, or if this leader cannot judge silence yet.
+// not reported yet, of its registration. The result is never before silenceFrom. After a first report, the time of the
+// registration no longer counts, even if it is later: the clock of the server that recorded it may have been fast. ok
+// is false if the instance is not registered, or if this leader cannot judge silence yet.
 func (i *Instance) silentSince(silenceFrom time.Time) (since time.Time, ok bool) {
 	if i.RegisteredAt.IsZero() || silenceFrom.IsZero() {
 		return time.Time{}, false

@@ -23,11 +23,11 @@ type removals struct {
 
 // planRemovals chooses the instances to delete: those beyond the size, and those with a healthy replacement.
 //
-// Available instances beyond the size are deleted immediately (rules 19 and 22). This is why an instance that must be
-// replaced stays until its replacement has reported healthy, even in a group of size one. Instances that are not
-// available yet may exceed the size, but only by the number of replacements in progress. The surplus beyond that number
-// is deleted (rule 23). Leaving instances do not count, so no removal is planned twice. If a chosen instance cannot be
-// deleted yet, it still counts as chosen.
+// Available instances beyond the size are deleted immediately (rules 19 and 22). An instance that must be replaced is
+// beyond the size only when its replacement has reported healthy, so it stays until then, even in a group of size one.
+// Instances that are not available yet may exceed the size, but only by the number of replacements in progress. The
+// surplus beyond that number is deleted (rule 23). Leaving instances do not count, so no removal is planned twice. An
+// instance also counts as chosen while it cannot be deleted yet.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -37,7 +37,8 @@ func (g *group) planRemovals() (r removals) {
 	r.chosen = make([]bool, len(g.Instances))
 	available := max(0, t.available()-g.desired)
 	leaving := t.replaceFirst() + t.of[classHeld] + min(g.surge, t.rotating()+t.of[classUnreadyDrifted])
-	// A part of the surplus may be replacements. The rest exists because the size became smaller: it is a scale-down.
+	// Of the surplus, up to min(g.surge, leaving) instances may be replacements of others. Any further surplus comes
+	// from a smaller size: it is a scale-down.
 	down := max(0, surplus-min(g.surge, leaving))
 	if t.of[classWell] == 0 && t.replaceFirst() == 0 {
 		down = surplus // nothing but drift or age, and no instance that could be a replacement
@@ -61,10 +62,10 @@ func (g *group) planRemovals() (r removals) {
 }
 
 // removeAvailable chooses n of the available instances for removal, or fewer if the others are protected (rule 54). It
-// returns how many it chose. The parameter down is how many of them are a scale-down (rule 22). In a scale-down, silent
-// ones go first, then those of a kind (spot or on demand) of which the group has too many (rule 56), then those that
-// would be replaced anyway, then the oldest. The other removed instances have healthy replacements (rule 19): expired
-// ones go first, then silent ones, then drifted and aged ones.
+// returns how many it chose. The parameter down is the number of instances to remove for a scale-down (rule 22). For
+// these, silent ones go first, then those of a kind (spot or on demand) of which the group has too many (rule 56), then
+// those that would be replaced anyway, then the oldest. The other removed instances have healthy replacements (rule
+// 19): expired ones go first, then silent ones, then drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -105,8 +106,8 @@ func (g *group) removeAvailable(r *removals, n, down int) int {
 
 // removeUnavailable is rule 23. It chooses up to n of the instances that are not available, and returns how many.
 // Instances that are being created come first. Then come instances of a kind (spot or on demand) of which the group has
-// too many (rule 56). Of equals, those that never registered go first, beginning with the newest. The others follow,
-// beginning with the oldest.
+// too many (rule 56), then the rest. In each of these two parts, instances that never registered go first, beginning
+// with the newest. Drifted ones and then the others follow, beginning with the oldest.
 //
 // Instances that this leader has not heard of stay for now (rule 24). An unregistered instance also stays if the group
 // needs its kind: when it is healthy, rule 22 removes another one.
@@ -157,7 +158,7 @@ func (g *group) removeUnavailable(r *removals, n int) int {
 }
 
 // waitedForAgents is rule 24: when the registration time-out is over, instances that this leader has not heard of may
-// be removed like any others. If the group is to become empty, it does not wait.
+// be removed like any others. In a group that is to become empty, they may be removed immediately.
 func (g *group) waitedForAgents() (bool, time.Time) {
 	if g.desired == 0 || g.LeaderSince.IsZero() {
 		return true, time.Time{}
@@ -222,8 +223,7 @@ type candidate struct {
 }
 
 // scaleDownRank orders available instances for a scale-down (rule 22). replacedRank orders them for a deletion after a
-// replacement (rule 19). The lowest rank is removed first. Rank 0 means silent in rule 22, and being created in rule
-// 23.
+// replacement (rule 19). The lowest rank is removed first. In a scale-down, rank 0 is for silent instances.
 var (
 	scaleDownRank = [classes]int{classSilent: 0, classHeld: 0, classExpired: 1, classDrifted: 1, classAged: 1,
 		classReturning: 1, classWell: 2}

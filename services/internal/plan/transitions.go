@@ -46,8 +46,8 @@ type Report struct {
 type ReportEffect struct {
 	// Changed means that the plan may change. Otherwise the report only proves that the agent is alive.
 	Changed bool
-	// Recovered means that the report made the instance healthy, and Failed that it made the instance unhealthy. A
-	// first report does one or the other.
+	// Recovered means that the report made the instance healthy, and Failed that it made the instance unhealthy. For
+	// the first report, exactly one of them is true.
 	Recovered, Failed bool
 	// Noticed, PowersOff and Restarts mean that this report is the first with a termination notice, a power-off or a
 	// restart.
@@ -133,8 +133,8 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 // ApplyRecord returns the instance after its record was read or written (rule 30). before is the record that this
 // leader knew until then. A leader may learn of a deletion when most of the drain time has passed, because the write
 // was answered late or no server led. It then grants half of the drain time again, at most 30 s, so that operators hear
-// of the deletion before the VM ends. Once the leader knows the deadline, only an explicit deletion makes it earlier
-// (rule 40), and only if the leader has not postponed it.
+// of the deletion before the VM ends. A deadline that the leader knows becomes earlier only through an explicit
+// deletion (rule 40). A deadline that the leader itself has postponed never becomes earlier.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:
@@ -189,7 +189,7 @@ type ProviderEffect struct {
 }
 
 // ApplyProviderAnswer returns the instance after an answer of the provider. An absent VM counts as gone if it is older
-// than a minute and its create call has been answered. Otherwise the last known state remains.
+// than a minute and the result of its create call is known. A younger absent VM keeps its last known state.
 func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect) {
 	if a.Asked.Before(i.Provider.At) {
 		return i, ProviderEffect{Stale: true}
@@ -223,7 +223,8 @@ func ApplyProviderAnswer(i Instance, a ProviderAnswer) (Instance, ProviderEffect
 	}
 }
 
-// ApplyWorkResult returns the instance at the end of its work. failed reports whether the work failed.
+// ApplyWorkResult returns the instance after the leader has finished an action on it. failed means that the action
+// failed.
 func ApplyWorkResult(i Instance, failed bool, now time.Time) Instance {
 	if i.Work == Maintaining {
 		i.MaintenanceFailed = i.MaintenanceFailed.after(failed, now)

@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Observed is a value that may be incomplete. Nothing may be deleted because an incomplete value does not contain it.
+// Observed is a value that may be incomplete. If an incomplete value lacks something, that is no reason to delete
+// anything.
 type Observed[T any] struct {
 	Value    T
 	Complete bool
@@ -86,11 +87,11 @@ type Instance struct {
 	// open.
 	Connected bool
 	LostAt    time.Time
-	// Notice means that the cloud will take the VM away (spot), by NoticeDeadline if that was announced.
+	// Notice means that the cloud will take the VM away (spot). NoticeDeadline is the announced time; zero: unknown.
 	Notice         bool
 	NoticeDeadline time.Time
-	// PowerOffAt is when the agent announced the machine's shutdown. RestartingAt is when it announced a reboot
-	// (Reboot), restart or upgrade.
+	// PowerOffAt is when the agent announced the machine's shutdown. RestartingAt is when it announced a restart: of
+	// the machine if Reboot is true, otherwise of the agent, which may also be upgraded.
 	PowerOffAt   time.Time
 	RestartingAt time.Time
 	Reboot       bool
@@ -133,7 +134,7 @@ type Backoff struct {
 type Notices struct {
 	Since time.Time // when the first one of the current hour was reported
 	Count int       // in that hour
-	// Backoff makes the group wait if it gets more notices than its size.
+	// Backoff makes the group wait if its instances report more notices within the hour than the group's size.
 	Backoff Backoff
 }
 
@@ -260,8 +261,8 @@ func decidedBy(reason string, rule int) bool {
 type Decision struct {
 	Actions []Action
 	Schedule
-	// Blocked says why the group cannot reach its size now. It is empty when the group is at its size, or nothing stops
-	// it. BlockedUntil is when time alone ends that reason; zero: unknown.
+	// Blocked says why the group cannot reach its size now. It is empty if the group is at its size or can reach it.
+	// BlockedUntil is when time alone ends that reason; zero: unknown.
 	Blocked      string
 	BlockedUntil time.Time
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under

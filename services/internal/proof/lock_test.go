@@ -184,7 +184,7 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// electionRun is the election for one lock.
+// electionRun is an election run: the candidates for one lock, with what the test observes.
 type electionRun struct {
 	options election.Options
 	clock   lease.Clock
@@ -242,8 +242,7 @@ func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("no server leads although the network works again")
 	}
-	// Every process restarts within ten seconds. So on a good network, a leader with an heir soon ends, and the heir
-	// takes over.
+	// Every process restarts within ten seconds, leaders too. So even on a good network, an heir must take over soon.
 	if e.cluster != nil && !within(30*time.Second, func() bool {
 		_, inherited := e.history.heirs()
 		return inherited > before
@@ -353,8 +352,9 @@ type weather struct {
 	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the weather about once per second. If leaders have heirs, about half of the changes cut a leader off
-// from its heir and from the bucket at the same time. In this case, promises must prevent two leaders.
+// play changes the quality of the connections about once per second. If leaders have heirs, in about half of the cases
+// it cuts a leader off from its heir and from the bucket at the same time. In these cases, promises must prevent two
+// leaders.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -380,8 +380,8 @@ func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change gives each path to the bucket no fault, one kind of fault, all kinds, or no answers at all. Meanwhile, it
-// changes the connections between the servers three times.
+// change gives each server's path to the bucket no fault, one kind of fault, all kinds, or no answers at all. If
+// servers are connected to each other, change also changes these connections, three times in a row.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}

@@ -163,8 +163,8 @@ func (r *relay) carry(to, from net.Conn, held *atomic.Bool) {
 	}
 }
 
-// set changes the weather. With fair, connections have no delay; with slowPeers, they get a random delay. Any other
-// weather leaves the delay as it is.
+// set gives the connections one kind of `weather`. With fair, they have no delay; with slowPeers, a random one. All
+// other kinds leave the delay as it is.
 func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	switch weather {
 	case fair:

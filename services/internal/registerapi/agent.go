@@ -79,7 +79,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		return certificate{}, c.failed("certificate log", err)
 	}
 
-	// If another registration changes the record first, Update calls the function again with the changed record.
+	// Update calls this function again if another registration changes the record first. The function then gets the
+	// changed record.
 	var refusal error
 	rec, err = c.leader.Records.Update(c.ctx, id, func(r *record.Instance) {
 		if spent, refusal = c.check(r); refusal != nil {

@@ -444,8 +444,8 @@ func TestRefusedAgents(t *testing.T) {
 }
 
 // TestRegisteredBeforeCreated registers an agent while the answer to the create call is not recorded yet. The agent
-// must retry. When the provider reports the VM, the registration completes the record. The executor's later update
-// keeps the registration.
+// must retry. When the provider has reported the VM, the registration also records the provider's data about the VM. A
+// later update by the executor must keep the registration.
 func TestRegisteredBeforeCreated(t *testing.T) {
 	w := newTestLeader(t)
 	id, key := w.Reserved(t, false), transporttest.NewKey(t)
@@ -463,7 +463,7 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 	}
 }
 
-// TestStorageFaults makes each write of a registration fail, or its answer get lost. After the agent has registered
+// TestStorageFaults makes one write of a registration fail, or loses the answer to it. After the agent has registered
 // again, its certificate is in the record and in the log.
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {

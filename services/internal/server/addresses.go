@@ -108,7 +108,7 @@ func (p ports) agentAddrs() []string {
 	return addrs
 }
 
-// appendNew appends to list those further arguments that it does not contain yet.
+// appendNew appends the elements of `more` that are not in list yet.
 func appendNew(list []string, more ...string) []string {
 	for _, one := range more {
 		if !slices.Contains(list, one) {

@@ -177,8 +177,8 @@ func (s *server) announceAddresses() {
 	}
 }
 
-// generations returns the addresses in each configuration that matters to clients. These are the present configuration,
-// one that waits for a restart of this server, and one that waits for new servers.
+// generations returns the server's addresses in each configuration that clients may need: the present one, one that
+// waits for a restart of this server, and one that waits for new servers.
 func (s *server) generations() []ports {
 	out := []ports{s.ports}
 	for _, next := range []*config.Shard{s.manager.Pending(), s.manager.Successor()} {

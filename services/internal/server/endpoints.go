@@ -262,8 +262,8 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}, nil
 }
 
-// leaderOf returns a service's part of the current leadership. If this server does not lead, leaderOf returns an error
-// with the leader's address.
+// leaderOf returns what the function pick selects from the current leadership. If this server does not lead, leaderOf
+// returns an error with the leader's address.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {
 		return pick(l), nil

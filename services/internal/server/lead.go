@@ -39,16 +39,16 @@ type leadership struct {
 	journal   *journal.Journal
 	generator *filegen.Generator
 	caPEM     []byte
-	// workloadCAPEM holds the certificates of the workload CAs. These CAs sign the certificates among the instances'
-	// files.
+	// workloadCAPEM holds the certificates of the workload CAs. These CAs sign the certificates that are among the
+	// files of instances.
 	workloadCAPEM []byte
 	ca            authority.CA
 	workloadCAs   authority.WorkloadCAs
 	// configured is when the present configuration was put in force.
 	configured atomic.Pointer[time.Time]
 	images     *imageBook
-	// describing is held while the configuration is read and passed to the generator. So an older configuration never
-	// overwrites a newer one.
+	// A goroutine holds describing while it reads the configuration and passes it to the generator. Otherwise an older
+	// configuration could overwrite a newer one.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
@@ -189,7 +189,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	)
 }
 
-// act runs the term after TakeOver has loaded the shard's state.
+// act runs the leader's tasks until the term ends. Before that, TakeOver must have loaded the shard's state.
 func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-chan struct{}) error {
 	leader := l.leader
 	s.leading.Store(l)

@@ -22,8 +22,8 @@ import (
 // Options is nstance-server's command line.
 type Options struct {
 	ID string
-	// HostID is true if the options contain no ID for the server. Its ID is then the host name, until the provider
-	// supplies a better one.
+	// HostID is true if the options contain no ID for the server. Its ID is then the host name. If the provider knows a
+	// name of this machine, that name replaces the host name.
 	HostID          bool
 	Shard           string
 	Location        objstore.Location

@@ -49,8 +49,8 @@ func (s *server) readShard() metrics.Shard {
 	return shard
 }
 
-// alive is the check for systemd's watchdog, and returns true. If the leader hangs while it holds its locks, alive
-// blocks. Then systemd restarts the server.
+// alive always returns true. It is called before each notification that the server sends to systemd's watchdog. If the
+// leader hangs while it holds its locks, alive does not return, and systemd restarts the server.
 func (s *server) alive() bool {
 	if l := s.leading.Load(); l != nil {
 		l.leader.State.Numbers()

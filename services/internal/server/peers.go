@@ -33,9 +33,9 @@ func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	})
 }
 
-// refreshForPeer makes the leader look for a newer configuration after another server of the shard has become ready.
-// That server may have a newer configuration and be meant to replace this one. VMs must learn the addresses in that
-// configuration before this server ends.
+// refreshForPeer makes the leader look for a newer configuration. It is called when another server of the shard has
+// become ready, because that server may have a newer configuration and replace this one. VMs must learn the addresses
+// in that configuration before this server ends.
 func (s *server) refreshForPeer() {
 	l := s.leading.Load()
 	if l == nil {

@@ -137,7 +137,8 @@ func TestThrottlingIsCounted(t *testing.T) {
 	}
 }
 
-// verifier is a provider that counts the calls of Configure. Its Verify returns the error in trouble.
+// verifier is a provider that counts the calls of Configure. Its method Verify returns the error that `trouble`
+// contains.
 type verifier struct {
 	infra.Provider
 	configured *atomic.Int32

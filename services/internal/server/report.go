@@ -26,7 +26,7 @@ import (
 const (
 	// reportAfterVariable is how long a server may be unhealthy before its machine is replaced.
 	reportAfterVariable = "NSTANCE_REPORT_AFTER"
-	// generationVariable contains the identifier of the configuration that this machine was built for. If it is not
+	// generationVariable contains the identifier of the configuration for which this machine was created. If it is not
 	// set, the process writes no report to the bucket.
 	generationVariable = "NSTANCE_SERVER_GENERATION"
 )
@@ -82,8 +82,8 @@ type healthReport struct {
 	after time.Duration
 	log   *slog.Logger
 
-	// since is the last time at which the server was healthy. Before the first such time it is the start of this
-	// process. ready means that the server has been healthy once. settled means that the scaling group needs no more
+	// since is the last time at which the server was healthy, or the start of this process if the server was never
+	// healthy. ready means that the server has been healthy once. settled means that the scaling group needs no more
 	// reports about the launch of this machine.
 	since          time.Time
 	readySince     time.Time

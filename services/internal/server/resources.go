@@ -178,8 +178,9 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	return nil
 }
 
-// readMarks raises marks to the versions in the lock. So the server refuses objects that were rolled back while no
-// server ran. readMarks ignores a lock that cannot be decoded, because the server never takes over such a lock.
+// readMarks raises each mark to the version that the lock contains for it. So the server refuses objects that were
+// rolled back while no server ran. readMarks ignores a lock that cannot be decoded, because the server never takes over
+// such a lock.
 func (s *server) readMarks(ctx context.Context, marks *highwater.Marks) error {
 	object, err := s.documents.Get(ctx, keys.Leader(s.opts.Shard))
 	if errors.Is(err, objstore.ErrNotFound) {

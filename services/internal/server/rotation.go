@@ -26,7 +26,7 @@ func (s *server) pollCA(ctx context.Context) {
 
 // followCA reads the CA and its bundle, and looks for a rotation. During a rotation, a standby uses the new CA and
 // bundle for later connections, and a leader restarts to use them. Every rotation first changes `ca.crt`. So followCA
-// reads nothing more if `ca.crt` is the version in followedCA.
+// reads nothing more if `ca.crt` still has the token in followedCA.
 func (s *server) followCA(ctx context.Context) error {
 	source := s.endpoints.certificates()
 	if source == nil {

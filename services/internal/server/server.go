@@ -257,6 +257,6 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// maxRetryPause is the longest pause between two tries to start. After an outage of the store, a server is ready at
-// most this pause and the duration of one try later.
+// maxRetryPause is the longest pause between two tries to start. When the store works again after an outage, a server
+// is ready within this pause and the duration of one try.
 const maxRetryPause = 10 * time.Second

@@ -71,7 +71,7 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 			// fields have no effect. Drop them.
 			spec = spec.Override()
 		case spec.Deleted:
-			// The group is still being deleted. Let the caller define it from the beginning.
+			// The group is still being deleted. The caller's function must define it from an empty spec.
 			spec = config.GroupSpec{}
 		}
 		if err := change(&spec, exists); err != nil {

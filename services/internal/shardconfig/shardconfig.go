@@ -181,7 +181,7 @@ type candidate struct {
 	shard  *config.Shard
 	groups dynamic
 	// err means that the configuration is invalid, or that this server cannot run it. broken lists the problems of
-	// groups that the leader cannot create with the configuration.
+	// dynamic groups that do not fit the configuration.
 	err    error
 	broken config.Problems
 }
@@ -290,7 +290,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if newest.err != nil {
 		return objstore.Object{}, newest.err
 	}
-	// The last applied configuration is not better than this one. Use this one for the groups that have no problems.
+	// No other configuration is better. Use this one, although the leader cannot create some of its groups.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}
@@ -335,7 +335,8 @@ func (m *Manager) readGroups(ctx context.Context) (dynamic, error) {
 	return dynamic{groups, token}, nil
 }
 
-// broken returns the problems of groups that the leader cannot create with a configuration that is valid in itself.
+// broken returns the problems of dynamic groups that do not fit the configuration. The configuration without these
+// groups is valid.
 func (m *Manager) broken(shard *config.Shard, d dynamic) config.Problems {
 	_, problems := shard.Merged(d.groups)
 	for i := range problems {

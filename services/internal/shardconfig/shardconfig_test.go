@@ -433,8 +433,8 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if _, err := l.Delete(t.Context(), fleet, ""); err != nil {
 		t.Errorf("deleted twice: %v", err)
 	}
-	// The next leader must also see that the group is being deleted. A new definition of the group cancels the
-	// deletion. After that, Forget must do nothing.
+	// The next leader must know that the group is being deleted. A new definition of the group cancels the deletion.
+	// After that, a call of Forget must not remove the group.
 	next := lead(t, b, 2)
 	if !next.groups[fleet].Deleted {
 		t.Error("the next leader does not know that the group is on its way out")
@@ -520,8 +520,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	if next := lead(t, b, 2); next.groups[fleet].Kind != "knc" || next.Status().RefusedETag == "" {
 		t.Errorf("the next leader takes it: %+v", next.Status())
 	}
-	// Without an applied configuration, the leader must use the configuration that breaks the group. It must also
-	// accept other changes to that configuration.
+	// Without an applied configuration, the leader must use the configuration that breaks the group. It must also apply
+	// a later change of another group.
 	if err := b.Store.Delete(t.Context(), keys.Applied(shardName)); err != nil {
 		t.Fatal(err)
 	}
@@ -603,7 +603,7 @@ func TestGroupsWrittenByOthers(t *testing.T) {
 		t.Errorf("%v", l.groups)
 	}
 
-	// A refresh must also take over a change that the earlier leader wrote.
+	// A refresh must also apply a change that the leader of the earlier term wrote.
 	groups, token, _, _ = b.state.ReadGroups(t.Context())
 	groups = with(groups, other, nil)
 	groups.Revision++

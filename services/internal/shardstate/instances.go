@@ -29,8 +29,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 		w.tombstones[rec.ID] = tombstone{record: rec, token: token}
 		w.settled(rec.ID)
 	case rec.Group == "":
-		// The record is a reservation that is not used yet. The State keeps reservations in w.reserved and w.leftovers,
-		// not among the instances.
+		// A record without a group is a reservation that is not used yet. The State keeps reservations in w.reserved
+		// and w.leftovers, not among the instances.
 	case w.tombstoned(rec.ID):
 	default:
 		if inst == nil {
@@ -176,8 +176,8 @@ func (w *State) TerminateRequested(id ident.ID) {
 }
 
 // Balanced records whether the instance is registered with every load balancer of its group. began is a time just
-// before the caller asked for this registration. If the group's load balancers have changed since began, Balanced does
-// nothing.
+// before the caller sent the registration to the provider. If the group's load balancers have changed since began,
+// Balanced does nothing.
 func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	w.change(id, func(i *instance) {
 		if !i.plan.BalancedAt.After(began) {

@@ -20,8 +20,8 @@ type Reservation struct {
 	Token  objstore.Token
 }
 
-// AddReservation adds a new reservation to its pool. The present leader has made it. In a shard that is being
-// terminated, the reservation becomes a leftover immediately.
+// AddReservation adds a new reservation of the present leader to the pool of its tenant and kind. In a shard that is
+// being terminated, the reservation becomes a leftover immediately.
 func (w *State) AddReservation(r Reservation) {
 	w.mu.Lock()
 	if w.settings.Terminating {

@@ -77,7 +77,8 @@ type Fleet struct {
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
-	// asked has an entry for each instance whose last action was a question to the provider: the question's reason.
+	// asked contains the reason of the last question about an instance. It has an entry only if that question was the
+	// instance's last action.
 	asked map[ident.ID]string
 	err   error
 }
@@ -298,7 +299,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
-		// The actions that have just started may lead to new alerts and events, but only once.
+		// The second plan may contain new alerts and events, because actions have just started. A third plan must not
+		// contain any more.
 		f.apply(again)
 		s = f.Snapshot()
 		again = plan.Next(s)

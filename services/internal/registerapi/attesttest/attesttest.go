@@ -28,7 +28,7 @@ import (
 // Thief is a process that has stolen the nonce of a victim's VM. It calls the registration port of a leader that uses
 // the cloud's provider, from an address of the victim's VM.
 type Thief struct {
-	// Victim is the VM whose nonce the thief has. Own is the VM on which the thief runs.
+	// Victim is the VM whose nonce the thief has stolen. Own is the VM on which the thief runs.
 	Victim, Own infra.VM
 
 	leader *leadertest.Leader

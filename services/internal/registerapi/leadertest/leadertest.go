@@ -46,7 +46,7 @@ type Leader struct {
 	wake   chan struct{}
 }
 
-// Group is the group to which all instances belong.
+// Group is the group of all instances that a Leader makes.
 var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
 
 // New returns a leader whose active configuration has the group.
