@@ -40,7 +40,7 @@ var layers = [][]string{
 	{"services/contract/secretstore", "services/contract/clusterstate"},
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
-	// Packages that are pure, or that do not depend on a shard's state.
+	// These packages are pure, or do not depend on a shard's state.
 	{"services/internal/election"},
 	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
 		"services/internal/watch", "services/internal/mutate",
@@ -79,7 +79,8 @@ func layer(path string) int {
 // rule returns the violations of one package.
 type rule func(p pkg) (complaints []string)
 
-// direction forbids imports of later layers and of programs. It ignores the imports in test files.
+// direction forbids a package to import programs, or packages of a later layer (see [layers]). It ignores the imports
+// in test files.
 func direction(p pkg) (complaints []string) {
 	if !within(p.ImportPath, "services") {
 		return nil

@@ -365,7 +365,8 @@ func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the VM's state according to the provider. An incomplete answer cannot make it ProviderGone.
+// providerState is the VM's state according to the provider. It is not ProviderGone if the provider's answer was
+// incomplete.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown

@@ -13,8 +13,8 @@ const (
 	fewOrphans    = 2
 	orphanPercent = 5
 	// unusedRetention is the longest time for which the tombstone of a reservation without a VM is kept. During this
-	// time, a create call of an earlier leader may still take effect, and its VM is a stray (rule 37). Without the
-	// tombstone, such a VM is an orphan (rule 35).
+	// time, a create call of an earlier leader may still take effect. The VM is then a stray (rule 37). Without the
+	// tombstone, it would be an orphan (rule 35).
 	unusedRetention = 2 * time.Minute
 	// collectRetry is how long an action of the garbage collection may take before it is planned again.
 	collectRetry = 10 * time.Second

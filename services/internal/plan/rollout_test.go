@@ -20,7 +20,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
-// rollouts are tests that play a sequence of events each. The expected transcripts are under testdata.
+// rollouts are tests. Each test plays a sequence of events. The expected transcripts are under testdata.
 var rollouts = []struct {
 	name  string
 	setup func(f *plantest.Fleet)

@@ -22,7 +22,7 @@ func (s Schedule) with(at time.Time) Schedule {
 	return Schedule{NextPlan: sooner(s.NextPlan, at), NextIfReporting: sooner(s.NextIfReporting, at)}
 }
 
-// Postpone returns a later time to plan if NextPlan was only meant to check for overdue reports, and no report is
+// Postpone returns a later time to plan if the plan at NextPlan would only check for overdue reports, and no report is
 // overdue. ok is false if the group must be planned now. Without Postpone, a group would be planned about ten times per
 // report interval, mostly to find that the report has come.
 func (s Schedule) Postpone(instances iter.Seq[*Instance], settings *Settings, now time.Time) (later Schedule, ok bool) {

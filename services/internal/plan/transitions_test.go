@@ -333,7 +333,7 @@ func TestRule40ExplicitDeletionShortensADrain(t *testing.T) {
 		}
 	}
 	// The leader learned of the deletion after the recorded deadline, so it granted more drain time (rule 30). An
-	// earlier deadline in the record must not take that time back.
+	// earlier deadline in the record must not shorten the granted time.
 	before := record.Instance{ID: id(1), State: record.Deleting, DeletingAt: ago(time.Minute),
 		DeleteDeadline: ago(10 * time.Second)}
 	rec := before

@@ -150,9 +150,9 @@ func (h *history) add(o op) {
 // version, and a replaced version never returns. So of all requests that write the same version, at most one takes
 // effect:
 //
-// - If one of these requests was acknowledged, it took effect. - If none was acknowledged, but a client has seen the
-// version, the earliest request with an unknown result counts as the one that took effect. - Otherwise none took
-// effect.
+//   - If one of these requests was acknowledged, it took effect.
+//   - If none was acknowledged, but a client has seen the version, the earliest unacknowledged one took effect.
+//   - Otherwise none took effect.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}
 	seen := map[string]int64{} // the latest time at which a version can have been written

@@ -87,7 +87,7 @@ func openStore(ctx context.Context, url, access, secret string) (*s3.Store, erro
 }
 
 // reign is a period in which a process had authority. The process checked its authority at the beginning of the period,
-// at its end, and often between.
+// many times during it, and at its end.
 type reign struct {
 	Process    string
 	Term       uint64

@@ -17,7 +17,7 @@ import (
 )
 
 // FuzzParseOptions parses command lines, which have one argument per line. If ParseOptions accepts a command line, the
-// options have everything that the server needs. If not, the error names the flag.
+// options have everything that the server needs. If not, the error contains the name of the flag.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--id\ns1\n--shard\na\n--storage\ns3\n--bucket\nb\n--prefix\np/",

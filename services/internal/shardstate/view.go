@@ -22,7 +22,7 @@ type InstanceView struct {
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
 	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
-	// Protected lists the instances of the same group that are protected from removal.
+	// Protected lists the instances that people protect from removal. All of them are in the group of this instance.
 	Protected []ident.ID
 }
 
@@ -148,7 +148,7 @@ func (w *State) Settings() plan.Settings {
 	return w.settings
 }
 
-// DrainTimeout returns the time that the Node of an instance of the group has for its drain.
+// DrainTimeout returns the longest time for which a Node of the group may be drained.
 func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

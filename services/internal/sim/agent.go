@@ -34,7 +34,7 @@ type agent struct {
 	sick          time.Time // it reports unhealthy until then
 	ready         time.Time // its health check has neither passed nor failed before
 	failing       time.Time // its health check fails until then
-	// failsSince is when the leader to which the agent is connected learned that the agent's health check fails.
+	// failsSince is when the agent's present leader first learned that the agent's health check fails.
 	failsSince time.Time
 	powerOff   bool
 	notice     bool

@@ -13,8 +13,9 @@ import (
 type verdict struct {
 	decidedAt time.Time // the load balancers have no verdict before
 	refused   time.Time // they call it unhealthy until then
-	// The fields below describe the answers that the leader of term received. rounds counts the answers since the last
-	// one that did not call the VM unhealthy. refusedSince is the time of the first of these answers.
+	// term is the term of the leader that asks the load balancers. The fields below describe the answers to that
+	// leader. rounds counts how many answers in a row called the VM unhealthy. refusedSince is the time of the first
+	// one of them.
 	term         *term
 	wasHealthy   bool
 	refusedSince time.Time

@@ -172,8 +172,8 @@ func (b *bucket) changed(key string, body []byte) {
 	w.fleet.recorded(have)
 }
 
-// lives numbers the states of a record in the order in which an instance passes through them. The code under test has
-// this order too, but the simulation must not rely on that code.
+// lives contains a number for each state of a record, in the order in which an instance passes through the states. The
+// code under test has this order too, but the simulation must not rely on that code.
 var lives = map[record.State]int{record.Reserved: 1, record.Created: 2, record.Registered: 3, record.Deleting: 4,
 	record.Deleted: 5}
 

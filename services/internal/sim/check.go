@@ -135,7 +135,8 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 				}
 			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
 				w.sched.now.Sub(d.since) < minute:
-				// Do not count this VM: an earlier leader asked for it, and this leader has only just adopted it.
+				// Do not count this VM: an earlier leader asked for it, and this leader learned of it within the last
+				// minute.
 			case d.stays():
 				n++
 			}
@@ -278,9 +279,9 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 	}
 }
 
-// checkBalancer checks that the members of a load balancer are the instances of the groups that name it. After a change
-// of a group's load balancers, the former load balancers may keep members, because no record lists the former load
-// balancers.
+// checkBalancer checks that a load balancer has exactly the right members: the instances of all groups that list it in
+// their configuration. After a change of a group's load balancers, the former ones may keep members, because no record
+// lists the former load balancers.
 func (w *World) checkBalancer(t *term, name string) {
 	want := map[string]bool{}
 	for _, m := range w.fleet.order {

@@ -9,8 +9,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
 )
 
-// plan decides, before the run starts, at which times faults occur and of which kind. Each of these moments has its own
-// stream of random numbers. Leaving out the fault of one moment therefore does not change the others.
+// plan decides, before the run starts, at which times faults occur and of which kind. Each fault has its own stream of
+// random numbers. If a later run leaves out one fault, the others therefore stay the same.
 func (w *World) plan() {
 	d := w.dice("timeline")
 	// longest is the largest pause between two faults. A short one makes many faults; a long one leaves time to
@@ -58,7 +58,7 @@ func (w *World) lurk(moment uint64, k Kind, d *dice) {
 	s.lurking = append(s.lurking, l)
 }
 
-// spring is called when this server begins a task. It starts the faults that were to wait for such a task.
+// spring is called when this server begins a task. It starts the faults that have waited for this task.
 func (s *server) spring(task string) {
 	now := s.world.sched.now
 	s.lurking = slices.DeleteFunc(s.lurking, func(l lurking) bool {

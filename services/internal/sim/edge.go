@@ -71,8 +71,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. During a takeover, it sets term.listed to the time at which the call began. The
-// leader makes its first plan after the takeover.
+// List implements infra.Provider. During a takeover, it sets term.listed to the time at which the call began. So the
+// leader knows all VMs that are older than term.listed when it makes its first plan.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)
@@ -86,7 +86,7 @@ func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) 
 type againKey struct{}
 
 // again marks ctx as the context of a call that a client sends a second time. The checks ignore such a call, because
-// they have already checked it.
+// they checked the first one.
 func again(ctx context.Context) context.Context { return context.WithValue(ctx, againKey{}, true) }
 
 func (s *server) repeats(k Kind, about string) bool {

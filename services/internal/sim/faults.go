@@ -22,7 +22,8 @@ func (w *World) latency(ctx context.Context, d time.Duration) error { return w.s
 var errCut = errors.New("network unreachable")
 
 // befalls draws at most one fault for a request. The function `can` reports which kinds are possible. befalls draws a
-// random number for each kind until it finds a fault, even for a kind that this World does not have.
+// random number for one kind after the other until a fault occurs. Kinds that never occur in this World get a number,
+// too.
 func (w *World) befalls(d *dice, occasion uint64, can func(Kind) bool) (Kind, bool) {
 	for _, o := range ofRequests {
 		if u := d.Float64(); u >= w.rates.of[o.kind] || !can(o.kind) {
@@ -201,7 +202,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 		out.Lost = true
 	case cloudLate:
 		out.Late = d.between(time.Second, 40*time.Second)
-		// The provider applies a late call only when it receives another call. Land applies the late call at its time.
+		// The provider applies a late call only when it receives another call, or when Land is called. Call Land when
+		// the late call is due.
 		w.sched.after(out.Latency+out.Late+time.Millisecond, w.provider.Land)
 	case cloudLag:
 		out.Lag = d.between(time.Second, 45*time.Second)

@@ -340,8 +340,8 @@ func (p *people) confirm() {
 	}
 }
 
-// settle ends the actions of people. It makes the configuration valid, and removes settings with which instances may
-// never converge, such as an expiry or a paused rollout.
+// settle makes the configuration of the shard valid. It also removes settings with which instances might never
+// converge, such as an expiry or a paused rollout.
 func (p *people) settle() {
 	p.expiry, p.terminating = false, false
 	for _, g := range p.groups {

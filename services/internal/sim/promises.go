@@ -217,7 +217,8 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 }
 
 // takeOverTime returns the longest permitted time from the end of all faults until a server leads and has loaded its
-// shard. It is two short leases, plus the time for which the current lock makes servers other than the heir wait.
+// shard. It is two short leases plus a wait. How long a server other than the heir must wait depends on the current
+// lock.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {
@@ -239,9 +240,9 @@ func (w *World) longest() time.Duration {
 }
 
 // checkHeir runs without faults. It checks that a leader with followers has an heir, and then stops or kills the
-// leader. Another server must lead within one second. After a kill, it may take the length of a promise longer. The new
-// leader is the heir, or, with long promises, a server that learns from the provider that the leader's machine is gone.
-// The shard must then converge again.
+// leader. Another server must lead within one second. After a kill, the time limit is longer by the length of a
+// promise. The new leader is the heir, or, with long promises, a server that learns from the provider that the leader's
+// machine is gone. The shard must then converge again.
 func (w *World) checkHeir() {
 	leader := w.acting()
 	if leader == nil || leader.options.PeerLease == 0 {

@@ -38,8 +38,9 @@ func shareOf(p config.Purchase, size int, spot bool) int {
 }
 
 // checkPurchase checks whether a new VM may be bought as a spot instance or on demand. A group without purchase options
-// buys no spot instance. Other groups buy at most the number of spot instances in their options. If the options have no
-// fallback, this also applies to on-demand instances. A replacement in progress permits a few more.
+// buys no spot instance. A group with purchase options buys only as many spot instances as they permit. If the options
+// have no fallback, they also limit the on-demand instances. Both limits are higher by the number of replacements that
+// the group may have in progress.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]
 	least, most := t.size(key)

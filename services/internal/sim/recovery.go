@@ -93,9 +93,9 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 		a.rebootAt.Before(since.Add(-rebootTime))
 }
 
-// grantRecovery gives the silent or failing instances time to recover if their number exceeds limit. It does so only if
-// they are at least four fifths of the running instances. With a smaller share, a scale-down alone could be the reason
-// why their number exceeds the limit.
+// grantRecovery gives the silent or failing instances time to recover if their number exceeds limit, and if they are at
+// least four fifths of the running instances. With a smaller share, there may have been no fault: a scale-down also
+// lowers the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

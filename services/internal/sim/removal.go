@@ -100,7 +100,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	}
 	if s.fooled || w.recentlyFooled() {
 		// Do not check counts of instances. Two leaders may have counted the group's instances at the same time,
-		// without knowing of each other's removals. Conditional writes protect only the single record.
+		// without knowing of each other's removals. Conditional writes protect each record, but not the counts.
 		return
 	}
 	w.checkProtected(t, key, d.ID, next.Reason)
@@ -174,7 +174,7 @@ func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) b
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
 		// Count an instance whose deletion this leader could not know when it planned. Either an earlier leader wrote
 		// the deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an
-		// instance if another write of its record came before this leader's mark.
+		// instance if another write took the revision with which this leader wanted to record the deletion.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {
@@ -203,8 +203,8 @@ func (w *World) checkReplaced(t *term, key config.GroupKey, d, next *document, l
 	}
 }
 
-// checkWave checks the removal of an instance for silence. At most max_unhealthy of the group may be silent. At most
-// two fifths of the shard or three instances may be silent, whichever is more.
+// checkWave checks the removal of an instance that was silent. At most max_unhealthy of the group may be silent. At
+// most two fifths of the shard or three instances may be silent, whichever is more.
 func (w *World) checkWave(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {

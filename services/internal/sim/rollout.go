@@ -72,9 +72,9 @@ func windowOpen(g config.Group, at time.Time) bool {
 	return len(g.Windows) == 0
 }
 
-// checkCanary checks when an outdated instance is replaced. If the required number of canaries runs, the same number
-// must have run for the bake time. A wave begins only while all instances are healthy, so the leader knows all
-// registrations when it decides.
+// checkCanary checks that an outdated instance is replaced only after the bake time of the canaries. If at least as
+// many instances with the new configuration run as the rollout needs canaries, that many must have run for the bake
+// time. A wave begins only while all instances are healthy, so the leader knows all registrations when it decides.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {
@@ -98,8 +98,8 @@ func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ide
 }
 
 // checkHalt checks that no outdated instance is replaced after too many instances with the new configuration failed. It
-// ignores a failed instance if the leader does not know whether its write of that record took effect. The leader does
-// not count such a failure.
+// ignores a failed instance if the leader does not know whether the bucket has its decision to delete the instance. The
+// leader does not count such a failure.
 func (w *World) checkHalt(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	if g.Rollout.HaltOnFailures == 0 {
 		return

@@ -37,7 +37,7 @@ func (s *schedule) admit(occasion uint64, k Kind) bool {
 	return true
 }
 
-// about adds a description to the fault that was admitted last, and logs it. It does nothing in a run without a log.
+// about adds a description to the latest fault of the run, and logs it. It does nothing in a run without a log.
 func (s *schedule) about(format string, args ...any) {
 	if w := s.world; w.tracing() {
 		last := &s.injected[len(s.injected)-1]

@@ -237,8 +237,8 @@ func (s *server) deafen(d time.Duration) {
 
 // io runs one request of the election and gives the result to the elector, unless the server restarts before that. If
 // the request takes longer than limit on the server's clock, the elector gets `given` instead. The request may still
-// take effect. A request that has its answer but needs time for other work calls the function answered, which stops the
-// time limit.
+// take effect. The function request may call answered when the bucket has answered and only other work is left. That
+// stops the time limit.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false
@@ -356,8 +356,8 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if token != tokenOf(body) {
 			s.world.fail(ruleSimulator, "the bucket makes tokens in another way than the checks believe")
 		}
-		// The server may rely on an outdated promise of its heir for the length of one promise after its clock runs
-		// again. Until then, it stays fooled.
+		// After the server's clock runs again, the server may rely on an outdated promise of its heir for the length of
+		// one promise. So `fooled` stays true during that time.
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}

@@ -157,8 +157,8 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 }
 
 // limitedConn reads no faster than its token bucket `bytes` allows, if it has one. When the connection is closed or a
-// read fails, limitedConn calls leave, which takes the connection off the count. gRPC does not close a connection that
-// fails at the first byte.
+// read fails, limitedConn calls leave, and the connection no longer counts towards the limits. gRPC does not close a
+// connection that fails at the first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

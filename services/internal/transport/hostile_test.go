@@ -59,7 +59,7 @@ const (
 	receiveFiles = nstancev1.AgentService_ReceiveFiles_FullMethodName
 )
 
-// port is one of a server's four ports, with a client that may use it.
+// port is one of a server's four ports. It includes a connection of a client that the port accepts.
 type port struct {
 	*busy
 	c      *transporttest.Cluster

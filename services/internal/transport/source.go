@@ -170,8 +170,8 @@ func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	return expired, nil
 }
 
-// identify returns the client of an established connection. It does not fail for a bad certificate: the client's calls
-// fail with that error instead.
+// identify returns the client of an established connection. It returns no error for a bad certificate, but notes the
+// problem in the Peer. Every call of the client then fails with it.
 func (s *Source) identify(state tls.ConnectionState) *Peer {
 	leaf := state.PeerCertificates[0]
 	p := &Peer{NotAfter: leaf.NotAfter}

@@ -141,8 +141,8 @@ func TestForeignCertificates(t *testing.T) {
 	_, err := renew(t, c.Dial(t, addr, other.Certificate(t, agentOf(other, t), key)))
 	wants(t, "another CA", err, codes.Unavailable, "bad certificate")
 
-	// Another cluster may have imported this CA, and instances also have certificates of this CA. The port refuses the
-	// certificates of both.
+	// Another cluster may use the same CA, and instances get certificates of the CA in their files. The port must
+	// refuse a certificate of the other cluster and one of an instance.
 	foreign := agentOf(c, t)
 	foreign.Cluster = "other"
 	_, err = renew(t, c.Dial(t, addr, c.Certificate(t, foreign, key)))

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { acctest.Main(m) }
 
-// TestAccExampleLocal applies examples/local, the configuration of `make up`. It then plans without a change and with
-// another greeting, and destroys everything.
+// TestAccExampleLocal applies examples/local, the configuration of `make up`. A second plan must contain no changes. A
+// plan with another greeting must contain the push of files. Destroy must leave nothing in the bucket.
 func TestAccExampleLocal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

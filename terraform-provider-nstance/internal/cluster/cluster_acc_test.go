@@ -393,8 +393,8 @@ resource "nstance_secret" "test" {
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},
 			{Config: with(newKey, 1), PlanOnly: true},
 			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
-			// The version is new, but the plan still reads the old key. The plan must fail: the apply may overwrite
-			// that key before it uses the key.
+			// The version is new, but the key is the one that seals the secrets now. The plan must fail, because the
+			// apply may get another key from the same source. It could then not open the secrets.
 			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},

@@ -342,8 +342,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes the operators, the secrets and the CA of the cluster, and last the sealed CA key. If remove is
-// interrupted before that, the CA's certificate can still be derived from the CA key.
+// remove deletes the operators, the secrets and the CA of the cluster, and last the sealed CA key. After an
+// interruption, the CA's certificate can therefore still be derived from the CA key.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {

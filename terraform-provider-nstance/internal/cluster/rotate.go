@@ -50,8 +50,8 @@ func (m *model) markRotation() {
 	}
 }
 
-// rotateCA takes those steps of a CA rotation that are possible now. If it must wait for clients before the next step,
-// it returns a warning that names these clients.
+// rotateCA takes all steps of a CA rotation that are possible now. If it must wait for clients before the next step, it
+// returns a warning that names these clients.
 func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, cluster string) (diags diag.Diagnostics,
 	err error) {
 	var following clusterstate.Following

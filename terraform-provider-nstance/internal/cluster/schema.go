@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
-// model holds the attributes of the resource.
+// model holds the attributes of the resource nstance_cluster.
 type model struct {
 	ID                     types.String `tfsdk:"id"`
 	CACertificatePEM       types.String `tfsdk:"ca_certificate_pem"`

@@ -127,8 +127,8 @@ func TestAccSecretsStores(t *testing.T) {
 					return err
 				}
 			}
-			// "other" is a secret of another program under the same prefix. A destroy must not delete it. WorkloadCAKey
-			// is a secret that a leader makes.
+			// "other" is a secret of another program under the same prefix, which a destroy must not delete.
+			// WorkloadCAKey is a secret that a leader makes, which a destroy must delete.
 			for _, name := range []string{"other", secretstore.WorkloadCAKey} {
 				if err := store.Put(t.Context(), name, secretstore.NewValue([]byte("x")), secretstore.Any); err != nil {
 					t.Fatal(err)

@@ -126,8 +126,8 @@ func (c *exampleCheck) checkAttribute(name string, value hclsyntax.Expression, k
 	}
 }
 
-// checkValue checks an object. If many is set, it checks each object of a list or map instead. It skips an expression
-// without a literal object.
+// checkValue checks the attributes of the object in an expression. If many is set, the expression has a list or map,
+// and checkValue checks each object in it. It skips an expression without a literal object.
 func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute, many bool) {
 	c.Helper()
 	switch value := value.(type) {

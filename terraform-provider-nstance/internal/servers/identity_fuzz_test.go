@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzIdentity loads identities from arbitrary texts. Each load must return the identity of an operator, or an error
-// for which Advice returns a text. The error must not quote a key.
+// that Advice can explain. The error must not quote a key.
 func FuzzIdentity(f *testing.F) {
 	ca := newCA(f, cluster)
 	for _, s := range []servers.Settings{

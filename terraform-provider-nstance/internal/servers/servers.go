@@ -89,9 +89,9 @@ func (c *Connection) Identity() (operatorclient.Identity, error) {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// Call calls `do` with a client of the shard's leader. If a server says that another server is the leader, Call tries
-// that one next, at most once. So it may call `do` several times. It returns the gRPC errors of the API and the errors
-// of this package. It takes at most 30 s.
+// Call calls `do` with a client of the shard's leader. It tries one server after the other until a server answers as
+// the leader, and calls `do` for each of them. If a server says that another server is the leader, Call tries that one
+// next, at most once. It returns the gRPC errors of the API and the errors of this package. It takes at most 30 s.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

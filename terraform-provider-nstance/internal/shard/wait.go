@@ -66,7 +66,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			}
 			held = released.heldBy(shard.left)
 		}
-		// Without a leader, nothing uses the subnets and the interface in released.
+		// If the shard has no leader, nothing uses the subnets and the interface that this apply removes.
 		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
 		return held == nil && (applied || !must || isIdle), nil
 	})

@@ -23,8 +23,8 @@ func userdata(attributes string) string {
 			"data.nstance_userdata.test.content }\n", attributes)
 }
 
-// says returns a function that makes checks. A check compares a script with the data source's script, as text and in
-// base64.
+// says returns a function that makes checks. Each check compares the data source's script with the wanted one, both as
+// text and in base64.
 func says(t *testing.T) func(string, error) resource.TestCheckFunc {
 	return func(want string, err error) resource.TestCheckFunc {
 		t.Helper()

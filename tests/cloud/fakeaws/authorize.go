@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Check is one permission check that a call made. The cloud also checks and records calls with the account's own key.
+// Check is one permission check of a call. Calls with the account's own key are checked and recorded, too.
 type Check struct {
 	Action   string // ec2:RunInstances
 	Resource string // ARN, or *

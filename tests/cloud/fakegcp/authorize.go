@@ -108,7 +108,7 @@ func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
 	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}
 
-// on returns the need for a permission on a Compute Engine resource. link is the resource's URL or path.
+// on returns a need for the given permission on one Compute Engine resource. link is the resource's URL or path.
 func on(permission, link string) need {
 	if i := strings.Index(link, "projects/"); i > 0 {
 		link = link[i:]

@@ -167,8 +167,8 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	// If the percentages permit a termination before its replacement runs, they permit at least one, even if the number
-	// rounds down to 0. AWS rounds in the same way.
+	// A minimum below 100 % permits at least one termination before its replacement runs, even if the number of
+	// permitted terminations rounds down to 0. AWS rounds in the same way.
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {

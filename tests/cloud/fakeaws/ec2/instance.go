@@ -89,8 +89,8 @@ func newMachinery() machinery {
 // SetIdentity connects EC2 to IAM. Without IAM, every instance profile exists and has a role of the same name.
 func (s *Service) SetIdentity(i Identity) { s.identity = i }
 
-// SetTimes sets how long an instance stays pending if no real machine boots, and how long every instance at least stays
-// shutting-down or stopping. With 0, the default, the state ends at the next call of an operation.
+// SetTimes sets how long an instance without a real machine stays pending. It also sets the shortest time for which any
+// instance stays shutting-down or stopping. With 0, the default, such a state ends at the next call of an operation.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
 // machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies the
@@ -347,8 +347,8 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through converts filters of a resource's XML form to filters of the resource itself. The new filters call render to
-// get the XML form.
+// through changes filters that read the XML form of a resource into filters that take the resource itself. The returned
+// filters call render to get the XML form.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))
 	for name, values := range filters {

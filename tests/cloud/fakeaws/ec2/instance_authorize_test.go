@@ -285,7 +285,8 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 	w.deny = nil
 
-	// When an AWS service launches an instance, the key policy of the KMS key must permit the service to use the key.
+	// This launch template encrypts a volume with a KMS key. If an AWS service launches an instance from the template,
+	// the key policy must permit the service to use the key.
 	template := must(w.client.CreateLaunchTemplate(t.Context(), &sdk.CreateLaunchTemplateInput{
 		LaunchTemplateName: aws.String("encrypted"), LaunchTemplateData: &types.RequestLaunchTemplateData{
 			ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro,
@@ -315,7 +316,8 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 }
 
-// TestEveryOperationIsAuthorized checks that every operation on the resources in machinery fails without permission.
+// TestEveryOperationIsAuthorized checks that every operation on the resources in the type machinery, such as instances
+// and images, fails without permission.
 func TestEveryOperationIsAuthorized(t *testing.T) {
 	w := newTestRegion(t, nil)
 	id := w.run(nil).InstanceId

@@ -15,8 +15,8 @@ type nicPlan struct {
 	groups            []string
 }
 
-// locate sets the launch's zone. The request determines it by an interface, a subnet or the placement. If the request
-// names none of them, the zone stays "".
+// locate sets the zone of a launch to the zone of an interface, a subnet or the placement in the request. If the
+// request contains none of them, the zone stays "".
 func (s *Service) locate(l *launch) error {
 	for _, nic := range l.data.NetworkInterface {
 		if id := value(nic.NetworkInterfaceID); id != "" {

@@ -49,8 +49,9 @@ type privateIPOfXML struct {
 	PrivateIP      string            `xml:"privateIpAddress"`
 }
 
-// publicOf returns the public address that belongs to a private address of an interface: an elastic address, or else
-// the address that AWS assigned at launch. AWS assigns one only to the primary private address.
+// publicOf returns the public address that belongs to a private address of an interface. That is an elastic address, or
+// else the address that AWS assigned at launch. At launch, AWS assigns a public address only to the primary private
+// address.
 func (s *Service) publicOf(eni *Interface, private netip.Addr) *associationOfXML {
 	for _, e := range s.addresses {
 		if e.iface == eni.id && e.private == private {

@@ -38,7 +38,8 @@ func (s *Service) Launch(l Launch) (string, error) {
 	return i.id, nil
 }
 
-// serviceLaunch makes the launch that an AWS service asks for, and looks up the resources that it names.
+// serviceLaunch makes the launch that an AWS service asks for. It also looks up the launch template and the other
+// resources in the service's request.
 func (s *Service) serviceLaunch(l Launch) (*launch, error) {
 	planned := &launch{min: 1, max: 1, by: l.By, extra: l.Tags}
 	if l.Type != "" {

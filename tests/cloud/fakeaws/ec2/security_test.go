@@ -146,7 +146,8 @@ func TestRules(t *testing.T) {
 	want(t, "one more", w.authorize(tcp(1, "10.0.0.0/8")), "RulesPerSecurityGroupLimitExceeded")
 }
 
-// TestPermissions also checks that one IpPermission lists all peers with the same protocol and ports.
+// TestPermissions checks the rules of a security group as a list of IpPermission. One IpPermission must contain all
+// peers with the same protocol and ports.
 func TestPermissions(t *testing.T) {
 	w := newTestRegion(t, nil)
 	ctx := t.Context()

@@ -157,7 +157,8 @@ func TestIPv6Subnet(t *testing.T) {
 		Ipv6AddressCount: aws.Int32(1)})
 	want(t, "an IPv6 address in an IPv4 subnet", err, "InvalidParameterValue")
 
-	// In a dual-stack subnet, an interface is created with a requested IPv6 address. It later gets an additional one.
+	// In a dual-stack subnet, create an interface with a requested IPv6 address. Later, add another IPv6 address to the
+	// interface.
 	dual := must(w.client.CreateSubnet(ctx, &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: aws.String("10.0.40.0/24"),
 		Ipv6CidrBlock: aws.String(w.block6(6, 64))}))(t).Subnet
 	own := netip.MustParsePrefix(w.block6(6, 64)).Addr().Next().Next().Next().Next().Next().String()

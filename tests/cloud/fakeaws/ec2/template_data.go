@@ -204,8 +204,8 @@ type launchTags struct {
 	Tag          []Tag  `xml:"tagSet>item"`
 }
 
-// instanceRequirements describes the instance types that a launch may use by their attributes. The fake stores and
-// describes the requirements, but refuses a launch that must choose a type by them.
+// instanceRequirements describes, by attributes, the instance types that a launch may use. The fake stores and returns
+// the requirements, but refuses a launch for which it must choose an instance type.
 type instanceRequirements struct {
 	AcceleratorCount                               *numberRange    `xml:"acceleratorCount"`
 	AcceleratorManufacturer                        []string        `query:"AcceleratorManufacturer" xml:"acceleratorManufacturerSet>item"`

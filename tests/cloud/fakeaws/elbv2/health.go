@@ -88,8 +88,8 @@ func (s *Service) Health(targetGroup, instance string) string {
 	return worst
 }
 
-// Check runs one round of health checks: it probes every target of every group that a load balancer uses, concurrently.
-// It does not hold the cloud's lock during probes, because a probe may call the fake AWS.
+// Check runs one round of health checks. It probes every target of every group that a load balancer uses, all at the
+// same time. It does not hold the cloud's lock during probes, because a probe may call the fake AWS.
 func (s *Service) Check(ctx context.Context) {
 	type probed struct {
 		group  *group
@@ -150,8 +150,8 @@ func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	}, true
 }
 
-// recordCheck counts the result of one check. For a new target's first state, it requires the same number of equal
-// results as for a later change.
+// recordCheck counts the result of one check. A new target gets its first state only after as many equal results as a
+// later change of the state needs.
 func (t *target) recordCheck(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0

@@ -60,8 +60,8 @@ func (s *Service) registerTargets(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// register adds a target that checkTarget has accepted. If the same instance and port is a draining target, the new
-// target replaces it. If it is a registered target, register does nothing.
+// register adds a target that checkTarget has accepted. If the group has a draining target with the same instance and
+// port, the new target replaces it. If the group has such a target that is not draining, register does nothing.
 func (g *group) register(t TargetDescription) {
 	k := key{t.Id, t.Port}
 	if old, ok := g.targets[k]; ok && old.draining.IsZero() {

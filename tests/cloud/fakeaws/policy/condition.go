@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// operator is one condition operator. A negated operator is true where its opposite is false, and when the key is
-// absent.
+// operator is one condition operator. A negated operator is true if the operator that it negates is false, or if the
+// key is absent.
 type operator struct {
 	negated bool
 	kind    string // for check: the form that the policy's values must have

@@ -97,7 +97,8 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 	return q.send(q.Request.Method, path, q.query, q.headers(), body)
 }
 
-// answerHeaders are headers of the server's answer that are not passed to the client: the front sends its own.
+// answerHeaders are headers of the S3 server's answer that the fake does not pass to the client. The fake sends its own
+// headers instead.
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 

@@ -1,5 +1,6 @@
 // Package wire implements the server side of the AWS protocols: parsing requests, strict decoding of parameters, and
-// the shape of answers and errors. The protocols are EC2 query, query and JSON 1.1; for S3, wire only shapes errors.
+// the form of answers and errors. The protocols are EC2 query, query and JSON 1.1. For S3, the package implements only
+// the form of errors.
 //
 // Invariant: a parameter that the handler does not read is an error, so nothing in a request is silently ignored. The
 // package knows each service's protocol, and nothing about what the services do.

@@ -150,7 +150,8 @@ type Kind struct {
 	// Type is the name in the field "kind" of a resource, such as "instance". It is also the name of the path
 	// parameter.
 	Type string
-	// API is the name in methods if it differs from Collection, such as "regionHealthChecks".
+	// API is the collection's name in the names of methods, such as "regionHealthChecks". Empty: the same as
+	// Collection.
 	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string

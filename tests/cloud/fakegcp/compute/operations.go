@@ -81,8 +81,8 @@ func (c *Compute) faultOf(op *Operation) *Failure {
 }
 
 // Start starts an operation on a resource. The last part of method is the operation's type. When the operation ends,
-// finish is called, which may fail with a [*Failure]. If a [Fault] makes the operation fail, undo is called instead.
-// Both functions may be nil.
+// the fake calls finish, which may return a [*Failure]. If a [Fault] makes the operation fail, the fake calls undo
+// instead. Both functions may be nil.
 func (c *Compute) Start(method string, target *Resource, finish func() error, undo func()) *Operation {
 	kind := method[strings.LastIndexByte(method, '.')+1:]
 	c.lastID += 7919
