@@ -27,7 +27,7 @@ import (
 const module = "github.com/nstance-kit/nstance/"
 
 // layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. Each entry
-// includes the packages below it.
+// includes the packages in the folders below it.
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
 		"services/contract/highwater", "services/contract/googlecloud"},

@@ -8,8 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// class is the state of an instance with regard to its group's size. The constants are in the order of the rules that
-// determine the class.
+// class is the state of an instance with regard to its group's size. The constants are in the order of the rules.
 type class uint8
 
 const (
@@ -66,13 +65,12 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why the planner deletes an instance of this rule even if the group has its size. It is CauseNone if the
-	// planner does not.
+	// cause is why an instance of this rule is deleted even if the group has its size; CauseNone: it is not deleted.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
-	// applies checks the conditions of the rule that the field needs cannot express; nil: there are none. It must not
-	// change the group. until is when time alone may change the answer; zero: never.
+	// applies checks the conditions of the rule that are not in `needs`; nil: there are no others. It must not change
+	// the group. until is when time alone may change the answer; zero: never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 
@@ -139,8 +137,7 @@ type group struct {
 	guard          Guard
 	guarded        bool      // the unhealthy guard holds (rules 26 and 61)
 	guardedUntil   time.Time // when it ends by time alone; zero: unknown
-	// anyReportMatters means that the plan may change with any report, for example because an instance is silent or
-	// unhealthy.
+	// anyReportMatters means that the plan may change with any report, for example because an instance is silent.
 	anyReportMatters bool
 	rows             []uint8 // by instance: index of its rule
 	facts            []facts // by instance
@@ -165,13 +162,11 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running counts the registered instances that run, also those whose deletion has begun because they are silent. Of
-	// these, late counts those that are silent or unhealthy for the unhealthy guard. unhealthy counts those that the
-	// leader would replace if there were no guard.
+	// running counts the registered instances that run, also those that are deleted because they are silent. late
+	// counts those that the unhealthy guard counts. unhealthy counts those to replace unless the guard forbids it.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is still being recorded. They still count
-	// when creations are planned. Otherwise a failing store or a dying leader could lead to more VMs than size and
-	// surge allow.
+	// failing counts failed creations, and running instances whose deletion is not recorded yet. They are not replaced
+	// yet: if the store failed or the leader died, there could be more VMs than size and surge allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -311,8 +306,7 @@ func (g *group) addSilence(i subject) {
 	}
 }
 
-// addReports notes when the next report of an instance is overdue. For an instance of which any report may change the
-// plan, it sets anyReportMatters instead.
+// addReports notes when the next report of an instance is overdue, or sets anyReportMatters.
 func (g *group) addReports(i subject, c class) {
 	switch {
 	case c == classCreating || c == classLost || i.RegisteredAt.IsZero():
@@ -365,8 +359,7 @@ func (i *Instance) awaitsCreate() bool {
 	return i.State == record.Reserved || i.Work == Creating && i.State == record.Created
 }
 
-// providerState is the VM's state according to the provider. It is not ProviderGone if the provider's answer was
-// incomplete.
+// providerState is the VM's state according to the provider. An incomplete answer never counts as ProviderGone.
 func (i *Instance) providerState() ProviderState {
 	if i.Provider.Value == ProviderGone && !i.Provider.Complete {
 		return ProviderUnknown
@@ -400,9 +393,9 @@ func Counts(i *Instance) bool {
 }
 
 // isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before the first agent
-// connects to this leader: until then, the leader may be unreachable. If no agent has connected yet and the group has
-// no registered instance, the time-out begins at the earliest with the leader's term. While the unhealthy guard holds,
-// only on-demand instances can be overdue.
+// connects to this leader: until then, the leader may be unreachable. If no agent has connected and no instance of the
+// group is registered, it begins with the leader's term at the earliest. While the unhealthy guard holds, only
+// on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
 	switch {

@@ -46,7 +46,7 @@ func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState,
 		s.RenewAt = report.RenewAt
 	}
 	// Change the state only if the agent has the files of the current configuration, or if the last batch contained
-	// them. In all other cases, the action PushFiles sends new files anyway.
+	// them. In all other cases, the action PushFiles sends new files.
 	if report.Current != "" && (report.Reported == report.Current || report.Sent == report.Current) {
 		s.Incomplete = report.Reported != report.Current || report.Full && !report.Complete ||
 			!report.Full && s.Incomplete

@@ -184,7 +184,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// electionRun is an election run: the candidates for one lock, with what the test observes.
+// electionRun is a run in which candidates compete for one lock. It records when each of them had authority, and their
+// requests for the lock.
 type electionRun struct {
 	options election.Options
 	clock   lease.Clock

@@ -290,7 +290,7 @@ func (m *Manager) begin(ctx context.Context) (objstore.Object, error) {
 	if newest.err != nil {
 		return objstore.Object{}, newest.err
 	}
-	// No other configuration is better. Use this one, although the leader cannot create some of its groups.
+	// There is no better configuration than this one. Use it, although the leader cannot create some of its groups.
 	for _, problem := range newest.broken {
 		m.log.Warn("some groups cannot be created", "problem", problem.String())
 	}

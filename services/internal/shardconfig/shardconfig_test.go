@@ -86,7 +86,7 @@ func (l *leader) ApplyConfig(shard *config.Shard, groups map[config.GroupKey]con
 	l.applied++
 }
 
-// ApplyGroups implements Applier. It stores only the groups that changed lists.
+// ApplyGroups implements Applier. It stores only the groups whose keys are in changed.
 func (l *leader) ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -71,8 +71,8 @@ func (c cloud) Delete(ctx context.Context, providerID string) error {
 	return err
 }
 
-// List implements infra.Provider. During a takeover, it sets term.listed to the time at which the call began. So the
-// leader knows all VMs that are older than term.listed when it makes its first plan.
+// List implements infra.Provider. During a takeover, it sets term.listed to the time at which the call began. At its
+// first plan, the leader then knows all VMs that are older than term.listed.
 func (c cloud) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
 	began, s := c.world.sched.now, c.world.caller()
 	vms, err := c.Provider.List(ctx, owner)

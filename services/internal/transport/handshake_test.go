@@ -180,7 +180,7 @@ func TestSlowRegistration(t *testing.T) {
 		began := time.Now()
 		var slow sync.WaitGroup
 		slow.Go(func() {
-			// The client sends its message in small pieces. It also sends answers to pings, so that the server keeps the
+			// The client sends its message in small pieces. It also answers pings, so that the server keeps the
 			// connection.
 			for raw.Part(1, 10_000, []byte{1}) == nil && raw.WritePing(true, [8]byte{}) == nil {
 				time.Sleep(5 * time.Second) // synctest time

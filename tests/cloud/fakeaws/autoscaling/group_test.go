@@ -399,7 +399,7 @@ func TestInstanceRefresh(t *testing.T) {
 			if lowest == 100 && fewest < 2 {
 				t.Errorf("only %d were in service for a while", fewest)
 			}
-			// With SkipMatching, a refresh does not replace members that already have the wanted launch template.
+			// With SkipMatching, a refresh does not replace members that already have the group's launch template.
 			start.Preferences.SkipMatching = aws.Bool(true)
 			id = must(w.client.StartInstanceRefresh(t.Context(), start))(t).InstanceRefreshId
 			w.sleep(0)

@@ -9,8 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-// block6 returns an IPv6 block with a prefix of bits bits, inside the VPC's block. n is the last byte of the block's
-// first /64 prefix.
+// block6 returns an IPv6 block inside the VPC's block. Its prefix has the length `bits`. n is the last byte of the
+// block's first /64 prefix.
 func (w *testRegion) block6(n byte, bits int) string {
 	w.Helper()
 	v := must(w.client.DescribeVpcs(w.Context(), &sdk.DescribeVpcsInput{VpcIds: []string{w.vpc}}))(w.T).Vpcs[0]

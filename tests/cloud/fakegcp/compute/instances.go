@@ -59,7 +59,8 @@ func (c *Compute) addInstances() {
 	c.Handle("compute.instances.getSerialPortOutput", c.serialPort)
 }
 
-// checkInstance checks a new instance. It also sets the fields that the service sets, such as external addresses.
+// checkInstance checks a new instance. It also sets the fields that Compute Engine itself sets, such as external
+// addresses.
 func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) error {
 	body, scope := r.Body, r.scope()
 	machineType := rest.Text(body, "machineType")
