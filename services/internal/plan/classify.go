@@ -70,7 +70,7 @@ type rule struct {
 	// needs are the facts without which the rule does not apply.
 	needs facts
 	// applies checks the conditions of the rule that are not in `needs`; nil: there are no others. It must not change
-	// the group. until is when time alone may change the answer; zero: never.
+	// the group. until is when the answer may change without an event; zero: never.
 	applies func(g *group, i subject) (yes bool, until time.Time)
 }
 

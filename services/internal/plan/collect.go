@@ -149,8 +149,8 @@ func (s *Stray) isOrphan() bool {
 }
 
 // collectStray plans the next step towards the termination of a stray. A stray whose record is a tombstone is
-// terminated (rule 37). For an orphan, the record is first looked for twice (rule 35). The second read is at least one
-// collection interval after the first, and not before the end of the registration time-out.
+// terminated (rule 37). An orphan is terminated only after two reads have not found its record (rule 35). The second
+// read is at least one collection interval after the first, and not before the end of the registration time-out.
 func (s *ShardSnapshot) collectStray(out *steps, stray *Stray) {
 	if !stray.runs() || stray.Busy || stray.Instance.IsZero() || stray.Claimed {
 		return

@@ -14,7 +14,7 @@ type Verdict struct {
 	RuleName string
 	// Cause is why the instance is deleted even if the group has its size, or CauseNone.
 	Cause Cause
-	// Until is when time alone may make another rule apply; zero: never.
+	// Until is when another rule may apply even if nothing happens until then; zero: never.
 	Until time.Time
 }
 

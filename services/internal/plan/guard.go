@@ -68,7 +68,8 @@ func (g *group) exceedsLimit() bool {
 }
 
 // guardHolds reports whether the unhealthy guard forbids replacements: too many instances are silent or failing (rule
-// 26), or a recovery period is under way (rule 61). until is when time alone ends the guard; zero means unknown.
+// 26), or a recovery period is under way (rule 61). until is when the guard ends if nothing happens until then; zero:
+// unknown.
 func (g *group) guardHolds() (holds bool, until time.Time) {
 	if g.exceedsLimit() {
 		return true, time.Time{}

@@ -45,7 +45,8 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// blockedUntil and rolloutUntil are when time alone ends the reasons in blocked and rollout; zero: unknown.
+	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end if nothing happens until then;
+	// zero: unknown.
 	blockedUntil, rolloutUntil time.Time
 }
 
@@ -59,14 +60,15 @@ func (s *steps) wait(until time.Time) {
 
 func (s *steps) block(reason string) { s.blockUntil(reason, time.Time{}) }
 
-// blockUntil records why the group is not at its size, and when time alone ends that reason; zero: unknown.
+// blockUntil records why the group is not at its size, and when that reason ends if nothing happens until then; zero:
+// unknown.
 func (s *steps) blockUntil(reason string, until time.Time) {
 	if s.blocked == "" {
 		s.blocked, s.blockedUntil = reason, until
 	}
 }
 
-// waitRollout records why a rollout waits, and when time alone ends that reason; zero: unknown.
+// waitRollout records why a rollout waits, and when that reason ends if nothing happens until then; zero: unknown.
 func (s *steps) waitRollout(reason string, until time.Time) {
 	s.wait(until)
 	if s.rollout == "" {

@@ -59,8 +59,9 @@ func (g *group) mayBeUnavailable() int {
 }
 
 // wave is rule 20: it returns how many outdated instances may be replaced now. A wave starts while the group is at its
-// size and no instance is draining, silent or booting. If instances have drifted, a wave starts even if the unhealthy
-// guard holds some instances, or if drifted ones are unready: the new configuration may repair them.
+// size and no instance is draining, silent or booting. If instances have drifted, a wave starts even if some of them
+// are unready, or if the unhealthy guard forbids the replacement of some instances: the new configuration may repair
+// them.
 func (g *group) wave() (n int, out steps) {
 	t := &g.tally
 	drifted := t.of[classDrifted] + t.of[classUnreadyDrifted]
@@ -145,7 +146,7 @@ func (g *group) withinHour(n int) (int, steps) {
 }
 
 // canaryWave is rule 46: it returns how many drifted instances may be replaced now. This depends on the number of
-// canaries: instances with the present configuration that are healthy or held by the unhealthy guard.
+// canaries: instances with the present configuration that are healthy, or that the unhealthy guard keeps.
 func (g *group) canaryWave() (n int, out steps) {
 	canary, bake := g.Group.Rollout.Canary, g.Group.Rollout.BakeTime.D()
 	baked, young := 0, 0
@@ -185,8 +186,8 @@ func (g *group) canaryWave() (n int, out steps) {
 	return canary - baked - young, out
 }
 
-// halted is rule 47: too many instances with the present configuration failed to register or are unhealthy. Instances
-// that the unhealthy guard holds are not deleted, but count here.
+// halted is rule 47: too many instances with the present configuration failed to register or are unhealthy. Unhealthy
+// instances that the unhealthy guard keeps count, too.
 func (g *group) halted() bool {
 	limit := g.Group.Rollout.HaltOnFailures
 	if limit == 0 {

@@ -262,11 +262,11 @@ type Decision struct {
 	Actions []Action
 	Schedule
 	// Blocked says why the group cannot reach its size now. It is empty if the group is at its size or can reach it.
-	// BlockedUntil is when time alone ends that reason; zero: unknown.
+	// BlockedUntil is when that reason ends if nothing happens until then; zero: unknown.
 	Blocked      string
 	BlockedUntil time.Time
 	// Rollout says why outdated instances are not replaced now. It is empty if there are none, or while a wave is under
-	// way. RolloutUntil is when time alone ends that reason; zero: unknown.
+	// way. RolloutUntil is when that reason ends if nothing happens until then; zero: unknown.
 	Rollout      string
 	RolloutUntil time.Time
 	// Guard must be copied into the group's next Snapshot.

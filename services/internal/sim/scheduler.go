@@ -244,7 +244,7 @@ func (s *scheduler) pause(p *process, d time.Duration, then func()) {
 }
 
 // env returns the clock and the task functions for the tasks of p. skew returns the error of the machine's time of day.
-// The function started is called when a task is created, and ended when the task ends.
+// The function started is called when a task is created, and the function ended when a task ends.
 func (s *scheduler) env(p *process, skew func() time.Duration, started, ended func()) tasks.Env {
 	run := func(name string, fn func()) {
 		started()
