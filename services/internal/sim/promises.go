@@ -274,7 +274,7 @@ func (w *World) checkHeir() {
 	}
 	w.sched.runUntil(w.sched.now.Add(most), func() bool { return broken() || slices.ContainsFunc(w.servers, leads) })
 	if !broken() && !slices.ContainsFunc(w.servers, leads) {
-		w.fail(ruleHeir, "%s stopped cleanly, and no server leads %v later, not even its heir %s", leader.name, most,
+		w.fail(ruleHeir, "%s ended, and no server leads %v later, not even its heir %s", leader.name, most,
 			heir.process.name)
 	}
 	if w.sched.runUntil(w.sched.now.Add(2*minute), broken); !broken() {
