@@ -10,18 +10,19 @@ import (
 
 // Change describes the effects of a new configuration on the instances of a shard.
 type Change struct {
-	// Sorted names (tenant/name) of static groups. In roll, the infra hash changed. In push, only the runtime hash
-	// changed. In empty, the group was removed. In shrink, the size became smaller.
+	// roll, push, empty and shrink list static groups by name (tenant/name), sorted. In the groups of roll, the infra
+	// hash changed. In those of push, only the runtime hash changed. Groups in empty were removed, groups in shrink
+	// have a smaller size.
 	roll, push, empty, shrink []string
 
 	rollTemplates []string // templates with dynamic groups that roll
 	pushTemplates []string
-	// leave lists static groups with the same infra hash whose pool loses a subnet. Their instances in that subnet are
-	// replaced. leaveTemplates lists such templates.
+	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
+	// that subnet are replaced. leaveTemplates lists the templates for whose groups the same is true.
 	leave, leaveTemplates []string
 	terminates            bool
-	// subnetsUnknown means that some subnets are not known yet. A group that is listed in leave may then keep all its
-	// subnets.
+	// subnetsUnknown means that the new pools contain subnets that are not known yet. Groups that are listed in leave
+	// may turn out to lose no subnet.
 	subnetsUnknown bool
 }
 

@@ -49,8 +49,8 @@ func (c *checker) key(path string, err error) {
 	}
 }
 
-// reference returns true if name is a key of the map in. Otherwise it reports the name and returns false. target is the
-// path of the map.
+// reference returns true if the map `in` has the key `name`. Otherwise it reports at path that there is no such object,
+// and returns false. `what` is the kind of object, for the message. target is the path of the map.
 func reference[V any](c *checker, path, what, name string, in map[string]V, target string) bool {
 	if _, ok := in[name]; ok {
 		return true

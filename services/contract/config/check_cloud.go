@@ -14,9 +14,9 @@ func (c *checker) cloud(path string, problems []cloud.Problem) {
 	}
 }
 
-// cloudFields checks the cloud-specific fields of the object at path. provider is the object's cloud. cloudFields
-// reports each field that is set and belongs to another cloud. It checks the provider's own fields by the provider's
-// rules. kind is server.leader_network.kind; it is empty for other objects.
+// cloudFields checks those fields of the object at path that only some clouds have. provider is the object's cloud.
+// cloudFields reports a field of another cloud if the field is set. It checks the fields of the object's own cloud by
+// that cloud's rules. kind is server.leader_network.kind, or "" for other objects.
 func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 	if provider == "" {
 		return // reported elsewhere

@@ -189,7 +189,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		r.userdata(userdataPath, g.Userdata.Content)
 	}
 
-	// Report a problem of an argument at the place where the document sets the argument.
+	// If an argument of the merged group has a problem, report the problem where the document sets that argument.
 	sources := c.argSources(spec, path)
 	r.tree("", g.Args, r.text, func(path string) string {
 		elements, err := SplitPath(path)
@@ -326,8 +326,8 @@ func (r *rendering) certificate(cert Certificate, path string) {
 	}
 }
 
-// tree calls the parameter text for every text inside the given value, to render it. The parameter at turns a path in
-// the value into a path in the document.
+// tree calls the function `text` for every string inside the given value, to render the string. The function `at` turns
+// a path in the value into a path in the document.
 func (r *rendering) tree(path string, tree any, text func(path, text string) (string, bool), at func(string) string) {
 	switch v := tree.(type) {
 	case string:

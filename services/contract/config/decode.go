@@ -362,7 +362,7 @@ func (d *decoder) tree(v hujson.Value, path string) any {
 
 func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
-	// Check the value, not the spelling. 1e16 would be encoded as an integer, and Parse would refuse that integer as
+	// Check the number, not how it is written. The encoder would write 1e16 as an integer, which Parse would refuse as
 	// too large.
 	if err != nil || math.Abs(n) > maxInteger {
 		d.tainted = append(d.tainted, path)
@@ -418,7 +418,7 @@ func (f finding) problem() Problem {
 	return Problem{Path: f.path, Message: f.message, Hint: f.hint, Warning: f.warning}
 }
 
-// relevant removes those findings from more that only follow from an earlier error.
+// relevant removes findings from the list `more`. It removes those that are only consequences of an earlier error.
 func (d *decoder) relevant(more []finding) []finding {
 	if len(d.found) > maxProblems {
 		return nil // enough problems; none of these would be listed in full
@@ -431,8 +431,8 @@ func (d *decoder) relevant(more []finding) []finding {
 	})
 }
 
-// find returns the offset of the value at path, or of the nearest object around it. With onKey, it returns the offset
-// of the key, if there is one.
+// find returns the offset of the value at path. If there is no such value, it returns the offset of the nearest object
+// around it. If onKey is set and path has a key in the document, find returns the offset of the key.
 func (d *decoder) find(path string, onKey bool) int {
 	if at, ok := d.keys[path]; ok && onKey {
 		return at

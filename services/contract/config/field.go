@@ -19,7 +19,7 @@ type field struct {
 	enum     []string // allowed values of a string, or nil for any value
 
 	required, positive, nonnegative, empty bool
-	// cloudRequired means that the field is required in objects of the field's cloud.
+	// cloudRequired means that the field must be set in an object whose cloud is the field's cloud.
 	cloudRequired bool
 }
 

@@ -131,7 +131,8 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
-		// Do not check the group. It is drained and removed, even if its template has changed or is gone.
+		// Do not check a group that is being deleted. It is drained and removed, even if its template has changed or is
+		// gone.
 		g := c.s.merge(key, spec, nil)
 		g.Deleted, g.Size = spec.Deleted, 0
 		return g, spec.Template != "" || spec.Deleted
@@ -150,7 +151,7 @@ func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 
 // CheckUpsert reports why the API must refuse to create or change a group. spec is the complete new entry in groups/.
 // The error is a [*DeniedError] if the shard config does not permit the group, and else a [Problems]. The paths of the
-// problems start at the group. The shard must be valid.
+// problems are relative to the group. The shard must be valid.
 func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c := &checker{s: s.WithDefaults(), rendered: map[string]bool{}}
 	if c.json(spec.Args, "args", 0); len(c.found) > 0 {

@@ -23,16 +23,16 @@ func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// ParseApplied is [ParseStored] for a configuration that a leader has applied. Problems that only a cloud's own checks
-// find are warnings too. A later version of Nstance may have more of these checks, but must still be able to lead the
-// shard.
+// ParseApplied is [ParseStored] for a configuration that a leader has applied. In addition, it reports problems that
+// only a cloud's own checks find as warnings. A later version of Nstance may have more of these checks, but must still
+// be able to lead the shard.
 func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten || f.ofCloud })
 	})
 }
 
-// warn turns each finding for which the function of returns true into a warning.
+// warn turns the findings for which the function `of` returns true into warnings.
 func warn(found []finding, of func(finding) bool) []finding {
 	for i := range found {
 		found[i].warning = found[i].warning || of(found[i])

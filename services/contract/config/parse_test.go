@@ -41,8 +41,8 @@ const minimal = `{
   "groups": {"default": {"g": {"template": "t"%s}}}%s
 }`
 
-// with returns minimal with its placeholders filled in: more fields of the server, of the template, of the group and of
-// the document.
+// with fills in the placeholders of the constant `minimal`: more fields for the server, the template, the group and the
+// document.
 func with(server, template, group, rest string) string {
 	return fmt.Sprintf(minimal, server, template, group, rest)
 }

@@ -32,8 +32,8 @@ type DeniedError struct{ Problems Problems }
 
 func (e *DeniedError) Error() string { return e.Problems.Error() }
 
-// CheckQuota returns a problem for each quota that a tenant exceeds after a change. It permits a change that does not
-// raise the limited number, even if the tenant exceeds the quota.
+// CheckQuota returns a problem for each quota that a tenant exceeds after a change. It returns none for a quota if the
+// change does not raise the number that the quota limits.
 func CheckQuota(s *Shard, tenant string, before, after Usage) Problems {
 	c := &checker{s: s}
 	c.quota(tenant, "", before, after)
@@ -177,8 +177,8 @@ func (c *checker) permittedBalancers(spec GroupSpec, t Template, name, path stri
 	}
 }
 
-// permittedArgs reports the arguments that no pointer in pointers permits. A pointer leads only through objects,
-// because a merge replaces each list as a whole.
+// permittedArgs reports the arguments that no pointer in pointers permits. A pointer cannot lead into a list, because a
+// merge replaces each list as a whole.
 func (c *checker) permittedArgs(args map[string]any, pointers [][]string, name, path string) {
 	for _, member := range sortedKeys(args) {
 		var below [][]string

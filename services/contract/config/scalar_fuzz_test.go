@@ -33,8 +33,8 @@ func FuzzParseDuration(f *testing.F) {
 	})
 }
 
-// FuzzParseLimit checks that a limit is encoded as it was written. A percentage never allows more than the group's size
-// or the minimum of a percentage, whichever is larger.
+// FuzzParseLimit checks that a limit is encoded as it was written. It also checks that a percentage of a group's size
+// is at least minPercentLimit, and at most the larger of minPercentLimit and the size.
 func FuzzParseLimit(f *testing.F) {
 	for _, text := range []string{"0", "3", "40%", "100%", "101%", "-1", "+1", "03", "%", "", "9223372036854775807",
 		"9223372036854775808", "1 %"} {

@@ -234,7 +234,7 @@ type LeaderElection struct {
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise not to take over.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
-	// How long a promise of the heir is valid, at least twice peer_interval. 0: the leader has no heir.
+	// How long a promise of the heir is valid. It is at least twice peer_interval. 0: the leader has no heir.
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 

@@ -220,7 +220,7 @@ func (g *Group) StartPeriod() (longest time.Duration) {
 	return longest
 }
 
-// PassTime returns how long the health checks of a group may take until all of them pass, if each run succeeds.
+// PassTime returns how long it takes at most until all health checks of a group have passed, if every run succeeds.
 func (g *Group) PassTime() (longest time.Duration) {
 	for _, check := range g.HealthChecks {
 		passes := check.Interval.D()

@@ -100,7 +100,7 @@ func (c *checker) keySource(k KeySource, path string) {
 	c.project(k.ProjectID, k.Provider, path)
 }
 
-// project reports a project_id in the object at path if the object's provider has no projects.
+// project reports that the object at path has a project_id although its provider has no projects.
 func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return
@@ -170,8 +170,8 @@ func (c *checker) server() {
 	}
 }
 
-// leaderNetworkKind checks that the provider has the given kind of leader address. For a development cloud the kind may
-// be missing. In that case, no server takes the address.
+// leaderNetworkKind checks that the provider supports the given kind of leader address. A development cloud does not
+// need a kind. Without a kind, no server of that cloud takes the address.
 func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	const at = "server.leader_network.kind"
 	kinds := block.LeaderNetworkKinds

@@ -89,8 +89,8 @@ func (c *checker) balancerHealth(spec GroupSpec, path string) {
 	}
 }
 
-// missingForHealth returns the name of a field that is missing, although the cloud needs it to report the health of the
-// load balancer's members. It returns "" if none is missing.
+// missingForHealth returns the name of a missing field without which the cloud cannot report the health of the load
+// balancer's members. It returns "" if no such field is missing.
 func (lb LoadBalancer) missingForHealth() string {
 	fields := reflect.ValueOf(lb.LoadBalancer)
 	for i := range fields.NumField() {

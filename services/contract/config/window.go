@@ -123,8 +123,8 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
 }
 
-// longestPast is how far back the latest past time of a schedule may be. Two leap days are at most eight years apart,
-// so nine years are enough.
+// longestPast is an upper limit for the age of the last time of a schedule. Two leap days are at most eight years
+// apart, so nine years are enough.
 const longestPast = 9 * 366 * 24 * time.Hour
 
 // around returns the last time of the schedule that is not after now, and the first time after now. A time is zero if

@@ -24,7 +24,7 @@ var ErrRolledBack = errors.New("an earlier version was written back")
 const MaxVersion = 1 << 45
 
 // An encoded mark consists of a checksum and the object's version, big-endian. The checksum is the start of the SHA-256
-// sum of scope and key.
+// sum of [Marks.Scope] and the object's key.
 const (
 	sumSize     = 8
 	versionSize = 6
@@ -53,9 +53,9 @@ type Marks struct {
 	encoded string // the result of the last Encode, empty after a change
 }
 
-// Observe records the version of an object that was read. The parameter before is the object's mark from the start of
-// the read. Observe returns [ErrRolledBack] if version is less than before. So it is no error if a write raises the
-// mark during the read. Unsigned objects have version 0.
+// Observe records the version of an object that was read. The parameter before is the mark that the object had when the
+// read began. Observe returns [ErrRolledBack] if version is less than before. If a write raises the mark after the read
+// began, that is no error. Unsigned objects have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {
 	if version < before {
 		return fmt.Errorf("%s has version %d, and version %d was there before: %w", key, version, before, ErrRolledBack)
@@ -110,8 +110,8 @@ func (m *Marks) Encode() string {
 	return m.encoded
 }
 
-// Merge raises marks to their values in text, which is a result of [Marks.Encode]. It lowers no mark. It changes
-// nothing if the text is invalid.
+// Merge raises each mark to its value in text if that value is higher. text is a result of [Marks.Encode]. If text is
+// invalid, Merge returns an error and changes nothing.
 func (m *Marks) Merge(text string) error {
 	data, err := decode(text)
 	if err != nil {
@@ -135,7 +135,7 @@ func versionOf(mark []byte) uint64 {
 	return binary.BigEndian.Uint64(append([]byte{0, 0}, mark[sumSize:]...))
 }
 
-// decode returns the marks in text. They are still encoded, each in markSize bytes.
+// decode returns the encoded marks that text contains, one after the other. Each takes markSize bytes.
 func decode(text string) ([]byte, error) {
 	data, err := base64.RawStdEncoding.Strict().DecodeString(text)
 	switch {

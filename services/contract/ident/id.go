@@ -70,7 +70,8 @@ func ParseID(s string) (ID, error) {
 		return ID{}, fmt.Errorf("id %s: want %d characters, have %d", quote(s), idLen, len(s))
 	}
 	var id ID
-	// The decoder skips line breaks and ignores padding bits. Encoding the decoded bytes again reveals both.
+	// Decode skips line breaks and ignores padding bits. Therefore, the decoded bytes are encoded again and compared
+	// with the text.
 	n, err := encoding.Decode(id.uuid[:], []byte(s[prefixLen:]))
 	if err != nil {
 		return ID{}, fmt.Errorf("id %s: want lower-case base32 (%s) after the prefix", quote(s), alphabet)

@@ -25,7 +25,7 @@ func ValidateClusterName(s string) error { return validateName(s, MaxOuterName) 
 // ValidateTenantName checks a tenant's name.
 func ValidateTenantName(s string) error { return validateName(s, MaxOuterName) }
 
-// validateName accepts ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$ without "--". Names of two parts use "--" as the separator.
+// validateName accepts ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$ without "--". Where two names are joined, "--" separates them.
 func validateName(s string, limit int) error {
 	switch {
 	case s == "":

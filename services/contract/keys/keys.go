@@ -59,7 +59,7 @@ func FilePrefix() string { return "files/" }
 // File is the key of an object that templates may deliver to instances. The name may hold slashes.
 func File(name string) string { return FilePrefix() + name }
 
-// ShardsPrefix is the prefix of all objects that the servers of shards write, except the groups.
+// ShardsPrefix is the prefix of all objects that the servers of shards write, except the files with the shards' groups.
 func ShardsPrefix() string { return "shard/" }
 
 func shardPrefix(shard string) string { return ShardsPrefix() + shard + "/" }
@@ -93,7 +93,8 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // JournalPrefix is the prefix of all parts of a shard's journal.
 func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
 
-// JournalDayPrefix is the prefix of those parts of a journal whose first event is on one day, in UTC.
+// JournalDayPrefix is the prefix of the parts of a journal that begin on the given day. The first event of a part
+// decides on which day, in UTC, the part begins.
 func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }
@@ -115,7 +116,7 @@ const ClusterProbeShard = "cluster"
 // Probe is the key of one object under [ProbePrefix]. The nonce (1 to 64 of [a-z0-9-]) differs between servers.
 func Probe(shard, nonce string) string { return ProbePrefix(shard) + nonce }
 
-// Times in keys look like 20260728T101112123456789Z. The dot of timeLayout is removed.
+// Times in keys look like 20260728T101112123456789Z. formatTime removes the dot from a time in timeLayout.
 const (
 	secondsLayout = "20060102T150405"
 	timeLayout    = secondsLayout + ".000000000Z"

@@ -45,8 +45,8 @@ type Key struct {
 	Term, First uint64
 }
 
-// layout has one entry for each kind. Each named group of a pattern matches one part of the key. [Key.set] checks this
-// part.
+// layout has one entry for each kind of key. Each named group of a pattern matches one part of the key. [Key.set] then
+// checks that part.
 var layout = []struct {
 	kind    Kind
 	pattern *regexp.Regexp

@@ -171,7 +171,7 @@ type hasty struct {
 	pass    chan struct{}
 }
 
-// hurry is the number of puts for which hasty waits before it lets all of them pass the check.
+// hurry is the number of concurrent puts that hasty lets pass the check together.
 const hurry = 2
 
 func (h *hasty) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {

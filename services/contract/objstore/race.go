@@ -68,8 +68,8 @@ func race(ctx context.Context, store Store, key, round string, cond Condition, p
 		", the object does not hold what the acknowledged one wrote", nil)
 }
 
-// explainConflicts returns the error for a race in which every put failed with a conflict. It sends one more put. The
-// error wraps ErrUnconditional if that put fails with a conflict too, although its condition holds.
+// explainConflicts returns the error for concurrent puts that all failed with a conflict. It sends one more put. If
+// that put also fails with a conflict, although its condition holds, the error wraps ErrUnconditional.
 func explainConflicts(ctx context.Context, store Store, key string, cond Condition, promise string) error {
 	_, puterr := store.Put(ctx, key, []byte(key+" alone\n"), cond)
 	obj, err := store.Get(ctx, key)

@@ -14,8 +14,8 @@ import (
 
 var errBoom = errors.New("boom")
 
-// TestSettle runs one sequence of requests per case. The requests are numbered from 1, without those that set up the
-// object.
+// TestSettle runs one sequence of requests per case. The requests are numbered from 1. The requests that set up the
+// object have no numbers.
 func TestSettle(t *testing.T) {
 	lost, gone, late := mem.Fault{Lost: true}, mem.Fault{Err: objstore.ErrIndeterminate}, mem.Fault{Late: mem.Held}
 	for _, test := range []struct {

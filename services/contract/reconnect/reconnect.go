@@ -13,8 +13,8 @@ const (
 	minLongest = time.Second
 )
 
-// LongestPause returns the longest pause between two tries of an agent that reports at the given interval. An interval
-// of zero means that the agent does not know the interval yet.
+// LongestPause returns the longest pause between two attempts of an agent to connect. The agent reports at the given
+// interval. An interval of zero means that the agent does not know the interval yet.
 func LongestPause(reportInterval time.Duration) time.Duration {
 	if reportInterval <= 0 {
 		return MaxPause

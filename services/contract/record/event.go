@@ -51,7 +51,7 @@ func EventKinds() []EventKind {
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by
-// term, because a later leader has a higher term. Fields that a kind does not have are zero.
+// term, because a later leader has a higher term. A field is zero if the event's kind does not use it.
 type Event struct {
 	Term uint64 `json:"term"`
 	// Sequence counts the events of a term from 1.

@@ -66,7 +66,7 @@ type Instance struct {
 	RegisteredAt time.Time         `json:"registered_at,omitzero"`
 	PublicKey    []byte            `json:"public_key,omitempty"` // Ed25519, 32 bytes
 	// PreviousKey is the key that PublicKey replaced at the last renewal. It is kept until the agent has used
-	// PublicKey. With the previous key, an agent can only repeat that renewal.
+	// PublicKey. An agent that presents PreviousKey can only repeat the last renewal.
 	PreviousKey    []byte          `json:"previous_key,omitempty"`
 	Certificate    *CertificateRef `json:"certificate,omitempty"`
 	NonceID        string          `json:"nonce_id,omitempty"` // jti of the consumed nonce

@@ -33,9 +33,9 @@ func CanMove(from, to State) bool {
 	return a >= 0 && b > a
 }
 
-// Next returns the instance's next version, with the given state and the next revision. The leader of the given term
-// writes it, and writer is that server's incarnation. The caller fills in the fields that the new state needs. The
-// result shares no memory with i.
+// Next returns the instance's next version, with the given state and the next revision. term is the term of the leader
+// that writes this version, and writer is the leader's incarnation. The caller fills in the fields that the new state
+// needs. The result shares no memory with i.
 func (i Instance) Next(to State, term uint64, writer string) (Instance, error) {
 	if !CanMove(i.State, to) {
 		return Instance{}, fmt.Errorf("instance %s cannot go from %s to %s", i.ID, i.State, to)

@@ -76,7 +76,7 @@ func (l Lock) Lease() time.Duration { return time.Duration(l.LeaseMS) * time.Mil
 // Renew is RenewMS as a duration.
 func (l Lock) Renew() time.Duration { return time.Duration(l.RenewMS) * time.Millisecond }
 
-// Version identifies this version of the lock among all versions that were ever written.
+// Version returns an identifier of this version of the lock. No other version of the lock ever has the same one.
 func (l Lock) Version() LockVersion {
 	return LockVersion{Incarnation: l.Incarnation, Revision: l.Revision}
 }

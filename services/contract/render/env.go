@@ -10,8 +10,8 @@ import (
 )
 
 // Env renders KEY=value lines, sorted by key, from templates of the values. A POSIX shell that reads the file with "."
-// and systemd's EnvironmentFile= get exactly the same values. A value that one of the two cannot read is an error: one
-// with a NUL byte, invalid UTF-8, Unicode noncharacters or a byte order mark.
+// and systemd's EnvironmentFile= get exactly the same values. Env returns an error for a value that one of the two
+// cannot read. Such values contain a NUL byte, invalid UTF-8, Unicode noncharacters or a byte order mark.
 func Env(name string, vars map[string]string, d Data) ([]byte, error) {
 	b := newBudget()
 	var out strings.Builder

@@ -50,8 +50,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// envOf returns an env file, and the values that it must contain, by name. The templates of the file read the values
-// from .Vars.
+// envOf returns an env file with the given values. It also returns a map from each variable's name to the value that
+// the file must contain. The templates of the file read the values from .Vars.
 func envOf(t *testing.T, values []string) ([]byte, map[string]string) {
 	t.Helper()
 	d := render.Sample()
@@ -114,7 +114,7 @@ func TestSystemdReadsEnv(t *testing.T) {
 }
 
 // readAsSystemd reads an environment file by the rules of systemd.exec(5), EnvironmentFile=. It supports one assignment
-// per line. The value has double quotes or none.
+// per line. A value is in double quotes or unquoted.
 func readAsSystemd(t *testing.T, file string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

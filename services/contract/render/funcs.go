@@ -8,9 +8,9 @@ import (
 	"text/template"
 )
 
-// budget limits the output of one render call, and the results of the functions in its templates. Functions of
-// text/template that make text are replaced by functions that charge the budget. The other functions (len, index,
-// slice, eq, and, …) make no text.
+// budget limits the output of one render call, and the results of the functions in its templates. text/template's own
+// functions that make text are replaced by functions that count their output against the budget. The other functions
+// (len, index, slice, eq, and, …) make no text.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
@@ -80,8 +80,8 @@ func (b *budget) printf(format string, args ...any) (string, error) {
 	if err := b.scalars(args, 0); err != nil {
 		return "", err
 	}
-	// A verb such as %[1]s can print any argument. So each verb counts as much as the longest argument. 2000 bytes are
-	// enough for a number at the greatest width and precision.
+	// A verb such as %[1]s can print any argument. So each verb counts as much as the longest argument, plus 2000
+	// bytes. They are enough for a number with the greatest width and precision.
 	if err := b.spend(len(format) + strings.Count(format, "%")*(longest*escapeFactor+2000)); err != nil {
 		return "", err
 	}

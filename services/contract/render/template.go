@@ -63,8 +63,8 @@ func (t *Template) executeWith(d Data, b *budget) (string, error) {
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
 
-// ReadsAllVars reports whether the template may read variables that Vars does not return. An example is {{ index .Vars
-// "name" }}.
+// ReadsAllVars reports whether the template may read variables whose names it does not contain as .Vars.name. An
+// example is a template with {{ index .Vars "name" }}.
 func (t *Template) ReadsAllVars() bool { return t.allVars }
 
 // Userdata is a compiled boot script: a [Template] that can also refer to .Nonce.
@@ -108,7 +108,8 @@ func textWith(name, text string, d Data, b *budget) (string, error) {
 	return t.executeWith(d, b)
 }
 
-// innerName is the name that text/template gets for every template. It is easy to remove from error messages.
+// innerName is the name under which text/template compiles every template. Its error messages contain that name, which
+// is removed from them.
 const innerName = "text"
 
 func compile(name, text string, root reflect.Type) (*Template, error) {
@@ -211,7 +212,7 @@ func (c *checker) fail(node parse.Node, format string, args ...any) {
 	}
 }
 
-// list checks a list of nodes. dotIsRoot means that "." is still the whole data.
+// list checks a list of nodes. dotIsRoot means that "." is the data of the whole template at this place.
 func (c *checker) list(list *parse.ListNode, dotIsRoot bool) {
 	if list == nil {
 		return
@@ -271,8 +272,8 @@ func (c *checker) checkPrinted(n *parse.ActionNode, dotIsRoot bool) {
 	}
 }
 
-// path returns the path from the data to the field that a node refers to. The second result is false if the node refers
-// to no such field.
+// path returns the path from the data to the field that a node refers to. The second result is false if the node does
+// not refer to a field of the data.
 func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	switch n := node.(type) {
 	case *parse.DotNode:
@@ -345,7 +346,7 @@ func resolve(typ reflect.Type, path []string) (reflect.Type, int) {
 	return typ, len(path)
 }
 
-// known returns a text that says what a template can refer to below path.
+// known returns a text for error messages. It says which names may come after path in a template.
 func known(typ reflect.Type, path []string) string {
 	prefix := "." + strings.Join(path, ".")
 	switch typ.Kind() {

@@ -55,8 +55,8 @@ type Store interface {
 	Get(ctx context.Context, name string) (Secret, error)
 
 	// Put stores a value of 1 to [MaxValue] bytes. If the error is nil, the value is stored. Of two concurrent Puts
-	// with IfAbsent, only one returns nil. After an error that this package does not define, the value may be stored
-	// already, later or never. Get shows which value is stored.
+	// with IfAbsent, only one returns nil. After an error that this package does not define, the result is unknown: the
+	// value may be stored already, may be stored later, or may never be stored. Get shows which value is stored.
 	Put(ctx context.Context, name string, value Value, cond Condition) error
 
 	// Delete removes a secret. A missing secret is not an error.

@@ -19,8 +19,8 @@ import (
 
 // Machines implements local.Network. Each server of a stack has a machine: a network namespace with an interface on the
 // VMs' bridge. The namespace remains when the server's program ends. It ends with [Machines.Close] or with this
-// process. Other programs run on the host, which also has an address on the bridge. The leader announces its address by
-// ARP.
+// process. Other programs run on the host, which also has an address on the bridge. The server that leads announces the
+// leader's address by ARP.
 type Machines struct {
 	mu         sync.Mutex
 	namespaces map[string]*os.File // by server

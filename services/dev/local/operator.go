@@ -148,7 +148,8 @@ func (o *Operator) watchErrors(ctx context.Context) error {
 	}
 }
 
-// Mark returns the number of events that the client has received so far. Await skips the events before a mark.
+// Mark returns the number of events that the client has received so far. Pass it to Await, which then skips these
+// events.
 func (o *Operator) Mark() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -65,7 +65,7 @@ type Options struct {
 // Network is a set of machines for the programs of a stack.
 type Network interface {
 	// Host returns the address of the machine with the given name: [Store] or a [ServerName]. For [Leader], it returns
-	// an address that always moves to the server that leads.
+	// an address that the server that leads always has.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error
@@ -155,7 +155,7 @@ func New(o Options) (*Stack, error) {
 	if err := s.keepAccessKey(); err != nil {
 		return nil, err
 	}
-	// Programs are started through this symbolic link, so that their command lines contain the stack's directory.
+	// Programs are started through the symbolic link bin. So their command lines contain the stack's directory.
 	link := filepath.Join(s.Dir, "bin")
 	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

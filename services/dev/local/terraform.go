@@ -48,7 +48,7 @@ func (s *Stack) Terraform(program string) (*Terraform, error) {
 			return nil, err
 		}
 	}
-	// With a development override, the CLI uses the provider's binary directly. It needs no registry and no "init".
+	// With dev_overrides, tofu and terraform use the provider's binary directly. They need no registry and no "init".
 	rc := fmt.Sprintf(
 		"disable_checkpoint = true\nprovider_installation {\n  dev_overrides {\n    \"nstance-kit/nstance\" = %q\n  "+
 			"}\n  direct {}\n}\n", filepath.Join(s.Dir, "bin"))
@@ -97,12 +97,12 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	defer log.Close()
 	fmt.Fprintf(log, "\n# %s %s\n", filepath.Base(t.program), strings.Join(args, " "))
 	cmd := exec.CommandContext(ctx, t.program, args...)
-	// If HOME were the user's home directory, tofu and terraform would find other mirrors and credentials there.
+	// If HOME were the user's home directory, tofu and terraform would use the user's mirrors and credentials.
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
 	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends one interrupt. The CLI then
-	// completes its request and writes its state. After a second interrupt it would do neither.
+	// completes its request and writes its state. A second interrupt would stop it before that.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

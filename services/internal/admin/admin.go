@@ -25,8 +25,8 @@ import (
 
 //go:generate go test -run ^TestGenerated$ . -update
 
-// Environment is the program's connection to the system: standard streams, variables, clock and randomness. Buckets,
-// servers, and files on the command line are not part of it. [System] returns the environment of this process.
+// Environment is the program's connection to the system: standard streams, variables, clock and randomness. It does not
+// cover buckets, servers, and the files that the command line names. [System] returns the environment of this process.
 type Environment struct {
 	Stdin  io.Reader
 	Stdout io.Writer
@@ -138,7 +138,8 @@ func (a *app) command() *cobra.Command {
 	return root
 }
 
-// prepare makes a command and its subcommands report wrong command lines, and record which command runs.
+// prepare changes a command and its subcommands. They then return a usage error for a wrong command line, and record
+// which command runs.
 func (a *app) prepare(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		a.prepare(sub)

@@ -245,7 +245,7 @@ func (r *restored) openSecrets(ctx context.Context, shards []*config.Shard) (fin
 	return finding{check, true, "the encryption key opens the CA's key", ""}, nil
 }
 
-// describeVerification returns one finding for each problem of an object that `cluster verify` has found.
+// describeVerification returns one finding for each problem that `cluster verify` has found.
 func (r *restored) describeVerification(v verification) (found []finding) {
 	for _, p := range v.Problems {
 		means, next := "a restore does not need it", "leave it out of what you restore"

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// rotationTime is the default of --timeout. It leaves time for leaders, which look for a new CA every three
-	// minutes, and for agents, which spread their renewals over five minutes.
+	// rotationTime is the default of --timeout. Leaders look for a new CA every three minutes, and agents spread their
+	// renewals over five minutes. The default leaves ample time for both.
 	rotationTime = time.Hour
 	// rotationPause is how long rotate-ca waits before it checks again which clients use the new CA.
 	rotationPause = 10 * time.Second
@@ -210,7 +210,8 @@ func describeStep(r clusterstate.Rotation) string {
 		" issues certificates. Waiting until none of the old CA is left."
 }
 
-// reportFollowing prints which clients use the CAs of the current step, if that has changed since the last report.
+// reportFollowing prints which clients use the CAs of the current step. It prints only what has changed since the last
+// report.
 func (a *app) reportFollowing(f clusterstate.Following, reported map[string]string) {
 	note := func(about, text string) {
 		if reported[about] != text {

@@ -367,7 +367,8 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is like meddling, but calls the function `do` after the client has read the object with the key `on`.
+// afterwards is meddling with another moment: it calls the function `do` after the client has read the object with the
+// key `on`.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

@@ -36,7 +36,7 @@ import (
 
 const encryptionKey = "thisisatest32bytekey123456789012"
 
-// bucket is a bucket for command lines. Tests can also access it directly.
+// bucket is a bucket that the commands under test use. Tests can also read and write it directly.
 type bucket struct {
 	terminalless
 	location objstore.Location
@@ -920,8 +920,8 @@ func TestConfigPushIsConditional(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// config push reads the dynamic groups after the configuration. When it reads them, another client writes the
-	// configuration.
+	// "config push" reads the configuration and then the dynamic groups. In this test, another client writes the
+	// configuration just before the groups are read.
 	meddler := &meddling{Store: b.store, on: keys.Groups("dev-1"), do: func() {
 		if _, err := b.store.Put(t.Context(), keys.Config("dev-1"), []byte("theirs"), objstore.Always()); err != nil {
 			t.Error(err)

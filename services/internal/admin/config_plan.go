@@ -91,8 +91,8 @@ type configPlan struct {
 	destructive bool
 }
 
-// planOf returns the effects of the file's configuration. The plan's lists of effects are empty unless the
-// configurations before and after the change are valid.
+// planOf returns the effects of the configuration in the file. The lists of effects are empty if there is no valid
+// configuration to compare before or after the change.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
 		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{},

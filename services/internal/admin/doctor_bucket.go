@@ -29,7 +29,8 @@ func (a *app) nextFor(err error, otherwise string) string {
 }
 
 // checkBucket checks that this program can read, list and write objects, and compares its clock with the bucket's.
-// clock is the time by the bucket's clock, or zero. reached is false if neither the read nor the list succeeds.
+// clock is the present time of the bucket's clock, or zero if it is unknown. reached is false if neither the read nor
+// the list succeeds.
 func (a *app) checkBucket(ctx context.Context, bucket objstore.Store, shard string) (found []finding, clock time.Time,
 	reached bool) {
 	_, err := bucket.Get(ctx, keys.Config(shard))

@@ -59,7 +59,7 @@ func withReason(f finding, end record.Event) finding {
 	return f
 }
 
-// ofObject reports whether a message is about an object in the bucket that cannot be used.
+// ofObject reports whether an error message says that an object in the bucket is unusable.
 func ofObject(message string) bool {
 	return slices.ContainsFunc([]string{"decode ", authority.ErrUnsigned.Error(), authority.ErrSignature.Error(),
 		highwater.ErrRolledBack.Error(), clusterstate.ErrForeign.Error()}, func(text string) bool {

@@ -26,7 +26,7 @@ import (
 // portTime is the time limit of a connection to one port.
 const portTime = 5 * time.Second
 
-// port is an address of a server, and the name of the check that connects to it.
+// port is one address of a server, with a name for the check of this address.
 type port struct{ name, addr string }
 
 // checkPorts connects to the addresses in the lock and in --servers.
@@ -187,8 +187,8 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the key of the first part of each term's journal, for the newest terms. The newest term comes
-// first.
+// firstParts returns the keys of those parts of the journal with which a term begins. It returns the parts of the
+// newest terms, the newest first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {

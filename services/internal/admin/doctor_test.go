@@ -82,7 +82,7 @@ func (p *patient) putJournal(t *testing.T, term uint64, message string) {
 	p.put(t, keys.Journal("dev-1", time.Now(), term, 1), body, err)
 }
 
-// putEnd writes events to the bucket as the second part of the last leader's journal.
+// putEnd writes events to the bucket as the second part of the journal of the last leader's term.
 func (p *patient) putEnd(t *testing.T, events ...record.Event) {
 	t.Helper()
 	for n := range events {

@@ -66,7 +66,7 @@ func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	}
 }
 
-// none prints a text, which says that nothing was found. If a shard failed, it prints nothing.
+// none prints a text that says that nothing was found. It prints nothing if a shard failed.
 func (a *app) none(failed []*fleet.Error, text string) error {
 	if len(failed) == 0 {
 		a.note("%s", text)

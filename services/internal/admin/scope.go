@@ -139,7 +139,8 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 	return err
 }
 
-// scopeText describes the selected shards for messages, such as "every shard", before the shards' names are known.
+// scopeText describes the selected shards for messages, such as "every shard". The names of the shards need not be
+// known yet.
 func (a *app) scopeText(s *scope) string {
 	if s.all {
 		return "every shard"

@@ -23,7 +23,7 @@ type pageBucket struct {
 	timeout time.Duration
 
 	mu sync.Mutex
-	// compared holds the last comparison for each shard, because a comparison of large documents takes long.
+	// compared caches the last comparison for each shard, because it takes long to compare large documents.
 	compared map[string]comparison
 }
 

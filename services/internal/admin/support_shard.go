@@ -147,8 +147,8 @@ func (r *supportRun) readConfigurations(ctx context.Context, state *clusterstate
 	return current
 }
 
-// readLeader adds the answers of the shard's leader to the bundle. It reports whether the leader returned the events of
-// its journal.
+// readLeader adds the answers of the shard's leader to the bundle. It returns true if the leader also returned the
+// events of its journal.
 func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	if r.fleet == nil {
 		return false

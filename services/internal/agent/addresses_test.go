@@ -21,8 +21,8 @@ func TestParseAnnounced(t *testing.T) {
 	}
 }
 
-// FuzzParseAnnounced checks that parseAnnounced accepts only short lists. An accepted list must stay the same when it
-// is stored and loaded.
+// FuzzParseAnnounced checks that parseAnnounced accepts only lists of at most maxAddrs addresses. An accepted list must
+// stay the same when it is stored and loaded.
 func FuzzParseAnnounced(f *testing.F) {
 	f.Add("10.0.0.9:8994,[2001:db8::1]:8994")
 	f.Add("leader.nstance.internal:8994\n")

@@ -194,7 +194,7 @@ func (c *Client) stayConnected(ctx context.Context) error {
 			delay = reconnect.MaxPause // the instance is deleted: another try is useful only if that leader errs
 		}
 		c.Log.Warn("No session with the server; trying again", "error", err, "duration", delay)
-		// A termination notice or an announcement ends the wait before the next connection attempt.
+		// Wait before the next attempt. A termination notice or an announcement ends the wait early.
 		if err := c.pause(ctx, delay, c.wake); err != nil {
 			return err
 		}

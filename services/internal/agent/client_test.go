@@ -67,7 +67,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("Health: %v", err)
 		}
 
-		// Nothing has changed, so the agent sends a short report when the interval ends.
+		// Nothing has changed. So the agent's next report has no files, and comes when the interval ends.
 		before := time.Now()
 		report = s.next(t, "sequence 2", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 2 })
 		if !report.GetUnchanged() || len(report.GetFiles()) > 0 || time.Since(before) > time.Second {
@@ -208,7 +208,8 @@ func TestNoticesAreStanding(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// After the server confirmed the announcement, the next stream still repeats it and the termination notice.
+		// The agent repeats the announcement and the termination notice on its next stream, although the server
+		// confirmed the announcement.
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff {
 			t.Errorf("%v", report)
@@ -410,8 +411,9 @@ func TestLeaderMoves(t *testing.T) {
 	})
 }
 
-// TestLeaderHintIsUsedImmediately checks that the agent follows a hint immediately, even after a long time without a
-// session. If two servers name each other as the leader, the agent does not follow their hints immediately.
+// TestLeaderHintIsUsedImmediately checks that the agent calls the leader immediately when another server says where the
+// leader is, even after a long time without a session. If two servers each say that the other one leads, the agent does
+// not call them immediately.
 func TestLeaderHintIsUsedImmediately(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {

@@ -200,8 +200,8 @@ func (f mortalFolder) Remove(name string) error {
 	return f.process.step(func() error { return f.Folder.Remove(name) })
 }
 
-// A process is killed at each durable write or removal, and started again. It then has the same identity key and key
-// pairs as before, and has consumed one nonce. Its files are either all old or all new.
+// The agent's process is killed at each durable write or removal, and started again. The new process has the same
+// identity key and key pairs as before, and has consumed one nonce. Its files are either all old or all new.
 func TestCrashAtEveryStep(t *testing.T) {
 	steps := 0
 	for dies := 1; dies <= max(steps, 1); dies++ {
@@ -263,7 +263,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
 				}
-				// The second write stores the certificate. If it fails, the agent registers again.
+				// The second write stores the certificate. If it fails, the agent must register a second time.
 				want := 1
 				if dies == 2 && !half {
 					want = 2

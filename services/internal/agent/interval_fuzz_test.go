@@ -21,7 +21,7 @@ type headed struct {
 func (h headed) Header() (metadata.MD, error) { return h.header, nil }
 func (h headed) RecvMsg(any) error            { return io.EOF }
 
-// FuzzInterval checks that no header makes the agent report continuously or stop reporting.
+// FuzzInterval checks that no value of the interval header makes the agent report continuously, or stop reporting.
 func FuzzInterval(f *testing.F) {
 	for _, text := range []string{"1m0s", "30s", "", "0", "-5s", "1ns", "9999h", "1e3s", "30", "+1.5m",
 		"9223372036854775807ns", "1m\x00"} {

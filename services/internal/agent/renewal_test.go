@@ -127,7 +127,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// An agent that starts after its certificate has expired renews it, too.
+		// An agent that was not running when its certificate expired renews the certificate, too.
 		time.Sleep(30 * time.Minute)
 		_, stop = run(t, m.options(s, n))
 		defer stop()

@@ -207,8 +207,9 @@ func (r *reporter) await(ctx context.Context, answer <-chan error) error {
 	}
 }
 
-// takeNews reports whether the next report must contain the states of files, keys and checks. If a notice or an
-// announcement is urgent, the result is false: the agent first sends a report without these states.
+// takeNews reports whether the next report must contain the states of files, keys and checks. A notice or an
+// announcement that the agent has not reported yet goes first: the agent sends a report without these states, and
+// takeNews returns false.
 func (r *reporter) takeNews() (changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -182,8 +182,8 @@ func watchShutdown(ctx context.Context, client *Client, log *slog.Logger) error 
 	}
 }
 
-// sayGoodbye reports to the server why this process ends. It takes at most [farewell]. When again receives a second
-// signal, sayGoodbye gives up.
+// sayGoodbye reports to the server why this process ends. It takes at most [farewell]. If a second signal arrives on
+// the channel `again`, sayGoodbye gives up.
 func sayGoodbye(ctx context.Context, s Settings, client *Client, sig os.Signal, again <-chan os.Signal,
 	log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, farewell)

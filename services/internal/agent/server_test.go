@@ -66,7 +66,7 @@ type fakeServer struct {
 	keysWithFiles     bool // the header of reports says that key requests come with the files
 	mute              bool // does not answer the end of a report stream
 	drop              bool // accepts agents and drops them immediately
-	// The server sends these messages at the start of every stream.
+	// firstAsk and firstFiles are the messages that the server sends at the start of every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
 }

@@ -32,7 +32,7 @@ const (
 	bufferSize = 4 << 10
 
 	// maxKeyRequests is how many messages with key requests may wait while the agent makes and submits keys. If more
-	// arrive, the agent reads no files until one of them is done.
+	// arrive, the agent reads no files until it has dealt with one of the waiting messages.
 	maxKeyRequests = 16
 )
 

@@ -59,7 +59,7 @@ func TestSettingsAllSet(t *testing.T) {
 		"NSTANCE_PROVIDER=none", "NSTANCE_SPOT_POLL_INTERVAL=500ms", "NSTANCE_METRICS_INTERFACE=eth0",
 		"NSTANCE_HEALTH_ADDR=127.0.0.1:0",
 		"NSTANCE_POWER_OFF_ON_SIGTERM=true", "NSTANCE_DEBUG=1"))
-	// The only error must be the one for "0o644", because that is Go's syntax for an octal number.
+	// ParseSettings must return one error, for "0o644". That is Go's syntax for an octal number.
 	if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "NSTANCE_RECV_MODE") {
 		t.Errorf("error: %v", err)
 	}

@@ -170,8 +170,8 @@ func (a *agent) wakeStream(kind int) {
 // streamNames are the RPCs of the kinds of streams.
 var streamNames = [streamKinds]string{"ReportHealth", "ReceiveFiles", "KeyGenRequests"}
 
-// serveStream serves one stream of an agent. It calls start once, and work whenever the stream is woken. It returns
-// when the stream ends; the error is the reason.
+// serveStream serves one stream of an agent. It calls the function `start` once, and the function `work` whenever the
+// stream is woken. It returns when the stream ends. The error says why it ended.
 func (s *Service) serveStream(ctx context.Context, kind int, instanceID func(own string) string, start,
 	work func(*call) error) (err error) {
 	defer func() { s.logRefusal(ctx, streamNames[kind], err) }()

@@ -186,8 +186,7 @@ func (s *Service) Configured() {
 	}
 }
 
-// Outdated returns the number of agents that have no health stream because Configured ended it, and because they have
-// not opened a new one.
+// Outdated returns the number of agents whose health stream was ended by Configured and that have not opened a new one.
 func (s *Service) Outdated() (n int) {
 	s.mu.Lock()
 	b := s.board

@@ -92,8 +92,8 @@ func TestReports(t *testing.T) {
 	if diff := cmp.Diff(want, got.Report); diff != "" {
 		t.Error(diff)
 	}
-	// The next report is marked as unchanged, so the server keeps the file states of the previous report. It also
-	// announces a stop.
+	// The next report is marked as unchanged, so the server keeps the file states of the previous report. The report
+	// also announces that the agent stops.
 	r.send(func(m *nstancev1.ReportHealthRequest) {
 		m.Unchanged, m.Stopping = true, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF
 	})

@@ -44,16 +44,16 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	a.mu.Lock()
 	a.wakeStream(filesStream)
 	a.mu.Unlock()
-	// FilesSent stops the planner from pushing this configuration again. The stream and plan.FilesDue do that if
-	// necessary.
+	// FilesSent marks this configuration as sent, so that the planner does not push it again. If a batch fails, the
+	// stream sends the files again when plan.FilesDue says so.
 	if group, ok := leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
 		leader.State.FilesSent(id, group.RuntimeHash)
 	}
 	return nil
 }
 
-// ReceiveFiles sends an agent the files that its instance lacks, now and whenever new ones are lacking. If the agent
-// asks for them, the stream also sends key requests and health checks.
+// ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
+// lacks files again. If the agent asks for them, the stream also sends key requests and health checks.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -126,7 +126,7 @@ func healthCheck(name string, check config.HealthCheck) *nstancev1.HealthCheck {
 }
 
 // deliverBatch makes and sends one batch. It returns an error only if the stream is broken. For any other failure, it
-// raises an error of the instance. The next successful batch resolves that error.
+// reports an error event about the instance. The next successful batch resolves that error.
 func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	ctx, a := stream.Context(), c.agent
 	err, broken := s.sendBatch(ctx, c, stream.Send)
@@ -146,8 +146,8 @@ func (s *Service) deliverBatch(c *call, stream grpc.ServerStreamingServer[nstanc
 	return nil
 }
 
-// sendBatch makes and sends the files that the instance lacks. A non-nil broken ends the stream. A failure that leaves
-// the stream usable is returned as err.
+// sendBatch makes and sends the files that the instance lacks. An error in `broken` ends the stream. An error in `err`
+// is a failure after which the stream can still be used.
 func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.ReceiveFilesResponse) error) (err,
 	broken error) {
 	state, a := c.leader.State, c.agent
@@ -186,8 +186,8 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 	if err != nil && result.Names == nil {
 		return err, nil
 	}
-	// If the instance already has the current configuration, this batch keeps that configuration's hash, even if the
-	// batch is incomplete.
+	// If the instance already has the current configuration, the server sends this batch with that configuration's
+	// hash, even if the batch is incomplete.
 	hash, current := result.Hash, view.Report.RuntimeHash == group.RuntimeHash
 	if hash == "" && current {
 		hash = group.RuntimeHash
@@ -264,8 +264,8 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	for name, pkix := range a.keys {
 		in.Keys[name] = pkix
 		if in.KeySums != nil {
-			// A report removes the submitted keys that it does not list (see forgetKeys). So the last report lists this
-			// key, or the key was submitted after it.
+			// A report removes the submitted keys that it does not list (see forgetKeys). So the agent still has this
+			// key: its last report lists the key, or the agent submitted the key after that report.
 			in.KeySums[name] = sum(pkix)
 		}
 	}

@@ -262,8 +262,8 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// If the file fails again, the server waits before it sends the file once more. After the wait, even a report
-	// without changes triggers that.
+	// If the file fails again, the server waits before it sends the file once more. When the time is over, even a
+	// report without changes makes the server send the file.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })
@@ -277,7 +277,7 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Error(diff)
 	}
 	awaited()
-	// If a file was changed or removed on the VM, the server sends it again, too.
+	// If a file was changed or removed on the VM, the server sends the file again.
 	altered := states(all)
 	altered[2].Sha256 = strings.Repeat("0", 64)
 	w.Clock.Advance(time.Hour)

@@ -150,7 +150,7 @@ func (w *testLeader) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, 
 		conn: conn}
 }
 
-// again opens another connection, as the same agent.
+// again opens another connection for the same agent.
 func (c *client) again() *client { return c.w.connect(c.t, c.id, c.key, c.cert) }
 
 // reports is an open health stream.

@@ -191,8 +191,8 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 }
 
 // compareFiles compares the files that the instance has with the files of its group, and with the files that the server
-// sent. complete means that no file is missing or wrong. renewAt is the earliest time at which a certificate is due for
-// renewal. The caller must hold mu.
+// sent. complete means that no file is missing or wrong. renewAt is when the first of the instance's certificates is
+// due for renewal. The caller must hold mu.
 func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
 	good, failed := 0, false
 	for i := range files {

@@ -81,7 +81,8 @@ type note struct {
 	ID string `json:"id,omitempty"`
 	At int64  `json:"at,omitempty"`
 	Up int    `json:"up,omitempty"`
-	// Wrote is set only if Op is "sent". It is the time at which the kernel received the first byte.
+	// Wrote is set only if Op is "sent". It is the time at which the kernel received the first byte of the agent's
+	// message.
 	Wrote int64 `json:"wrote,omitempty"`
 }
 
@@ -91,7 +92,7 @@ type member struct {
 	cancel context.CancelFunc
 	mu     sync.Mutex
 	conns  []net.Conn
-	// wrote is the time of the first write, in Unix nanoseconds. If it is set to zero, the next write sets it again.
+	// wrote is the time of the connection's first write since wrote was set to zero, in Unix nanoseconds.
 	wrote atomic.Int64
 }
 
@@ -212,7 +213,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			go func() {
 				at := time.Now()
 				m.wrote.Store(0)
-				// The call may get no answer. The server may delete the instance before it answers.
+				// The server may delete the instance before it answers. In that case, the call gets no answer.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()

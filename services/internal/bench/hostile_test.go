@@ -45,8 +45,8 @@ var (
 	// The server limits the rate of registrations from each source address. It checks that rate before it checks the
 	// nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
-	// The server may process these attacks in full. The work that they cause is limited by the number of bytes that
-	// they send.
+	// endured is for attacks that the server may process in full. The number of bytes that such an attack sends limits
+	// the work that it causes.
 	endured = must("taken", "closed", "open").or("refused")
 )
 
@@ -129,8 +129,8 @@ func cutLast(name string) (before, after string) {
 	return name[:max(at, 0)], name[at+1:]
 }
 
-// judge fails the test if an attack had an outcome that is not allowed. If kinds are given, each of these kinds must
-// have happened, and each attack must have had at least one proper outcome.
+// judge fails the test if an attack had an outcome that is not allowed. If kinds are given, there must be attacks of
+// each of these kinds, and each attack must have had at least one proper outcome.
 func judge(t testing.TB, seen map[string]map[string]int, kinds []string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
@@ -183,8 +183,7 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// The attackers also own these two instances. Each instance may have only one connection, and the attackers need
-	// three.
+	// The attackers own two instances more. They need three connections, and each instance may have only one.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// strain contains the resources that were used up to the time `at`, by this process, in which the server runs, and by
-// the whole machine. The difference between two strains shows why something took long.
+// strain contains the resources that were used until the time `at`. Some are those of this process, in which the server
+// runs. Others are those of the whole machine. The difference between two strains shows why something took long.
 type strain struct {
 	at      time.Time
 	cpu     time.Duration // of this process

@@ -137,5 +137,6 @@ func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/2
 func takeoverWait(lease time.Duration) time.Duration { return lease + lease*6/100 }
 
 // promiseHold is how long a standby keeps a promise. The extra tenth covers clocks that differ in speed, and a few
-// milliseconds of transmission. takeoverWait adds only 6 %: a lease is longer, so the milliseconds matter less.
+// milliseconds of transmission. takeoverWait adds only 6 %: a lease is longer than a promise, so a smaller share of it
+// covers the same milliseconds.
 func promiseHold(promise time.Duration) time.Duration { return promise + promise/10 }

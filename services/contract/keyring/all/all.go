@@ -1,5 +1,5 @@
-// Package all lists the sources of encryption keys. It is separate from keyring because it links the SDKs. A new cloud
-// must add its sources to [Sources].
+// Package all lists the sources of encryption keys. It is separate from package keyring, because its sources link the
+// SDKs of clouds. A new cloud must add its sources to [Sources].
 package all
 
 import (

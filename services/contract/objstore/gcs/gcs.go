@@ -148,8 +148,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written, but the error is indeterminate so that the caller tries again. Status 429 may mean that
-		// this object was written less than a second ago.
+		// Nothing was written. The error is indeterminate nevertheless, so that the caller tries again. Status 429 may
+		// mean that the same object was written less than a second ago.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err

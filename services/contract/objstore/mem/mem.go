@@ -2,8 +2,8 @@
 // of each request.
 //
 // Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
-// goroutines and does not sleep by itself. Tokens are content hashes. This is the strictest choice for callers, because
-// the same bytes always get the same token.
+// goroutines and does not sleep by itself. Tokens are content hashes, so equal bytes have equal tokens. A caller that
+// works with these tokens also works with any other kind.
 package mem
 
 import (
@@ -52,9 +52,9 @@ type Fault struct {
 	Before, After time.Duration
 	// Lost makes a put or delete take effect although the caller gets an error. The error of a put is ErrIndeterminate.
 	Lost bool
-	// Late delays the effect of a put or delete until this number of later requests are done. The effect comes just
-	// before the next request after them, or when Land is called. A put takes effect only if its condition still holds
-	// then. The caller gets ErrIndeterminate immediately.
+	// Late delays the effect of a put or delete. The effect comes when this number of later requests have been done and
+	// another request begins, or when Land is called. A put takes effect only if its condition still holds at that
+	// moment. The caller gets ErrIndeterminate immediately.
 	Late int
 	// Stale makes a List leave out this number of the latest writes (at most 256).
 	Stale int
@@ -330,8 +330,8 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// A stale list leaves out the latest changes, as many as stale. For each key that they changed, past holds the
-	// state before the first of these changes.
+	// If stale is not zero, the list leaves out the last changes. stale is their number. For each changed key, past
+	// holds the state before the first of those changes.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]

@@ -192,8 +192,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written, but the store has a problem. The error is indeterminate, so that the caller tries
-		// again.
+		// Nothing was written, because the store timed out or is overloaded. The error is indeterminate, so that the
+		// caller tries again.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err

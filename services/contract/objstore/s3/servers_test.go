@@ -183,7 +183,8 @@ func createBucket(t *testing.T, endpoint string) {
 	}
 }
 
-// line forwards TCP connections to a socket. While deaf is true, it closes a connection when an answer arrives.
+// line forwards TCP connections to a socket. While deaf is true, it drops the server's answers: when one arrives, it
+// closes the connection.
 type line struct {
 	listener net.Listener
 	deaf     atomic.Bool

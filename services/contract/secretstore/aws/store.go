@@ -61,7 +61,7 @@ type service interface {
 	// put sets the content of a secret. If create is set and the secret exists, put fails.
 	put(ctx context.Context, name string, content []byte, create bool) error
 	remove(ctx context.Context, name string) error
-	// list returns all names that contain the prefix. It may also return other names.
+	// list returns the names of all secrets of the service that may have the prefix. It may return others too.
 	list(ctx context.Context, prefix string) ([]string, error)
 }
 
@@ -100,8 +100,8 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It skips names outside the prefix, and names whose rest after the prefix is
-// invalid.
+// List implements secretstore.Store. It returns the names without the prefix. It skips a name that lacks the prefix, or
+// that is invalid without the prefix.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	all, err := s.service.list(ctx, s.prefix)
 	if err != nil {

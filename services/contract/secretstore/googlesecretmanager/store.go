@@ -292,8 +292,8 @@ func (s *Store) Delete(ctx context.Context, name string) error {
 	return s.explain(ctx, "delete", name, err)
 }
 
-// List implements secretstore.Store. It skips names outside the prefix, and names whose rest after the prefix is
-// invalid.
+// List implements secretstore.Store. It returns the names without the prefix. It skips a name that lacks the prefix, or
+// that is invalid without the prefix.
 func (s *Store) List(ctx context.Context) ([]string, error) {
 	var names []string
 	for page := ""; ; {

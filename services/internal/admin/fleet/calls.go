@@ -271,8 +271,8 @@ type ScalePreview struct {
 	PreviousSize uint32 `json:"previous_size"`
 	Size         uint32 `json:"size"`
 	ActualSize   uint32 `json:"actual_size"`
-	// Plan is what the leader would do next if the group had the new size. It is nil if the caller did not ask for it,
-	// or if the leader can only plan for the group's present size.
+	// Plan is what the leader would do next if the group had the new size. It is nil if the caller did not ask for it.
+	// It is also nil if the leader can plan only for the size that the group has now.
 	Plan *Explanation `json:"plan,omitempty"`
 }
 

@@ -45,8 +45,8 @@ func workers() *fleettest.Shard {
 	}
 }
 
-// If a standby names the leader, the client calls the leader, and sends its next call directly to the leader. The same
-// works when the standby becomes the leader later.
+// If a standby says which server leads, the client calls that server. It sends its next call directly to that server.
+// The test repeats this after the standby has become the leader.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()

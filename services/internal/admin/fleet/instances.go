@@ -100,7 +100,7 @@ func (f *Fleet) CreateInstance(ctx context.Context, shards []string, group strin
 }
 
 // DeleteInstance deletes one instance. If decrement is set, it also lowers the size of the instance's group by one. It
-// returns when the intent to delete is durable.
+// returns when the decision to delete is stored durably, before the instance is gone.
 func (f *Fleet) DeleteInstance(ctx context.Context, shards []string, id ident.ID, reason string,
 	decrement bool) []InstanceAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *InstanceAnswer) error {

@@ -47,7 +47,7 @@ type Group struct {
 }
 
 // Blocked says why the group does not have its desired size and, if known, until when. It is empty if the group has
-// that size, or if nothing keeps the leader from reaching it.
+// that size, or if the leader can reach it without waiting.
 func (g Group) Blocked() string { return reasonUntil(g.BlockedReason, g.BlockedUntil) }
 
 // reasonUntil adds to a reason the time at which the reason ends. If that time is not known (zero), reasonUntil returns

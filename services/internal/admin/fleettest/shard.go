@@ -32,7 +32,8 @@ type Shard struct {
 	Refresh   *nstancev1.RefreshConfigResponse
 	Groups    []*nstancev1.GroupStatus
 	Instances []*nstancev1.InstanceStatus
-	// LongPages gives pages of instances the size that the client requests. If it is false, each page has one instance.
+	// LongPages gives each page of instances the length that the client requests. If LongPages is false, each page has
+	// one instance.
 	LongPages bool
 	// Drained means that all drains have ended: GetInstanceStatus marks an instance that is being deleted as deleted.
 	Drained bool

@@ -13,7 +13,8 @@ import (
 )
 
 // TestFollow reads events line by line while they happen. Each line matches the schema in the OpenAPI document. The
-// response reports a lost connection to a shard, and the next connection. It ends when the server stops.
+// response reports when the connection to a shard is lost and when it is restored. The response ends when the server
+// stops.
 func TestFollow(t *testing.T) {
 	x := newAPI(t, "")
 	open := func() chan *nstancev1.GroupEvent {

@@ -330,8 +330,8 @@ func FuzzParseTokens(f *testing.F) {
 	})
 }
 
-// Without tokens, the API answers only requests for this machine. It refuses a request if the page of another site
-// makes a browser on this machine send it.
+// Without tokens, the API answers only requests whose host name is this machine's. It also refuses a request that
+// another site's page sends through a browser on this machine.
 func TestBrowsers(t *testing.T) {
 	x := newAPI(t, "")
 	refresh := request{method: "POST", path: "/config/refresh?shard=a"}

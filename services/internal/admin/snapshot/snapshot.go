@@ -133,7 +133,7 @@ func (c *copier) list(ctx context.Context, m *Manifest) (map[string]objstore.Ent
 }
 
 // compare marks the copies that differ from the bucket's list, and returns the objects to read. steady is the number of
-// changes to objects that are not [Object.Moving]. Such changes make the copy inconsistent.
+// changed objects for which [Object.Moving] returns false. A change of such an object makes the copy inconsistent.
 func (c *copier) compare(listed map[string]objstore.Entry) (stale []objstore.Entry, steady int) {
 	for key, object := range c.copied {
 		entry, there := listed[key]

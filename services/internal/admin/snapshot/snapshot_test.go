@@ -128,8 +128,9 @@ func (b *busy) Get(ctx context.Context, key string) (objstore.Object, error) {
 	return object, err
 }
 
-// TestChangesMeanwhile changes, adds and removes documents during a copy. They are copied again until none changes. The
-// lock is read only once, before the documents. If the bucket never stops changing, the archive says so.
+// TestChangesMeanwhile changes, adds and removes documents during a copy. The changed documents are copied again until
+// no document changes. The lock is read only once, before the documents. If the bucket never stops changing, the
+// archive records that.
 func TestChangesMeanwhile(t *testing.T) {
 	group, config := keys.Groups("dev-1"), keys.Config("dev-1")
 	b := &busy{Store: filled(t)}

@@ -195,7 +195,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// typesOfShapes maps kinds of documents to the Go types of their documents.
+// typesOfShapes maps each kind of document to the Go type of such a document.
 var typesOfShapes = map[Kind]reflect.Type{
 	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
 	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),

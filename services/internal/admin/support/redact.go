@@ -27,7 +27,7 @@ var (
 	plain = &treatment{showPlain}
 	// words is for texts. The bundle shows only their harmless words.
 	words = &treatment{showWords}
-	// origin is for URLs. The bundle shows their scheme, host and port.
+	// origin is the treatment for URLs. The bundle shows only their scheme, host and port.
 	origin = &treatment{showOrigin}
 	// present is for fields of which the bundle shows only that they are set.
 	present = &treatment{showPresence}
@@ -103,8 +103,9 @@ func (s shape) prefixes() map[string]bool {
 	return out
 }
 
-// walk returns a copy of a tree in which the function leaf has replaced or removed each value. leaf gets the value's
-// treatment, or nil if the shape lists none. The function name gets each field name that a * in the shape matches.
+// walk returns a copy of a tree in which the function `leaf` has replaced or removed each value. leaf gets the
+// treatment of the value, or nil if the shape lists none. walk calls the function `name` for each field name that
+// matches a * in the shape.
 func (s shape) walk(tree any, leaf func(t *treatment, v any) (any, bool), name func(string)) any {
 	prefixes := s.prefixes()
 	var visit func(path string, v any) (any, bool)

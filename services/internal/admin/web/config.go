@@ -10,7 +10,7 @@ import (
 // configView shows the configurations of all shards.
 type configView struct {
 	Shards []shardConfig
-	// NoBucket means that the page cannot read the bucket, so it compares nothing.
+	// NoBucket means that the page cannot read the bucket. It then shows no comparisons of configurations.
 	NoBucket bool
 }
 

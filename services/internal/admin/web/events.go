@@ -37,8 +37,8 @@ type entry struct {
 // Anchor identifies the entry in a page.
 func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.Position }
 
-// Permalink returns the address of a page whose newest event is always this entry. Below it are the events of the hour
-// before.
+// Permalink returns the address of a page with this entry and the events of the hour before it. The entry remains the
+// newest one on that page.
 func (e entry) Permalink() string {
 	query := url.Values{"shard": {e.Shard}, "until": {e.At.Add(time.Millisecond).UTC().Format(time.RFC3339Nano)},
 		"since": {e.At.Add(-time.Hour).UTC().Format(time.RFC3339Nano)}}
@@ -48,7 +48,8 @@ func (e entry) Permalink() string {
 // eventFilter is the filter of a page. Its fields are the query parameters in the page's address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
-	// Period is a duration up to now, such as 1h. Since, if set, replaces its start. Until, if set, replaces its end.
+	// The page shows the events of a period that ends now. Period is its length, such as 1h. Since, if set, is its
+	// start instead. Until, if set, is its end instead of now.
 	Period, Since, Until string
 }
 

@@ -30,8 +30,8 @@ type hub struct {
 // followed is what the hub knows about one shard.
 type followed struct {
 	alerts map[alertKey]fleet.Event
-	// lost is the reason why the shard cannot be followed, or nil while the shard is followed. since is the time at
-	// which lost was set.
+	// lost is the reason why the hub does not receive the shard's events, or nil if it receives them. since is the time
+	// at which lost was set.
 	lost         *fleet.Error
 	since        time.Time
 	replacements replacements
@@ -80,8 +80,8 @@ func (h *hub) run(ctx context.Context) {
 
 func (h *hub) followState(ctx context.Context, shard string) {
 	for ctx.Err() == nil {
-		// FollowShards returns early if a shard rejects this client, for example because the client's identity has
-		// expired.
+		// FollowShards returns before ctx ends if a shard rejects this client, for example because the client's
+		// identity has expired. Try again after a pause.
 		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
 			Event: func(e fleet.Event) { h.addEvent(e) },
 			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
@@ -94,7 +94,7 @@ func (h *hub) followState(ctx context.Context, shard string) {
 func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
 	for ctx.Err() == nil {
-		// FollowHistory's error is ignored, because followState records why a shard cannot be followed.
+		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
 		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e fleet.JournalEvent) {
 			position = e.Position

@@ -81,7 +81,7 @@ func next(t testing.TB, events <-chan liveEvent, kind string) liveEvent {
 	}
 }
 
-// liveSite returns a site whose hub runs. The shard s.a has channels for its events.
+// liveSite returns a site whose hub runs. Tests send the events of the shard s.a through channels.
 func liveSite(t testing.TB) *site {
 	t.Helper()
 	s := newSite(t, nil)

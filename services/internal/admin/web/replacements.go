@@ -74,7 +74,8 @@ func (r *replacements) forget(now time.Time) {
 			delete(r.failed, id)
 		}
 	}
-	// If the leader died, the journal may lack the event that ends a replacement.
+	// If a leader died, the journal may lack the event that ends a replacement. So unfinished replacements are dropped,
+	// too, when they are old.
 	maps.DeleteFunc(r.running, func(_ string, d replacement) bool { return d.began.Before(before) })
 }
 
@@ -82,8 +83,8 @@ func (r *replacements) forget(now time.Time) {
 type statistics struct {
 	Count    int
 	P50, P99 time.Duration
-	// Pace is the average time from the end of one replacement to the end of the next, for recent replacements. It is
-	// zero if fewer than two replacements ended recently.
+	// Pace is the average time between the ends of consecutive recent replacements. It is zero if fewer than two
+	// replacements ended recently.
 	Pace time.Duration
 }
 

@@ -142,8 +142,8 @@ func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// localPath returns path, or the start page if path is not below Path. Without this check, a link to the login could
-// send the person to another site after the login.
+// localPath returns path if it begins with Path, and otherwise the start page. Without this check, a link to the login
+// could send the person to another site after the login.
 func localPath(path string) string {
 	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
 		return Path

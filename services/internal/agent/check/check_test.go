@@ -38,7 +38,7 @@ func command(name string, words ...string) *nstancev1.HealthCheck {
 		FailureThreshold: 3, SuccessThreshold: 2}
 }
 
-// results is a fake probe. The test sets the result for each check by the check's name.
+// results is a fake probe. The test sets the result that the probe returns for a check with a given name.
 type results struct {
 	mu       sync.Mutex
 	failures map[string]string

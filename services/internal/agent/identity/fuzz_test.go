@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// FuzzParse checks that parse accepts only a certificate of this agent. parse does not check the chain. Both ends of a
-// TLS connection do that.
+// FuzzParse checks that parse accepts only a certificate of this agent. parse does not check the chain. The two ends of
+// a TLS connection check it.
 func FuzzParse(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	ca, err := authority.CreateCA("example", rand.Reader, now)

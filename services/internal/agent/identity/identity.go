@@ -81,8 +81,8 @@ type Store struct {
 	mode fs.FileMode
 }
 
-// NewStore returns the store of an instance. Files get the given mode. For key files, the permissions of others are
-// removed from the mode.
+// NewStore returns the store of an instance. Files get the given mode. Key files get the mode without the permissions
+// of users who are not the owner or in the group.
 func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
@@ -257,9 +257,9 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// AcceptRenewal checks and stores the server's answer to a renewal, like Accept. If the certificate is for next, that
-// key replaces the present one. If the server kept the present key, the certificate is for key, and AcceptRenewal
-// removes next.
+// AcceptRenewal checks and stores the server's answer to a renewal, like Accept. The certificate may be for the key
+// `next`. Then `next` replaces the present key. If the server kept the present key, the certificate is for `key`, and
+// AcceptRenewal removes `next`.
 func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	if _, err := s.parse(next, certificate); err != nil {
 		cert, err := s.Accept(key, certificate, bundle)

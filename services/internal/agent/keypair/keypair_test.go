@@ -191,7 +191,7 @@ func TestEnsureRefuses(t *testing.T) {
 	}
 }
 
-// States leaves out a key pair whose private key was removed, and reports an error for a damaged private key.
+// States omits a key pair whose private key was removed. It reports an error for a private key that is damaged.
 func TestStatesMatchTheDisk(t *testing.T) {
 	s, disk := store(t)
 	for _, name := range []string{"a.pub", "b.pub"} {

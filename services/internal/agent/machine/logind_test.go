@@ -212,7 +212,7 @@ func TestSystemLogind(t *testing.T) {
 	}
 	b.mu.Unlock()
 
-	// The lock is one end of a pipe. When the agent closes the lock, logind reads the end of the pipe.
+	// The lock is one end of a pipe, and logind has the other end. When the agent closes the lock, logind notices.
 	lock, err := logind.Inhibit(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -58,10 +58,10 @@ func ThisSystem() System {
 }
 
 // StoppingReason returns the reason why the process was sent SIGTERM. If the machine shuts down for an unknown reason,
-// the result is a reboot. If that is wrong, the server only needs a moment to ask the provider. If a power-off were
-// reported instead and were wrong, the VM would be lost.
+// the result is a reboot. After a wrong "reboot", the server only needs a moment to ask the provider. After a wrong
+// "power-off", the server would give up a VM that still exists.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
-	// According to systemctl(1), this command prints "stopping" while the manager is shutting down.
+	// According to systemctl(1), is-system-running prints "stopping" while systemd shuts down the machine.
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {
 		// If a running program's file was replaced or removed, Linux appends " (deleted)" to its path.
 		if strings.HasSuffix(s.Executable(), " (deleted)") {

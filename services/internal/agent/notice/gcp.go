@@ -52,7 +52,7 @@ const (
 	// identityTokenPath does not exist on a VM without a service account.
 	// https://cloud.google.com/compute/docs/instances/verifying-instance-identity
 	identityTokenPath = "/computeMetadata/v1/instance/service-accounts/default/identity"
-	// hanging is the time for which the watcher asks the metadata service to wait for a change.
+	// hanging is the longest time for which one request to the metadata service waits for a change.
 	hanging = 60 * time.Second
 	// grace is the maximum time for which Compute Engine lets a preempted VM run.
 	grace = 30 * time.Second

@@ -2,8 +2,8 @@ package notice
 
 import "strings"
 
-// proxmox gives no notices. Nstance's Proxmox provider sets sys_vendor of a VM. On other VMs, the vendor of the UEFI
-// firmware contains "Proxmox".
+// proxmox gives no notices. A VM of Proxmox VE is detected in two ways. Nstance's Proxmox provider sets sys_vendor of
+// its VMs. On VMs of others, the vendor of the UEFI firmware contains "Proxmox".
 var proxmox = Cloud{
 	Name: "proxmox",
 	Detect: func(f Firmware) bool {

@@ -24,8 +24,9 @@ const (
 	kindString      = "string"
 )
 
-// checkContent checks the content of a file against its kind. A secret, storage or string may have any content, unless
-// the file's name has an extension that implies a format. Errors do not quote the content, because it may be secret.
+// checkContent checks that the content of a file fits its kind. Files of the kinds secret, storage and string may have
+// any content, unless the file's name has an extension that implies a format. Errors do not quote the content, because
+// it may be secret.
 func checkContent(name, kind string, content []byte) error {
 	switch kind {
 	case kindCertificate:
@@ -165,8 +166,8 @@ func envName(text []byte) (int, bool) {
 	return 0, false
 }
 
-// envValue returns the text after the value and the end of its line. Within single quotes every character is literal.
-// Elsewhere a backslash escapes the next character.
+// envValue finds the line on which the value at the start of text ends. It returns the text after that line. Within
+// single quotes every character is literal. Elsewhere a backslash escapes the next character.
 func envValue(text []byte) ([]byte, bool) {
 	var quote byte
 	for i := 0; i < len(text); i++ {

@@ -87,8 +87,8 @@ func FuzzCheckEnv(f *testing.F) {
 		if checkEnv(text) != nil {
 			return
 		}
-		// Text that checkEnv accepts closes all its quotes. So checkEnv also accepts it with a comment before it and a
-		// line after it.
+		// checkEnv accepts only text in which every quote is closed. So it must also accept the text between a comment
+		// and another line.
 		more := append([]byte("# comment\n"), text...)
 		if n := len(text); n > 0 && text[n-1] != '\\' {
 			more = append(more, "\nLAST=1"...)

@@ -199,7 +199,7 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("the link's target holds %q, %v", got, err)
 	}
 
-	// Apply sets the hash only when no refused file is left. A refusal ends when the file is corrected, or when the
+	// Apply sets the hash only if no file is refused. A refusal ends when the server sends a correct file, or when the
 	// file no longer belongs to the instance.
 	apply(t, r, "h2", files{"bad.json": "{}"}, "a.env", "b.env", "bad.json")
 	if r.Hash() != "" || !strings.HasPrefix(reported(r)["b.env"], "error: ") {
@@ -290,8 +290,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty numbers writes and removals from 1. From number `dies` on, they fail without effect. If half is set, number
-// `dies` takes effect, but its caller still gets an error.
+// faulty numbers writes and removals from 1. Number `dies` and all later ones fail without effect. If half is set,
+// number `dies` has its effect although its caller gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int

@@ -90,7 +90,7 @@ func (d *demo) play(ctx context.Context) error {
 	return nil
 }
 
-// openErrors returns the error events that the demo has received from the servers as an operator.
+// openErrors returns the error events that the servers have sent to the demo's operator.
 func (d *demo) openErrors() error {
 	if d.operator == nil {
 		return nil

@@ -56,8 +56,8 @@ func (s *store) sweep() {
 			name, _ := m["name"].(string)
 			k := key{namespace, name}
 			_, _, err := s.edit(r, k, false, func(current map[string]any) (map[string]any, error) {
-				// collect read the object without the lock. If the object has changed since that read, do not delete
-				// it.
+				// collect has read the object without holding the lock. If another writer has changed the object since
+				// then, do not delete it.
 				if current == nil || meta(current)["resourceVersion"] != m["resourceVersion"] {
 					return current, nil
 				}

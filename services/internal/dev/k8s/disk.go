@@ -125,8 +125,8 @@ func (s *store) ensure(r *resource, k key, o map[string]any) error {
 	return err
 }
 
-// scan lists the files of objects below a directory, relative to the root. It includes the files of objects in memory,
-// even if these files no longer exist.
+// scan lists the paths of objects' files below a directory, relative to the root. It lists each file on the disk, and
+// also the path of each object in memory, even if that file no longer exists.
 func (s *store) scan(dir string) (names []string) {
 	err := fs.WalkDir(s.root.FS(), dir, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {

@@ -48,7 +48,8 @@ func TestFiles(t *testing.T) {
 		b.GetUID() != a.GetUID() {
 		t.Errorf("after an edit: %v", b)
 	}
-	// Editors write another file and rename it. The new content lacks the fields that the server added.
+	// An editor saves a file by writing a temporary file and renaming it. The new content lacks the fields that the
+	// server added.
 	put(t, `{"spec":{"replicas":4}}`, dir, "machinepools/default/.a.swp")
 	if err := os.Rename(filepath.Join(dir, "machinepools/default/.a.swp"), file); err != nil {
 		t.Fatal(err)
@@ -94,7 +95,8 @@ func TestFiles(t *testing.T) {
 	// The file is valid again.
 	put(t, `{"spec":{"replicas":5}}`, file)
 	expect(t, w, "MODIFIED a")
-	// With a new UID, the file describes another object of the same name. The old object is deleted.
+	// If a user changes the UID in a file, the file describes a new object of the same name. The server deletes the old
+	// object.
 	put(t, `{"metadata":{"uid":"0b4a6d9e-8c1f-4f9e-9a53-0a3c1d3b2f10"}}`, file)
 	expect(t, w, "DELETED a", "ADDED a")
 	// Files and directories are removed.

@@ -14,7 +14,8 @@ var eventFields = map[string]string{ // Field names of events.k8s.io and their n
 	"deprecatedCount":          "count",
 }
 
-// shows converts a stored object to an object of resource r. The result shares nested values with the stored object.
+// shows converts a stored object to the form that clients of resource r see. The result shares nested values with the
+// stored object.
 func (r *resource) shows(o map[string]any) map[string]any {
 	if r.stored == "" {
 		return o

@@ -29,11 +29,12 @@ type resource struct {
 	sub        []subresource
 	fields     []string // Field selectors in addition to metadata.name and metadata.namespace.
 	columns    []column // Columns of `kubectl get` between name and age.
-	// stored is the name of the resource whose collection stores the objects. It is empty if that is this resource.
+	// stored is the name of the resource whose collection stores the objects. It is "" if this resource has its own
+	// collection.
 	stored string
 }
 
-// subresource is a subresource of a type that clients can only POST to, such as the eviction of a pod.
+// subresource is a subresource that clients can only POST to, such as the eviction of a pod.
 type subresource struct {
 	name string
 	gvk  schema.GroupVersionKind // of its body

@@ -78,8 +78,8 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 	put(t, document, manifest)
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers created", "pod/web created")
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers unchanged", "pod/web unchanged")
-	// The new manifest lacks one field and has another number of replicas. It changes the image of the first container.
-	// The second container must remain.
+	// The new manifest omits one field, and changes the number of replicas and the image of the first container. The
+	// second container must remain.
 	put(t, strings.NewReplacer(", gone: later", "", "replicas: 2", "replicas: 3", "image: a",
 		"image: z").Replace(document), manifest)
 	contains(kubectl("apply", "-f", manifest), "machinepool.cluster.x-k8s.io/workers configured", "node/n1 unchanged",

@@ -59,8 +59,8 @@ func parsePath(escaped string) (t target, err error) {
 	default:
 		return t, errNoPath
 	}
-	// The path namespaces/{name}/status means the status of a namespace. In every other path, the third element is a
-	// resource in the namespace.
+	// In namespaces/{name}/status, status is a subresource of the namespace. In every other path, the word after
+	// namespaces/{name}/ is a resource in the namespace.
 	if parts[0] == "namespaces" && len(parts) > 2 && (group != "" || parts[2] != "status") {
 		t.namespace, parts = parts[1], parts[2:]
 		if err := checkNamespace(t.namespace); err != nil {

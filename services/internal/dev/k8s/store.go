@@ -32,8 +32,8 @@ type object struct {
 	file    []byte // Content of the file when it was last read or written.
 }
 
-// change is a change of one object. `before` is nil for a creation, and `after` is nil for a deletion. In a deletion,
-// the resource version in `before` is the version of the deletion itself.
+// change is one creation, update or deletion of an object. `before` is nil for a creation, and `after` is nil for a
+// deletion. In a deletion, the resource version in `before` is the version of the deletion itself.
 type change struct {
 	version       uint64
 	before, after map[string]any

@@ -38,7 +38,7 @@ func TestShard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The open page loses its connection when its server ends, so the browser writes these two messages.
+	// When its server ends, the open page loses its connection. The browser then writes messages with these texts.
 	b.checkConsole("net::ERR_", "503 (Service Unavailable)")
 }
 

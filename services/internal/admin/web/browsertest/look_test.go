@@ -27,8 +27,8 @@ import (
 // instanceID returns an instance ID that contains the number n.
 func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n) }
 
-// newShard returns a shard with one group of n instances. The instance with index 1 is silent. The last instance
-// replaced one that is gone.
+// newShard returns a shard with one group of n instances. The instance with index 1 is silent. The last instance is the
+// replacement of an instance that is gone.
 func newShard(n int) *fleettest.Shard {
 	at := func(ago time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-ago)) }
 	s := &fleettest.Shard{LongPages: true,
