@@ -18,7 +18,7 @@ type Change struct {
 	rollTemplates []string // templates with dynamic groups that roll
 	pushTemplates []string
 	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
-	// that subnet are replaced. leaveTemplates lists the templates for whose groups the same is true.
+	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
 	leave, leaveTemplates []string
 	terminates            bool
 	// subnetsUnknown means that the new pools contain subnets that are not known yet. Groups that are listed in leave
@@ -95,8 +95,8 @@ func Restarting(before, after *Shard) (settings []string) {
 	return settings
 }
 
-// losesSubnet reports whether a group loses one of its subnets by a change. An unknown subnet equals none of the
-// earlier subnets. A group without subnets loses none.
+// losesSubnet reports whether a group has a subnet before a change but not after it. Unknown subnets count as new ones.
+// The result is false if the group has no subnets after the change and none is unknown.
 func losesSubnet(before, after Group, subnetsUnknown bool) bool {
 	return (subnetsUnknown || len(after.Subnets) > 0) && slices.ContainsFunc(before.Subnets, func(subnet string) bool {
 		return !slices.Contains(after.Subnets, subnet)

@@ -46,7 +46,7 @@ func (c *checker) groups() {
 	}
 	for _, name := range sortedKeys(c.s.Templates) {
 		if !used[name] {
-			// Do not report missing variables: a dynamic group that is created later may define its own.
+			// Do not report missing variables: a dynamic group that is created later may set them.
 			spec := GroupSpec{Template: name}
 			c.render(c.s.merge(GroupKey{ident.DefaultTenant, "sample"}, spec, nil), spec, "", true)
 		}

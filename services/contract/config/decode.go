@@ -390,8 +390,8 @@ func (d *decoder) position(offset int) (line, col int) {
 	return line, utf8.RuneCount(d.src[d.lines[line-1]:offset]) + 1
 }
 
-// problems returns the decoder's findings and the findings in the parameter more, all with their positions. The
-// findings in more are about the decoded values.
+// problems returns the decoder's findings and those in the list `more`, all with their positions. The findings in
+// `more` are about decoded values.
 func (d *decoder) problems(more []finding) Problems {
 	found := append(d.found, d.relevant(more)...)
 	for i, f := range found {

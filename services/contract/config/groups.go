@@ -131,8 +131,8 @@ func (c *checker) rendersWith(key GroupKey, static, override GroupSpec, path str
 func (c *checker) dynamicGroup(key GroupKey, spec GroupSpec) (Group, bool) {
 	path := ChildPath(ChildPath("", key.Tenant), key.Group)
 	if spec.Deleted || c.s.Terminating {
-		// Do not check a group that is being deleted. It is drained and removed, even if its template has changed or is
-		// gone.
+		// Do not check a group that is being deleted, or whose shard is being terminated. The group is drained and
+		// removed, even if its template has changed or is gone.
 		g := c.s.merge(key, spec, nil)
 		g.Deleted, g.Size = spec.Deleted, 0
 		return g, spec.Template != "" || spec.Deleted

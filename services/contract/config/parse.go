@@ -23,9 +23,9 @@ func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	})
 }
 
-// ParseApplied is [ParseStored] for a configuration that a leader has applied. In addition, it reports problems that
-// only a cloud's own checks find as warnings. A later version of Nstance may have more of these checks, but must still
-// be able to lead the shard.
+// ParseApplied is [ParseStored] for a configuration that a leader has applied. Problems that only a cloud's own checks
+// find become warnings, in addition to those that ParseStored turns into warnings. A later version of Nstance may have
+// more of these checks, but must still be able to lead the shard.
 func ParseApplied(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten || f.ofCloud })

@@ -89,7 +89,7 @@ type Disruption struct {
 }
 
 // Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
-// these fields replaces no instance at once. Only return_to_spot replaces instances later.
+// these fields does not replace instances. Later, instances are replaced only because of return_to_spot.
 type Purchase struct {
 	// Percentage of spot instances among the instances above on_demand_base, from 1 to 100. The number of spot
 	// instances is rounded down.

@@ -100,7 +100,7 @@ func (c *checker) keySource(k KeySource, path string) {
 	c.project(k.ProjectID, k.Provider, path)
 }
 
-// project reports that the object at path has a project_id although its provider has no projects.
+// project reports a problem if the object at path has a project_id but its provider has no projects.
 func (c *checker) project(project, provider, path string) {
 	if project == "" || secretsStoreOf(provider).TakesProject {
 		return

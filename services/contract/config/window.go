@@ -123,7 +123,7 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
 }
 
-// longestPast is an upper limit for the age of the last time of a schedule. Two leap days are at most eight years
+// longestPast is an upper limit for the time since a schedule last took effect. Two leap days are at most eight years
 // apart, so nine years are enough.
 const longestPast = 9 * 366 * 24 * time.Hour
 

@@ -93,8 +93,7 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // JournalPrefix is the prefix of all parts of a shard's journal.
 func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
 
-// JournalDayPrefix is the prefix of the parts of a journal that begin on the given day. The first event of a part
-// decides on which day, in UTC, the part begins.
+// JournalDayPrefix is the prefix of the parts of a journal whose first event happened on the given day, in UTC.
 func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }

@@ -65,7 +65,7 @@ type Options struct {
 // Network is a set of machines for the programs of a stack.
 type Network interface {
 	// Host returns the address of the machine with the given name: [Store] or a [ServerName]. For [Leader], it returns
-	// an address that the server that leads always has.
+	// an address that moves to each new leader.
 	Host(name string) string
 	// Start starts a program on its machine.
 	Start(name string, cmd *exec.Cmd) error

@@ -265,9 +265,9 @@ func checkOperator(rec record.Operator, key ed25519.PublicKey) error {
 	return nil
 }
 
-// stillGood reports whether the certificate in the directory is the one in the operator's record, and has more than a
-// third of its life left. During a CA rotation, the certificate must also have been issued in the current step. trust
-// identifies that step.
+// stillGood reports whether the certificate in r.dir is the one in the operator's record, and has more than a third of
+// its life left. During a CA rotation, the certificate must also have been issued in the current step. trust identifies
+// that step.
 func (a *app) stillGood(r registration, rec record.Operator, trust string) (time.Time, bool) {
 	text, err := os.ReadFile(filepath.Join(r.dir, operatorclient.CertificateFile))
 	if err != nil || rec.Revision == 0 || trust != "" && rec.Certificate.Trust != trust {

@@ -91,8 +91,8 @@ type configPlan struct {
 	destructive bool
 }
 
-// planOf returns the effects of the configuration in the file. The lists of effects are empty if there is no valid
-// configuration to compare before or after the change.
+// planOf returns the effects of the configuration in the file. The lists of effects are empty if the configuration
+// before or after the change is missing or invalid.
 func planOf(c compared) configPlan {
 	plan := configPlan{Shard: c.name, Unchanged: string(c.stored) == string(c.file), New: c.before == nil,
 		ComparedWithApplied: c.applied, RollingGroups: []string{}, Effects: []string{},

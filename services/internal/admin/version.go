@@ -46,7 +46,8 @@ and agents of every shard.`,
 	return cmd
 }
 
-// versionsOf combines two lists of answers. Both lists have the same shards in the same order.
+// versionsOf returns the versions of the leader and the agents in each shard, from two lists of answers. Both lists
+// have the same shards in the same order.
 func versionsOf(statuses []fleet.StatusAnswer, instances []fleet.InstancesAnswer) []versions {
 	var out []versions
 	for n, status := range statuses {

@@ -384,7 +384,7 @@ func TestLeaderMoves(t *testing.T) {
 		s.next(t, "sequence 1", first)
 		synctest.Wait() // the agent has the header
 
-		// A leader at the new address replaces the old one, and announces only its own address.
+		// The next leader has another address, and announces only that address.
 		stopServer()
 		s.set(func() { s.endpoints = after })
 		stopServer = s.start(t, n.listen(after))

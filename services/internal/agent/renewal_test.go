@@ -127,7 +127,7 @@ func TestExpiredCertificate(t *testing.T) {
 		}
 		stop()
 
-		// An agent that was not running when its certificate expired renews the certificate, too.
+		// An agent that is started after its certificate has expired renews the certificate.
 		time.Sleep(30 * time.Minute)
 		_, stop = run(t, m.options(s, n))
 		defer stop()

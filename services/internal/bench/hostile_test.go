@@ -39,11 +39,11 @@ func must(proper ...string) ends { return ends{proper: proper} }
 func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
 
 var (
-	// The server refuses or closes a connection if there are too many connections from its address or with its
-	// certificate.
+	// cut has the outcomes if there are too many connections from one address or with one certificate: the server
+	// refuses further ones or closes some.
 	cut = []string{"Unavailable", "closed", "refused"}
-	// The server limits the rate of registrations from each source address. It checks that rate before it checks the
-	// nonce.
+	// limited has the outcomes if there are too many registrations from one source address. The server checks their
+	// rate before it checks the nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
 	// endured is for attacks that the server may process in full. The number of bytes that such an attack sends limits
 	// the work that it causes.
@@ -183,7 +183,7 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// The attackers own two instances more. They need three connections, and each instance may have only one.
+	// The attackers own two more instances. They need three connections, and an instance may have only one.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},

@@ -22,7 +22,8 @@ var Backend = objstore.Backend{
 	Hint: hint,
 }
 
-// hint implements [objstore.Backend.Hint]. It compares error texts, because err may no longer have a type of the SDK.
+// hint implements [objstore.Backend.Hint]: it returns advice for an error. It compares error texts, because err may no
+// longer have a type of the SDK.
 func hint(err error) string {
 	text := err.Error()
 	switch {

@@ -61,7 +61,7 @@ type service interface {
 	// put sets the content of a secret. If create is set and the secret exists, put fails.
 	put(ctx context.Context, name string, content []byte, create bool) error
 	remove(ctx context.Context, name string) error
-	// list returns the names of all secrets of the service that may have the prefix. It may return others too.
+	// list returns at least the names of all secrets that begin with the prefix. It may return other names, too.
 	list(ctx context.Context, prefix string) ([]string, error)
 }
 

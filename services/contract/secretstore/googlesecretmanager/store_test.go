@@ -97,8 +97,8 @@ func TestAbandonedCreation(t *testing.T) {
 	}
 }
 
-// TestIDs checks that the ID of a name decodes to the same name. It also checks that decodeID refuses an ID that
-// EncodeID returns for no name.
+// TestIDs checks that the ID of a name decodes to the same name. It also checks that decodeID refuses a text that is
+// not the ID of any name.
 func TestIDs(t *testing.T) {
 	for name, id := range map[string]string{"ca.key": "ca_2ekey", "a_b": "a_5fb",
 		"nstance/c/x-1": "nstance_2fc_2fx-1"} {

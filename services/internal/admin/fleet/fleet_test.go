@@ -45,8 +45,8 @@ func workers() *fleettest.Shard {
 	}
 }
 
-// If a standby says which server leads, the client calls that server. It sends its next call directly to that server.
-// The test repeats this after the standby has become the leader.
+// If a standby says which server leads, the client calls that server. The client's next call goes directly to that
+// server. The test repeats this after the standby has become the leader.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()

@@ -48,8 +48,8 @@ func (e entry) Permalink() string {
 // eventFilter is the filter of a page. Its fields are the query parameters in the page's address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
-	// The page shows the events of a period that ends now. Period is its length, such as 1h. Since, if set, is its
-	// start instead. Until, if set, is its end instead of now.
+	// The page shows the events of a period that ends now. Period is its length, such as 1h. Since, if set, is the
+	// start of the period, and Until, if set, is the end.
 	Period, Since, Until string
 }
 

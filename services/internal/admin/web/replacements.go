@@ -18,8 +18,8 @@ const (
 
 // replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
 type replacements struct {
-	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running maps
-	// the ID of an instance that replaces another to that unfinished replacement.
+	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running
+	// contains the unfinished replacements, by the ID of the new instance.
 	failed  map[string]time.Time
 	running map[string]replacement
 	done    []replacement

@@ -129,7 +129,8 @@ func TestAWS(t *testing.T) {
 	m.change(func() { m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}` })
 	wantNotice(t, notices, &nstancev1.TerminationNotice{Kind: "spot-terminate", Deadline: timestamppb.New(deadline)})
 
-	// The notice does not change while the service is down, refuses an expired token, or answers malformed text.
+	// The notice does not change while the metadata service is down, refuses an expired token, or answers malformed
+	// text.
 	m.change(func() { m.down = true })
 	m.change(func() { m.down, m.token = false, 7 })
 	m.change(func() { m.values[actionPath] = `{"action": 7}` })

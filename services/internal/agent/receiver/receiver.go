@@ -172,7 +172,8 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	defer r.apply.Unlock()
 	r.mu.Lock()
 	old := r.state
-	// The receiver remembers each refused file until the server sends the file again or the commit no longer names it.
+	// The receiver remembers each refused file until the server sends the file again, or until a commit does not list
+	// the file.
 	refused := maps.Clone(r.refused)
 	r.mu.Unlock()
 	maps.DeleteFunc(refused, func(name, _ string) bool {

@@ -362,8 +362,8 @@ func TestCrashLeavesOldOrNew(t *testing.T) {
 			if names, err := os.ReadDir(dir.Path()); err != nil || len(names) != len(want)+2 { // .state.json, .tmp
 				t.Errorf("crash at step %d (%v): left %v, %v", dies, half, names, err)
 			}
-			// The crash left the old set or the new set. In both cases, applying the batch again leads to the new set.
-			// The changed files then wait for the hook.
+			// After the crash, the disk has the old set of files or the new set. In both cases, applying the batch
+			// again leads to the new set. The changed files then wait for the hook.
 			apply(t, r, "new", new, "a.env", "b.env", "c.env")
 			if diff := cmp.Diff(new, stored(t, dir)); diff != "" || r.Hash() != "new" {
 				t.Errorf("crash at step %d (%v), sent again: %s", dies, half, diff)

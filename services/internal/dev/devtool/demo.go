@@ -227,8 +227,8 @@ func (d *demo) destroyShard(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Ignore the journal, because servers that stop after the destroy still write to it. Only the election lock must
-	// remain. No server deletes it, because another server may hold it.
+	// Ignore the journal, because servers that stop after the destroy command still write to it. Only the election lock
+	// must remain. No server deletes it, because another server may hold it.
 	objects = slices.DeleteFunc(objects, func(key string) bool {
 		return strings.HasPrefix(key, keys.JournalPrefix(local.Shard))
 	})

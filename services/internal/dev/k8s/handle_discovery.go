@@ -179,7 +179,7 @@ func find(group, version, name string) *resource {
 	return resources[i]
 }
 
-// owned returns the resource with an API group and a kind, in any version. It returns nil if there is none.
+// owned returns the resource that has the given API group and kind, in any version. It returns nil if there is none.
 func owned(group, kind string) *resource {
 	i := slices.IndexFunc(resources, func(r *resource) bool {
 		return r.group == group && r.kind == kind && r.stored == ""

@@ -57,7 +57,7 @@ func nameOf(o map[string]any) (string, error) {
 	return name, checkName(name)
 }
 
-// created changes the object of a create request to the object that is stored.
+// created turns the object that a client sent in a create request into the object that the store keeps.
 func (s *store) created(r *resource, k key, o map[string]any) error {
 	m := meta(o)
 	if v, _ := m["resourceVersion"].(string); v != "" {
