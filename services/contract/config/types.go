@@ -106,15 +106,15 @@ type Server struct {
 	// Addresses that the server listens on.
 	Bind Addresses `json:"bind,omitzero"`
 	// Addresses that the server tells clients to use. An empty or wildcard host means the address of the machine's
-	// primary network interface. The default of each address is the address in bind.
+	// primary network interface. The default of each address is the corresponding address in the field bind.
 	Advertise Addresses `json:"advertise,omitzero"`
 	// A fixed address that moves to whichever server leads.
 	LeaderNetwork *LeaderNetwork `json:"leader_network,omitempty"`
 	// Lists of the provider's subnets, by name. Templates and groups refer to a list by its name. The server tries the
 	// subnets of a list in order until one has capacity.
 	SubnetPools map[string][]string `json:"subnet_pools,omitempty" rule:"required"`
-	// The subnet pools that dynamic groups may use, even if a group takes the pool from its template. Default: every
-	// pool. An empty list allows none.
+	// The subnet pools that dynamic groups may use. A dynamic group must use one of them even if it takes the pool from
+	// its template. Default: every pool. An empty list allows none.
 	DynamicSubnetPools []string `json:"dynamic_subnet_pools,omitzero"`
 	// How long one request to the provider or the bucket may take.
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
@@ -194,10 +194,10 @@ type LeaderNetwork struct {
 	// DNS name of the fixed address. The server tells clients this name instead of the address, so that they find the
 	// leader after the address has changed.
 	DNSName string `json:"dns_name,omitempty"`
-	// How the address moves to the leader. Required for every provider except AWS, which has only one way. alias
-	// (Google Cloud): the leader moves an alias address to its VM. load_balancer (Google Cloud): the address is that of
-	// an internal passthrough load balancer, whose health check finds the leader. arp (your own hardware): the leader
-	// has the address on its network interface and announces it by ARP or NDP.
+	// How the address moves to the leader. Required for every provider except AWS, for which there is only one way.
+	// alias (Google Cloud): the leader moves an alias address to its VM. load_balancer (Google Cloud): the address is
+	// that of an internal passthrough load balancer, whose health check finds the leader. arp (your own hardware): the
+	// leader has the address on its network interface and announces it by ARP or NDP.
 	Kind string `json:"kind,omitempty" rule:"enum=.leader_networks"`
 	// The clouds' own fields.
 	all.LeaderNetwork
@@ -368,8 +368,8 @@ type Template struct {
 	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
 	// template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
-	// What operators may choose for groups of the template, besides its own instance types and subnet pool. This field
-	// also limits the size and the variables that they may set.
+	// What operators may choose for groups of the template, in addition to the template's own instance types and subnet
+	// pool. This field also limits the size and the variables that they may set.
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 

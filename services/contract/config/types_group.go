@@ -39,7 +39,7 @@ type GroupSpec struct {
 	// How the group's VMs are bought: as spot instances or on demand. Only for providers with a spot market. Default:
 	// on demand. Instances that an operator creates on demand are not affected.
 	Purchase *Purchase `json:"purchase,omitempty"`
-	// Sizes that apply from certain times on. The group has the size of the entry whose time came last. Before the
+	// Sizes that apply from certain times on. The entry whose time came most recently sets the group's size. Before the
 	// first such time, the field size applies. An operator cannot change the size of a group with schedules.
 	Schedules []Schedule `json:"schedules,omitempty"`
 	// Marks a dynamic group that is being deleted. The group stays in groups/{shard}.jsonc until its last instance is
@@ -91,8 +91,8 @@ type Disruption struct {
 // Purchase says how many instances of a group are bought as spot instances, which the cloud may take away. A change of
 // these fields does not replace instances. Later, instances are replaced only because of return_to_spot.
 type Purchase struct {
-	// Percentage of spot instances among the instances above on_demand_base, from 1 to 100. The number of spot
-	// instances is rounded down.
+	// Percentage of spot instances, from 1 to 100. The first on_demand_base instances of the group do not count. The
+	// number of spot instances is rounded down.
 	SpotPercent int `json:"spot_percent" rule:"required"`
 	// How many instances are bought on demand before any spot instance.
 	OnDemandBase int `json:"on_demand_base,omitempty" rule:"nonnegative"`
@@ -135,8 +135,8 @@ type HealthCheck struct {
 	FailureThreshold *int `json:"failure_threshold,omitempty" default:"3" rule:"positive"`
 	// Successful runs in a row after which the check passes.
 	SuccessThreshold *int `json:"success_threshold,omitempty" default:"1" rule:"positive"`
-	// Time in which failed runs do not count. It begins when the agent receives the check. The first successful run
-	// ends it.
+	// Time in which failed runs do not count towards failure_threshold. It begins when the agent receives the check.
+	// The first successful run ends it.
 	StartPeriod Duration `json:"start_period,omitempty"`
 }
 

@@ -33,7 +33,7 @@ type Operator struct {
 	Writer    string `json:"writer"`
 	PublicKey []byte `json:"public_key"` // Ed25519, 32 bytes
 	// PreviousKey is the key that PublicKey replaced at the last renewal. It is kept until the operator has used
-	// PublicKey. With the previous key, an operator can only repeat that renewal.
+	// PublicKey. An operator that presents PreviousKey can only repeat the last renewal.
 	PreviousKey []byte         `json:"previous_key,omitempty"`
 	Certificate CertificateRef `json:"certificate"`
 	CreatedAt   time.Time      `json:"created_at"`

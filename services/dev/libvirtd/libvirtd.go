@@ -61,7 +61,7 @@ func poolPath(dir string) string { return filepath.Join(dir, "var/lib/libvirt/im
 // URI returns the address, for a client on this machine, of the daemon whose directory is dir.
 func URI(dir string) string { return "qemu:///system?socket=" + Socket(dir) }
 
-// AddGuest copies a guest from the directory guest to the storage pool of the daemon whose directory is dir.
+// AddGuest copies a guest from the directory `guest` to the storage pool of the daemon whose directory is `dir`.
 func AddGuest(dir, guest, version string) error {
 	for _, name := range []string{"vmlinuz", "initrd"} {
 		content, err := os.ReadFile(filepath.Join(guest, name))

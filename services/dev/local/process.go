@@ -115,7 +115,7 @@ func (f Found) Program() string {
 // String returns the PID and the command line.
 func (f Found) String() string { return fmt.Sprintf("%d %s", f.PID, strings.Join(f.Args, " ")) }
 
-// Find lists the processes on this machine with a path below dir on their command line. Every program of a stack has
+// Find lists the processes on this machine whose command line contains a path below dir. Every program of a stack has
 // such a path. So Find also returns agents, which are children of tmux, and programs that another process has started.
 func Find(ctx context.Context, dir string) ([]Found, error) {
 	all, err := process.ProcessesWithContext(ctx)

@@ -11,8 +11,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// healthChecks returns an event of the stream of files that replaces the agent's checks. The new list has one check, or
-// no check if name is "".
+// healthChecks returns an event that replaces the agent's checks. The server sends such events on the stream of files.
+// The new list has one check, or no check if name is "".
 func healthChecks(version, name string) *nstancev1.ReceiveFilesResponse {
 	checks := &nstancev1.HealthChecks{Version: version}
 	if name != "" {

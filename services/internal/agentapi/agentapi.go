@@ -222,8 +222,8 @@ func (s *Service) authorize(ctx context.Context, instanceID func(own string) str
 	return c, err
 }
 
-// authorizeWith is like authorize, but the function check replaces speaksFor. authorizeWith also returns the instance's
-// record.
+// authorizeWith is like authorize, but calls the function `check` instead of speaksFor. authorizeWith also returns the
+// instance's record.
 func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string) string,
 	check func(*transport.Peer, *record.Instance) error) (*call, record.Instance, error) {
 	fail := func(err error) (*call, record.Instance, error) { return nil, record.Instance{}, err }

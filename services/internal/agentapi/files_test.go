@@ -101,8 +101,9 @@ func TestFilesAndKeys(t *testing.T) {
 	}
 }
 
-// TestKeyRequestsWithFiles checks what an agent receives that asks for key requests on the stream of files. It receives
-// a request before the first batch, and after each batch that lacks a key. The header of ReportHealth announces this.
+// TestKeyRequestsWithFiles checks what an agent receives if it asks for key requests on the stream of files. It
+// receives a request before the first batch, and after each batch that lacks a key. The header of ReportHealth tells
+// the agent that the server sends requests on that stream.
 func TestKeyRequestsWithFiles(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

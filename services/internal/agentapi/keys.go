@@ -86,7 +86,8 @@ func (s *Service) keysOfGroup(c *call) []filegen.KeyRequest {
 	return keys
 }
 
-// loadKeys reads the keys that the agent submitted before this leadership from the cache, once per leadership.
+// loadKeys reads from the cache the keys that the agent submitted before this leadership began. It does so once per
+// leadership.
 func (s *Service) loadKeys(ctx context.Context, a *agent) {
 	a.mu.Lock()
 	loaded := a.keys != nil

@@ -63,8 +63,8 @@ func TestMain(m *testing.M) {
 // order is one line that the benchmark sends to the agents' process. note is one line from that process. Times are in
 // Unix nanoseconds. Both processes use the same clock.
 type order struct {
-	// Op is "start", "power_off", "kill", "count", "trace" or "report". "trace" writes a trace to the file ID. After
-	// "report", each agent sends as many reports as Times says, at intervals of Every.
+	// Op is "start", "power_off", "kill", "count", "trace" or "report". "trace" writes a trace to the file whose name
+	// is in the field ID. After "report", each agent sends as many reports as Times says, at intervals of Every.
 	Op           string `json:"op"`
 	ID           string `json:"id"`
 	Nonce        string `json:"nonce,omitempty"`

@@ -38,7 +38,8 @@ type post struct {
 	Edges string
 }
 
-// question is one line that the benchmark sends to the server's process. The process answers with a usage.
+// question is one line that the benchmark sends to the server's process. The process answers with one line, which
+// contains a [usage].
 type question struct {
 	// Profile, if not empty, is the file name for heap and goroutine profiles, without its extension.
 	Profile string

@@ -51,7 +51,7 @@ func newFollower(s *store, dir string) (*follower, error) {
 
 func (f *follower) close() error { return f.watcher.Close() }
 
-// run reports users' changes to the store until ctx ends.
+// run tells the store about users' changes of files, until ctx ends.
 func (f *follower) run(ctx context.Context) error {
 	timer := time.NewTimer(settleTime)
 	defer timer.Stop()
