@@ -352,8 +352,8 @@ type Template struct {
 	// Health checks, by name: commands or HTTP requests with which agents check what runs on the template's instances.
 	// An instance with a failed check is unhealthy and is replaced.
 	HealthChecks map[string]HealthCheck `json:"health_checks,omitempty"`
-	// Whether the leader replaces instances that a load balancer of their group reports as unhealthy, as if a health
-	// check had failed. If true, every group of the template must set load_balancers.
+	// Whether the leader also replaces instances that a load balancer of their group reports as unhealthy. It treats
+	// such a report like a failed health check. If true, every group of this template must set load_balancers.
 	LoadBalancerHealth bool `json:"load_balancer_health,omitempty"`
 	// Boot script. Default: defaults.userdata.
 	Userdata *Userdata `json:"userdata,omitempty"`

@@ -18,8 +18,8 @@ const (
 // ever writes the same bytes, because body contains the writer's incarnation, term and revision. The bytes must also
 // differ from the current object.
 //
-// If the first attempt fails with a conflict, Settle returns ErrConflict. After an attempt with an unknown result, only a
-// changed token decides:
+// If the first attempt fails with a conflict, Settle returns ErrConflict. After an attempt with an unknown result, only
+// a changed token decides:
 //
 //   - If the object holds body, Settle succeeds with the token that it read.
 //   - If the object holds other bytes, or is missing although a version was expected, Settle returns ErrConflict.

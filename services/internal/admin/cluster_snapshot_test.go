@@ -367,7 +367,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is meddling with another moment: it calls the function `do` after the client has read the object with the
+// afterwards is a bucket like [meddling], but it calls the function `do` after the client has read the object with the
 // key `on`.
 type afterwards struct{ *meddling }
 

@@ -26,7 +26,7 @@ import (
 // portTime is the time limit of a connection to one port.
 const portTime = 5 * time.Second
 
-// port is one address of a server, with a name for the check of this address.
+// port is the address of one of a server's ports, and the name of that port, such as "agent port".
 type port struct{ name, addr string }
 
 // checkPorts connects to the addresses in the lock and in --servers.

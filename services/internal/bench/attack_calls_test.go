@@ -111,7 +111,7 @@ var methods = map[string]struct{ name, cert string }{
 }
 
 // messages returns attacks that send messages which are too large or malformed. If the certificate does not permit the
-// call, the server refuses the call for that reason instead.
+// call, the server refuses the call for that reason, and not because of the message.
 func (a *attacker) messages() (list []attack) {
 	for kind, size := range map[string]int{"malformed": 512, "oversized": 5 << 20} {
 		for port, method := range methods {

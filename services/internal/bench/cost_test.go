@@ -147,8 +147,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// BenchmarkRegistration registers instances, 64 at a time. The clients run in another process on the same cores. Each
-// has a new key, connection and handshake. Every request to the bucket takes 20 ms.
+// BenchmarkRegistration registers instances, 64 at a time. The clients run in another process, on the same cores as the
+// server. Each client has a new key, connection and handshake. Every request to the bucket takes 20 ms.
 func BenchmarkRegistration(b *testing.B) {
 	const instances = 4000
 	s := newAlone(b, instances, 20*time.Millisecond, false)

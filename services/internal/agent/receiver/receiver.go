@@ -239,9 +239,9 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 	return r.play(plan, changed...), nil
 }
 
-// play applies a durable journal and removes it. Applying a journal twice has the same result. If a file fails, play
-// records why, and the hash becomes empty. play removes the journal nevertheless, so that an old journal never undoes a
-// newer batch. play returns the names, except those of files that failed.
+// play applies a durable journal and removes it. Applying a journal twice has the same result as applying it once. If a
+// file fails, play records why, and the hash becomes empty. play removes the journal nevertheless, so that an old
+// journal never undoes a newer batch. play returns the names, except those of files that failed.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {
