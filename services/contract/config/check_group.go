@@ -373,7 +373,7 @@ func (r *rendering) execute(path string, t *render.Template, err error) (string,
 		r.template(path, err)
 		return "", false
 	}
-	// Do not let the caller check a result that was made with sample variables.
+	// If the result was made with sample variables, the caller must not check it.
 	return out, !r.lenient || len(t.Vars()) == 0
 }
 

@@ -334,8 +334,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// A second run changes nothing unless less than a third of the certificate's life is left, or --cert-ttl-hours
-		// asks for another lifetime.
+		// A second registration changes nothing unless less than a third of the certificate's life is left, or
+		// --cert-ttl-hours asks for another lifetime.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)

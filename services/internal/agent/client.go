@@ -85,8 +85,8 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early tells keepRenewed that a server asked for an early renewal. keepRenewed renews the certificate after the
-	// received duration.
+	// early contains the time after which keepRenewed must renew the certificate, because a server asked for an early
+	// renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.

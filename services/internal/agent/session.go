@@ -99,7 +99,7 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 	defer conn.Close()
 	api := nstancev1.NewAgentServiceClient(conn)
 	if c.cert.Load().Expired(time.Now()) {
-		// An agent with an expired certificate may only call RenewCertificate.
+		// An agent with an expired certificate may only call RenewCertificate, so renew the certificate first.
 		if err := c.renew(ctx, api); err != nil {
 			return false, fmt.Errorf("renew the expired certificate: %w", err)
 		}
@@ -109,8 +109,8 @@ func (c *Client) session(ctx context.Context, addr string, timeout time.Duration
 		return false, errRenewed
 	}
 	if c.identity.Renewing() {
-		// If the server's answer to the last renewal was lost, the server may accept only the key that the agent sent
-		// for that renewal.
+		// The server's answer to the last renewal may have been lost. In that case, the server may accept only the key
+		// that the agent sent for that renewal, so repeat the renewal.
 		if err := c.renew(ctx, api); err == nil {
 			return false, errRenewed
 		} else if ctx.Err() == nil {

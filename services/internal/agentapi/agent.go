@@ -22,8 +22,8 @@ const (
 	streamKinds
 )
 
-// agent is what the leader of one term knows about an instance's agent, in addition to its State: the agent's streams,
-// and what was sent to the agent.
+// agent is what the leader of one term knows about an instance's agent: the agent's streams, and what was sent to the
+// agent. The leader's State contains the rest.
 type agent struct {
 	id   ident.ID
 	name string // of id

@@ -178,7 +178,8 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 		}); logErr != nil {
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
 		}
-		// The server may have decided to delete the instance while the certificates were made.
+		// The leader may have decided to delete the instance while the certificates were made. In that case, do not
+		// send them.
 		if rec, _, ok := state.Record(a.id); !ok || mayBeCertified(&rec) != nil {
 			return nil, nil
 		}

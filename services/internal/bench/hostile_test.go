@@ -457,7 +457,7 @@ func nonceKinds() (kinds []string) {
 func BenchmarkHostile(b *testing.B) {
 	p := newPrey(b, 1000)
 	// Real attackers would run on other machines and take no CPU time from the server, except for the work that they
-	// cause.
+	// cause. So these attackers use only CPU time that no other process needs.
 	p.targets.Idle = true
 	measure := func(name string, silent, slow int, kinds ...string) {
 		b.Run(name, func(b *testing.B) {

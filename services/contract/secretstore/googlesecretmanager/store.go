@@ -146,7 +146,7 @@ func (s *Store) Get(ctx context.Context, name string) (secretstore.Secret, error
 func (s *Store) get(ctx context.Context, resource string) ([]byte, error) {
 	content, number, err := s.access(ctx, resource, "latest")
 	for err == nil || isStatus(err, http.StatusNotFound) {
-		// If a version with the next number exists, the alias "latest" lags behind.
+		// Read the version after this one, because the alias "latest" may lag behind.
 		next, _, nextErr := s.access(ctx, resource, strconv.Itoa(number+1))
 		if isStatus(nextErr, http.StatusNotFound) {
 			return content, err

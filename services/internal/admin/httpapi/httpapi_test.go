@@ -82,7 +82,7 @@ func newAPI(t testing.TB, tokens string) *api {
 	return x
 }
 
-// request is one HTTP request. An empty field stands for the value of a valid request.
+// request describes one HTTP request of a test. The test sends a valid value for a field that is empty.
 type request struct {
 	method, path, body string
 	header             map[string]string

@@ -22,8 +22,8 @@ type route struct {
 	// body and answer are values of the request and response types.
 	body, answer any
 	do           func(*call) (status int, body any, err error)
-	// Routes that stream have `follow` instead of `do`. The function sends values of the answer's type, one on each
-	// line, until the client disconnects.
+	// Routes that stream have the function `follow` instead of `do`. follow sends values of the answer's type, one on
+	// each line, until the client disconnects.
 	follow func(c *call, send func(any)) error
 }
 

@@ -121,8 +121,8 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	return p.renderLive(w, r, http.StatusOK, "group", fmt.Sprintf("Group %s of shard %s", name, shard), live, view)
 }
 
-// list counts the instances of each class, and selects the instances of one page. Instances that need attention come
-// first.
+// list counts the instances of each class, such as "silent", and selects the instances of one page. Instances that need
+// attention come first.
 func (v *groupView) list(shard string, instances []fleet.Instance, page string) {
 	v.Total = len(instances)
 	counts := map[string]int{}

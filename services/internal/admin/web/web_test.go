@@ -107,7 +107,7 @@ func (s *site) run(t testing.TB) {
 	})
 }
 
-// request is one HTTP request. A zero field stands for the value in a valid request.
+// request describes one HTTP request of a test. The test sends a valid value for a field that is zero.
 type request struct {
 	method, path string
 	form         url.Values

@@ -67,7 +67,7 @@ func bringUp(ctx context.Context, s settings) error {
 		return err
 	}
 	defer operator.Close()
-	// Make the leader read the new configuration now. A leader that ran before the apply would read it only minutes
+	// Make the leader read the new configuration now. A leader that was already running would read it only minutes
 	// later.
 	if _, err := operator.Refresh(ctx); err != nil {
 		return err
