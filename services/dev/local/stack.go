@@ -78,7 +78,7 @@ const (
 	Leader = "leader"
 )
 
-// address returns host:port for a port of a program.
+// address returns host:port for the program with the given name.
 func (s *Stack) address(name string, port int) string {
 	if s.Network == nil {
 		return Address(port)

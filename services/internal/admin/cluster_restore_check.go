@@ -112,7 +112,7 @@ func (a *app) restoreCheck(ctx context.Context, s *secretFlags, path string, key
 	return restoreCheck{manifest, c.cluster.secrets != nil, findings}, err
 }
 
-// restored checks the objects of an unpacked archive.
+// restored is the cluster in an unpacked archive, whose objects restore-check checks.
 type restored struct {
 	*app
 	cluster  *cluster

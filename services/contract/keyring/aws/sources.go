@@ -60,7 +60,7 @@ func readParameter(ctx context.Context, source config.KeySource) ([]byte, error)
 	return []byte(awssdk.ToString(out.Parameter.Value)), nil
 }
 
-// explain makes the error of a refused request match keyring.ErrDenied.
+// explain returns err. If AWS refused the request, the returned error also matches keyring.ErrDenied.
 func explain(err error) error {
 	var answer smithy.APIError
 	if errors.As(err, &answer) && strings.HasPrefix(answer.ErrorCode(), "AccessDenied") {
