@@ -136,8 +136,8 @@ func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
 	}
 	now = now.In(s.Zone)
 	next = times.Next(now)
-	for past := time.Minute; last.IsZero() && past < 2*longestPast; past *= 8 {
-		for at := times.Next(now.Add(-past)); !at.IsZero() && !at.After(now); at = times.Next(at) {
+	for past := time.Minute; last.IsZero() && past < 8*longestPast; past *= 8 {
+		for at := times.Next(now.Add(-min(past, longestPast))); !at.IsZero() && !at.After(now); at = times.Next(at) {
 			last = at
 		}
 	}

@@ -53,6 +53,7 @@ func TestSizeAt(t *testing.T) {
 		return s
 	}
 	week := []SizeSchedule{schedule("0 7 * * Mon-Fri", "Europe/Berlin", 20), schedule("0 19 * * *", "Europe/Berlin", 2)}
+	leapDay := []SizeSchedule{schedule("0 0 29 2 *", "", 9)}
 	for _, tt := range []struct {
 		schedules []SizeSchedule
 		at        string
@@ -62,8 +63,10 @@ func TestSizeAt(t *testing.T) {
 		{nil, "2026-01-05T06:00:00Z", 5, ""},
 		{week, "2026-01-05T05:59:59Z", 2, "2026-01-05T06:00:00Z"},
 		{week, "2026-01-05T06:00:00Z", 20, "2026-01-05T18:00:00Z"},
-		{week, "2026-01-10T12:00:00Z", 2, "2026-01-10T18:00:00Z"},                                          // Saturday
-		{[]SizeSchedule{schedule("0 0 29 2 *", "", 9)}, "2026-01-05T06:00:00Z", 9, "2028-02-29T00:00:00Z"}, // leap day
+		{week, "2026-01-10T12:00:00Z", 2, "2026-01-10T18:00:00Z"}, // Saturday
+		{leapDay, "2026-01-05T06:00:00Z", 9, "2028-02-29T00:00:00Z"},
+		{leapDay, "2028-02-28T12:00:00Z", 9, "2028-02-29T00:00:00Z"},
+		{leapDay, "2102-06-01T00:00:00Z", 9, "2104-02-29T00:00:00Z"}, // 2100 is no leap year
 		{[]SizeSchedule{schedule("* * * * *", "", 9)}, "2026-01-05T06:00:30Z", 9, "2026-01-05T06:01:00Z"},
 	} {
 		at, err := time.Parse(time.RFC3339, tt.at)
