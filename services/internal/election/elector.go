@@ -258,8 +258,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// A waiting Confirm needs a read only if nothing else will prove that the lock is held. A renewal proves it if
-		// one is due. If there is an heir, its answer to a heartbeat proves it.
+		// A waiting Confirm needs a read only if nothing else will prove soon that this process holds the lock. The
+		// proof can also be a renewal that is due now, or the heir's answer to a heartbeat.
 		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
 			return read, e.retryAt
 		}

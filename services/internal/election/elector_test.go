@@ -388,8 +388,8 @@ func TestMachineEvidence(t *testing.T) {
 		d.at(10, Tick{}, ReadLock{}, ask)
 		d.at(10.1, LockRead{other(4, 11), "x3"})
 		d.at(10.1, MachineAnswer{MachineRunning})
-		// After two renewals, the elector no longer takes the end of its link to the holder as a sign of failure. It
-		// asks about the machine again only when the next renewal is overdue.
+		// After the second renewal since the link to the holder ended, the elector no longer takes that end as a sign
+		// of failure. It asks about the machine again only when the next renewal is overdue.
 		d.at(14.95, Tick{}, ReadLock{})
 		d.at(15, LockRead{other(4, 11), "x3"})
 		d.at(16.1, Tick{}, ReadLock{}, ask)
@@ -422,8 +422,8 @@ func TestTakeoverSettledTooLateGivesNoAuthority(t *testing.T) {
 	d.actsUntil(20, 6)
 }
 
-// The elector sends a write at 0 s that takes effect late. Before that, another process led, and its lock was deleted.
-// The other process may not know yet that its lock is gone.
+// At 0 s, the elector sends a write that takes effect only after 9 s. In between, another process leads, and its lock
+// is deleted. That process may not know yet that its lock is gone.
 func TestTakeoverAfterTheLockWasRemoved(t *testing.T) {
 	d := newDriver(t)
 	d.at(0, Tick{}, ReadLock{})

@@ -17,8 +17,7 @@ type standbyLink struct {
 	peer Peer
 	up   bool
 	// promised is true if the standby has made a promise in this term. promisedFrom is when the leader began to send
-	// the newest heartbeat that the standby answered. answersSince is when the standby's unbroken series of answers
-	// began.
+	// the newest heartbeat that the standby answered. Since answersSince, the standby has answered without a break.
 	promised     bool
 	promisedFrom Instant
 	answersSince Instant
@@ -121,8 +120,8 @@ func (e *Elector) dropLink(now Instant, peer Peer) {
 }
 
 // chooseHeir returns the heir that the lock should name. The present heir remains while it answers. If it does not, the
-// new heir is the standby that has answered for the longest time, at least for HeirProbation. If there is no such
-// standby, chooseHeir returns the zero Peer.
+// new heir is the standby that has answered for the longest time. A standby that has answered for less than
+// HeirProbation is not chosen. If no standby is left, chooseHeir returns the zero Peer.
 func (e *Elector) chooseHeir(now Instant) Peer {
 	var next *standbyLink
 	for i := range e.links {
@@ -232,9 +231,9 @@ func (e *Elector) resetPromises() {
 	e.heartbeats.nextAt = 0
 }
 
-// offerHandover tells the heir that this leader has stopped, so that the heir can take over immediately. The lock need
-// not be released first, which saves a write. If the heir does not answer within PeerLease, this process reads the
-// lock, and releases the lock if it still holds it.
+// offerHandover tells the heir that this leader has stopped, so that the heir can take over immediately. This saves the
+// write that releases the lock. If the heir does not answer within PeerLease, this process reads the lock. It then
+// releases the lock, unless the heir holds the lock by then.
 func (e *Elector) offerHandover(now Instant, d *Decision) {
 	if l := e.findLink(e.heir); e.heir != (Peer{}) && l != nil && l.up && e.chooseHeir(now) == e.heir {
 		d.add(Send{To: e.heir, Message: Handover{Leader: e.self.Peer(), Standby: e.heir, Term: e.term}})

@@ -400,8 +400,8 @@ func (x *explorer) beginning(ready func(m *model) bool) (model, error) {
 	return m, x.until(&m, ready, func(*model) {})
 }
 
-// until runs the model without faults of its own until ready returns true. Before each step it calls hurt, which may
-// cause a fault.
+// until executes steps of the model until ready returns true. Before each step it calls hurt, which may cause a fault.
+// The steps themselves cause no faults.
 func (x *explorer) until(m *model, ready func(m *model) bool, hurt func(m *model)) error {
 	for range 10_000 {
 		if hurt(m); ready(m) {

@@ -277,8 +277,9 @@ func TestHeirTimes(t *testing.T) {
 			stop func(sim *electionSimulation, a *node)
 			most time.Duration
 		}{
-			// The bound is the sum of the promise, its margin and the latency of a write. If the heir does not know the
-			// last renewal, it needs a read and a second write, and their latencies are added.
+			// The maximum is the promise with its margin, plus the latency of the heir's write. If the heir does not
+			// know the leader's last renewal, this write fails. The heir then reads the lock and writes again, which
+			// adds two latencies.
 			{"killed", vanish(MachineRunning), promiseHold(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), promiseHold(lease) + 400*time.Millisecond},
 			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 250 * time.Millisecond},
@@ -333,8 +334,8 @@ func TestRequestsPerHourWithHeir(t *testing.T) {
 	}
 }
 
-// TestHeirEnds checks that the end of the heir's process does not end the leadership. The leader must remove the heir
-// from the lock before the heir's promise ends.
+// TestHeirEnds checks that a leader still leads after the process of its heir has ended. The leader must remove the
+// heir from the lock before the heir's promise ends.
 func TestHeirEnds(t *testing.T) {
 	for _, state := range []MachineState{MachineRunning, MachineTerminated} {
 		for seed := range uint64(50) {

@@ -59,8 +59,8 @@ func (e *Elector) isHolder(p Peer) bool {
 		p == (Peer{ID: e.seen.lock.LeaderID, Incarnation: e.seen.lock.Incarnation})
 }
 
-// linkToHolderBroken reports whether the link to the lock's holder has ended. A heartbeat of the holder makes it false
-// again, and so does the second renewal after the end of the link.
+// linkToHolderBroken reports whether the link to the lock's holder has ended. It returns false again after a heartbeat
+// of the holder, or after the second renewal since the end of the link.
 func (e *Elector) linkToHolderBroken() bool { return e.isHolder(e.broken.leader) }
 
 // observe records what is under the lock's key.
@@ -102,9 +102,10 @@ func (e *Elector) takeoverTime() Instant {
 		if lock.Released || e.machine.gone {
 			return e.seen.since
 		}
-		// The lock can name this standby itself as the holder. Either its leadership has ended, or it learned too late
-		// that its takeover had succeeded. If the takeover required that no lock existed, another process may have led
-		// before the write took effect. The lock of that process was deleted, and the process may not know this yet.
+		// The lock names this standby as the holder. Either the leadership of this process has ended, or the process
+		// learned too late that its takeover had succeeded. If the takeover required that no lock existed, another
+		// process may have led before the write took effect. That other process may not know yet that its lock was
+		// deleted.
 		if lock.Incarnation == e.self.Incarnation {
 			if lock.Term != e.term && lock.Revision <= e.createdRevision {
 				return e.seen.since.Add(takeoverWait(e.longestLease))

@@ -22,9 +22,9 @@ var (
 	stateCount = flag.Int("election.states", 60_000, "number of states that the model visits from each beginning")
 )
 
-// An electionSimulation runs several electors with one lock. The simulation counts in true time. Each node's clock
-// differs from true time by an offset and by up to 5 % in speed. The seed determines all faults: answers are lost,
-// writes land late, processes pause, crash and restart, machines end, and people delete the lock.
+// An electionSimulation runs several electors with one lock. Its own clock shows the true time. Each node's clock
+// differs from the true time by an offset, and by up to 5 % in speed. The seed determines all faults: answers are lost,
+// writes take effect late, processes pause, crash and restart, machines stop running, and a person deletes the lock.
 type electionSimulation struct {
 	rng    *rand.Rand
 	trace  func(format string, args ...any)
@@ -68,8 +68,8 @@ type stored struct {
 	until time.Duration // negative: still stored
 }
 
-// node is one machine with one process. When the process has ended, a new process starts on the node, or the machine is
-// replaced.
+// node is one machine with one process. After the process has ended, either a new process starts on the same machine,
+// or a new machine replaces the old one.
 type node struct {
 	name    string
 	machine string
@@ -315,8 +315,8 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// A process that has led must have released the lock of its term. It need not release the lock of a takeover
-		// that it gave up, because that write may still take effect later.
+		// If this process has led in the term of the lock, it must release the lock before it ends. If the process gave
+		// up its takeover, it need not release that lock, because the write may still take effect later.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -548,8 +548,9 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	sim.faults = faults{}
 	sim.trace("%v peace", sim.now)
 
-	// By this time, late writes have landed (20 s), pauses have ended (30 s), and processes are back (40 s). In
-	// addition, a standby waits for the longest lease on a slow clock, and a leader's code takes up to 3 s to end.
+	// 45 s after the last fault, late writes have taken effect (at most 20 s), pauses have ended (30 s), and new
+	// processes have started (40 s). Then a standby waits for the longest lease, and its clock may be slow. The former
+	// leader's code may take up to 3 s to stop.
 	settled := peace + 45*time.Second + time.Duration(float64(takeoverWait(longest))/0.95) + 10*time.Second
 	sim.runUntil(settled)
 	if sim.err == nil && sim.leader() == nil {

@@ -6,7 +6,7 @@ import (
 )
 
 // pendingWrite is a write with an unknown result: it has no answer yet, or the answer was WriteUnknown. After
-// WriteUnknown, the result is unknown until a read finds another token.
+// WriteUnknown, the result is unknown until a read finds that the lock's token has changed.
 type pendingWrite struct {
 	lock      record.Lock
 	condition objstore.Condition
@@ -61,8 +61,8 @@ func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) 
 		}
 		e.promise = givenPromise{}
 	}
-	// A standby may learn only after its lease that its write succeeded. It then holds the lock without authority, and
-	// writes the lock again (see takeoverTime).
+	// A standby may learn of its successful write too late to become leader, because the written lease has ended. It
+	// then holds the lock without authority, and writes the lock again (see takeoverTime).
 	e.answerConfirms(d)
 }
 

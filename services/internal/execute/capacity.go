@@ -54,7 +54,7 @@ type capacity struct {
 	full    map[string]bool
 }
 
-// refusal records that the provider refused a placement, why, and when.
+// refusal records why and when the provider refused a placement.
 type refusal struct {
 	why string
 	at  time.Time

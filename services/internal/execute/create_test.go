@@ -725,7 +725,8 @@ func TestOnDemandWithoutSubnetQuery(t *testing.T) {
 		_ = b.CreateOnDemand(t.Context(), group, b.newID(), "", nil)
 		b.wait()
 
-		// While the only placement counts as refused, nothing is written, and the same ID can be used later.
+		// While the provider's refusal of the only placement is remembered, CreateOnDemand writes nothing. A later call
+		// can use the same ID.
 		id := b.newID()
 		if err := b.CreateOnDemand(t.Context(), group, id, "", nil); !errors.Is(err, execute.ErrNoCapacity) {
 			t.Error(err)

@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
-		// Marking the instance again changes neither its state nor its deadline.
+		// A second deletion request for the instance changes neither its record nor its deadline.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
 		if again := b.read(id); again.Revision != rec.Revision || !again.DeleteDeadline.Equal(deadline) {
@@ -194,8 +194,8 @@ func TestTerminateWithoutProviderID(t *testing.T) {
 	})
 }
 
-// TestForget checks that an instance is removed from its load balancers before its tombstone is written. After that,
-// nothing would remove the instance from them.
+// TestForget checks that an instance is removed from its load balancers before its tombstone is written. Once the
+// tombstone is written, nothing would remove the instance from them.
 func TestForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb"} })

@@ -32,7 +32,8 @@ type Authority interface {
 	Term() uint64
 	// Remaining returns how long this leader may still act without another confirmation.
 	Remaining() time.Duration
-	// Confirm proves that this leader still leads. It sends a new request for the proof, after the call.
+	// Confirm proves that this leader still leads. The proof is the answer to a request that is sent after the call of
+	// Confirm.
 	Confirm(ctx context.Context) error
 	// Refuse ends the authority because a higher term was found.
 	Refuse(term uint64)
@@ -196,8 +197,8 @@ func (x *Executor) await(ctx context.Context) error {
 }
 
 // mark makes the intent to delete durable. If the record has changed since the plan was made, mark changes nothing, and
-// the planner plans the group again. A leader with an heir can act for more than a minute without the bucket. The plan
-// may be that old, and other instances of the group may be gone by now.
+// the planner plans the group again. A plan can be old: a leader with an heir can act for more than a minute without
+// the bucket. Since then, other instances of the group may have disappeared.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}

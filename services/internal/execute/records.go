@@ -56,8 +56,8 @@ func (x *Executor) Update(ctx context.Context, id ident.ID, change func(*record.
 			return record.Instance{}, err
 		}
 		if superseded.Token == "" || superseded.Token == token || superseded.Record.Revision < have.Revision {
-			// Another program has changed the bucket: the record is absent, or older than the known one, or the store
-			// refused the write although the version matched.
+			// Another program has changed the bucket. The record is absent or older than the version that the leader
+			// knows, or the store refused the write although the token matched.
 			return record.Instance{}, err
 		}
 		x.State.PutRecord(superseded.Record, superseded.Token)

@@ -25,7 +25,7 @@ type turns struct {
 	last    uint64                     // number of the last ticket or turn
 }
 
-// takeTurn waits until a create call may start. It fails if ctx ends first.
+// takeTurn waits until this create call may start in the order of all waiting create calls. It fails if ctx ends first.
 func (x *Executor) takeTurn(ctx context.Context, turn plan.Turn) error {
 	ticket := x.turns.enter(turn)
 	for {
@@ -99,7 +99,7 @@ func (t *turns) answered(err error, now time.Time) {
 	}
 }
 
-// WaitingCreates counts the create calls that wait for their turn. A group's plan depends on these numbers.
+// WaitingCreates counts the create calls that wait for their turn. The plan of the group depends on the counts.
 func (x *Executor) WaitingCreates(group config.GroupKey) plan.WaitingCreates {
 	t := &x.turns
 	t.mu.Lock()

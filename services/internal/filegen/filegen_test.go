@@ -377,8 +377,8 @@ func TestFilesToSendAgain(t *testing.T) {
 	}
 }
 
-// TestCertificateOfALongerTTL checks that new certificates last at most 90 days. If a former version issued a
-// certificate for a longer time, that certificate stays until it is due for renewal.
+// TestCertificateOfALongerTTL checks that new certificates last at most 90 days. A certificate with a longer lifetime,
+// which a former version issued, stays until it is due for renewal.
 func TestCertificateOfALongerTTL(t *testing.T) {
 	w := newTestGenerator(t)
 	shard := *w.shard.Load()
@@ -407,8 +407,8 @@ func TestCertificateOfALongerTTL(t *testing.T) {
 	}
 }
 
-// TestAgentsTrustTheClustersCAOnly checks that the boot script contains no workload CA. The agent trusts every CA in
-// the boot script.
+// TestAgentsTrustTheClustersCAOnly checks that the boot script contains no workload CA, because the agent would trust
+// it like every CA in the boot script.
 func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	w := newTestGenerator(t)
 	w.group.Userdata.Content = "{{ .Nonce }}\n{{ .Cluster.CACert }}"
@@ -706,7 +706,7 @@ func TestMachine(t *testing.T) {
 		t.Errorf("%v %v", two, err)
 	}
 
-	// The variables that were given to an on-demand instance do not change the variables of its group.
+	// The variables of an on-demand instance appear in its userdata. They must not change the variables of its group.
 	rec := w.rec
 	rec.OnDemand, rec.Vars = true, map[string]string{"role": "special"}
 	m, err = w.Machine(ctx, w.group, rec)

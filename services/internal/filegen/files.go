@@ -55,7 +55,7 @@ type Input struct {
 	// Keys are the public keys that the agent submitted (PKIX, DER), by name.
 	Keys map[string][]byte
 	// KeySums are the hexadecimal SHA-256 sums of the public keys that the agent reported, by name of the key. KeySums
-	// is nil if they are unknown.
+	// is nil if no sums are known.
 	KeySums map[string]string
 }
 
@@ -312,8 +312,8 @@ func (r *generation) certificate(file *compiledFile) error {
 		return err
 	}
 	from := basis(&spec, pkix)
-	// The basis was computed before this limit, as in former versions. With the limited lifetime, a longer certificate
-	// from a former version would have another basis, and it would be replaced.
+	// Limit the lifetime only after the basis was computed. Former versions had no limit. If the basis contained the
+	// limited lifetime, every certificate from a former version with a longer lifetime would be replaced.
 	spec.TTL = min(spec.TTL, config.MaxCertificateTTL)
 	ca := r.g.options.WorkloadCAs.At(now, r.g.options.CA)
 	cert, err := ca.IssueInstance(spec, r.g.options.Rand, now)

@@ -43,8 +43,8 @@ type Shard struct {
 
 // Options configure a [Generator]. All fields except CacheTTL are required.
 type Options struct {
-	// Each of WorkloadCAs signs certificates from its start time on. Before the first start time, CA, the cluster's CA,
-	// signs them.
+	// Each of the WorkloadCAs signs certificates from its own start time on. CA is the cluster's CA. It signs
+	// certificates before the first of these start times.
 	CA          authority.CA
 	WorkloadCAs authority.WorkloadCAs
 	NonceKey    authority.NonceKey
@@ -107,8 +107,8 @@ func (g *Generator) warm(ctx context.Context, groups map[config.GroupKey]config.
 		errs = append(errs, err)
 		m, err := g.machine(&group)
 		if err == nil && m.source != nil {
-			// Render the script's key in the bucket with the values that all instances of the group share. If the key
-			// depends on an instance's ID, the script is read only when that instance is created.
+			// Render the key of the script's object in the bucket. Use only the values that all instances of the group
+			// share. If the key depends on an instance's ID, the script is read only when that instance is created.
 			_, err = g.script(ctx, m, data(shard, &group, &record.Instance{Tenant: key.Tenant, Group: key.Group},
 				Address{}), allowed)
 		}
@@ -166,7 +166,7 @@ func remembered[V any](mu *sync.Mutex, in map[string]V, key string, make func() 
 	return made, nil
 }
 
-// object reads an object of the bucket. Its key is the result of a rendered template.
+// object reads an object of the bucket. The parameter key is the result of a rendered template.
 func (g *Generator) object(ctx context.Context, key string, allowed age) ([]byte, error) {
 	if err := config.ValidateStorageSource(key); err != nil {
 		return nil, err

@@ -10,13 +10,13 @@ import (
 const (
 	// maxMemory is the limit of remembered content, in bytes.
 	maxMemory = 64 << 20
-	// maxStale is the maximum age of content for callers that accept an old version rather than wait.
+	// maxStale is the maximum age of content that a caller accepts if it must not wait for a read.
 	maxStale = time.Hour
 )
 
 // age limits the age of a remembered answer.
 type age struct {
-	// after is a time. If it is set, only answers that were read later may be used.
+	// If after is set, only an answer that was read after this time may be used.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool

@@ -55,7 +55,7 @@ func TestOpenConnectionsDoNotBlockProbes(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
-	// The server must close the oldest connections now, long before their timeouts.
+	// The server must close the oldest connections immediately, long before these connections time out.
 	closed, deadline := 0, time.Now().Add(2*time.Second)
 	for _, conn := range held[:maxVisitors] {
 		_ = conn.SetReadDeadline(deadline)

@@ -42,7 +42,8 @@ type Env struct {
 type Machine struct {
 	// ID is the provider's ID of the machine, or empty if it is not known. The provider never reuses it.
 	ID string
-	// Named reports whether people use ID as the name of the machine. If so, ID is the default for the server's ID.
+	// Named reports whether people use the machine's ID as its name. If so, the server that runs on the machine uses ID
+	// as its default server ID.
 	Named bool
 }
 
@@ -56,8 +57,8 @@ type Configurer interface {
 // Attestor is an optional capability: it checks on which VM an agent runs.
 type Attestor interface {
 	// Attest checks a proof that an agent sent. It fails with class [Denied] if the proof does not show that the agent
-	// runs on vm. It fails with another class if the proof could not be checked: not enough is known of vm yet
-	// ([NotFound]), or the cloud's keys could not be read.
+	// runs on vm. It fails with class [NotFound] if the provider does not know enough about vm yet. It fails with
+	// another class if the cloud's keys could not be read.
 	Attest(ctx context.Context, proof []byte, vm VM) error
 }
 

@@ -101,8 +101,9 @@ func (e *PartialError) Error() string {
 // Unwrap returns the cause.
 func (e *PartialError) Unwrap() error { return e.Err }
 
-// UnlistedBy returns the prefixes of a [PartialError] in err's chain. For a nil error, ok is true and there are no
-// prefixes. For any other error, ok is false: the list then says nothing about any VM.
+// UnlistedBy examines the error of a List. For a [PartialError], it returns the prefixes of the provider IDs that the
+// list may lack. For a nil error, ok is true and there are no prefixes. For any other error, ok is false: the list then
+// says nothing about any VM.
 func UnlistedBy(err error) (prefixes []string, ok bool) {
 	if err == nil {
 		return nil, true

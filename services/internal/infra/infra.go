@@ -1,5 +1,5 @@
-// Package infra defines how the server talks to a source of VMs: the Provider interface, its error classes and its
-// optional capabilities.
+// Package infra defines how the server talks to a cloud or another source of VMs: the Provider interface, its error
+// classes and its optional capabilities.
 //
 // Invariant: every call is idempotent, and all decisions are left to the caller. Implementations live in sub-packages
 // and pass infratest.
@@ -45,8 +45,8 @@ type Tags struct {
 	Group, Template, Kind string
 	OnDemand              bool
 	CreatedAt             time.Time
-	// In a create request, Spot asks for a spot instance. On a VM, it says that the VM is one. Unlike the other fields
-	// of this block, Spot affects the leader's decisions.
+	// In a create request, Spot asks for a spot instance. In the description of a VM, Spot means that the VM is a spot
+	// instance. The leader's decisions depend on Spot, but on no other field of this block.
 	Spot bool `json:",omitempty"`
 }
 
@@ -143,8 +143,8 @@ type InstanceType struct {
 
 // LoadBalancers is an optional capability. Both methods are idempotent. For a VM that is gone or being deleted,
 // Deregister succeeds and Register fails with class [Invalid]. Elastic Load Balancing refuses such VMs too ("targets
-// are not in a running state"; RegisterTargets, InvalidTarget). If Register accepted them, a late call of a former
-// leader could add a member that nothing would ever remove.
+// are not in a running state"; RegisterTargets, InvalidTarget). If Register accepted such a VM, a late call of a former
+// leader could add it after its removal. Nothing would then ever remove it again.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error
@@ -152,9 +152,9 @@ type LoadBalancers interface {
 
 // LoadBalancerHealth is an optional capability: load balancers tell which of their members are healthy.
 type LoadBalancerHealth interface {
-	// MemberHealth returns what a load balancer says about VMs, by their ProviderID. It leaves out VMs that are not
-	// members, that are being removed, or that have no verdict yet. The number of calls does not depend on the number
-	// of VMs. If MemberHealth fails, it says nothing about any VM.
+	// MemberHealth returns what a load balancer says about VMs. The keys of the map are provider IDs. MemberHealth
+	// leaves out VMs that are not members, that are being removed, or that have no verdict yet. The number of calls to
+	// the cloud does not depend on the number of VMs. If MemberHealth fails, no result is valid.
 	MemberHealth(ctx context.Context, lb string, vms []VM) (map[string]MemberHealth, error)
 }
 

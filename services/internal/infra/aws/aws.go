@@ -28,7 +28,8 @@ import (
 type Config struct {
 	// Zone is the shard's availability zone. The provider makes VMs only there.
 	Zone string
-	// Network is the network interface that moves to each new leader, or the zero value if there is none.
+	// Network is the network interface that each new leader attaches to its machine. It is the zero value if there is
+	// no such interface.
 	Network Network
 	Log     *slog.Logger
 
@@ -40,8 +41,8 @@ type Config struct {
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers checks that an address belongs to this machine, can be used, and has a route for its replies. If all this
-	// is true, Answers returns nil. If the field Answers is nil, the provider asks the kernel.
+	// Answers returns nil if an address belongs to this machine, can be used, and has a route for its replies. If the
+	// field Answers is nil, the provider asks the kernel of this machine for these facts.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 

@@ -51,8 +51,8 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 }
 
 // MemberHealth implements infra.LoadBalancerHealth, with one call for each target group. An instance is unhealthy if a
-// target group calls it unhealthy. It is healthy if a target group calls it healthy and none calls it unhealthy. All
-// other states of targets are no verdicts and are left out.
+// target group calls it unhealthy. It is healthy if a target group calls it healthy and none calls it unhealthy.
+// MemberHealth leaves out an instance whose targets all have other states.
 //
 // https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
 func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
@@ -101,8 +101,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each calls do for every target group, even after an error. It joins the errors. The first one determines the class,
-// so the error that is most likely to disappear by itself comes first.
+// each calls do for every target group, even after an error. It joins the errors. The class of the joined error is the
+// class of the first one. So each puts the error first that is most likely to disappear by itself.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {

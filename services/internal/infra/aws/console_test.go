@@ -18,7 +18,7 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// fakeMachines starts machines that run no programs. The console of each machine shows the text.
+// fakeMachines starts machines that run no programs. The console of each machine shows the text in the field text.
 type fakeMachines struct{ text string }
 
 func (m fakeMachines) Start(fake.MachineSpec) (fake.Machine, error) { return m, nil }

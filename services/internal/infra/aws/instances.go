@@ -48,8 +48,8 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
 	switch {
 	case ending(vm.State):
-		// EC2 has repeated its answer to an earlier call with the same client token. It does so for as long as it
-		// remembers the instance.
+		// The client token belongs to an earlier call. EC2 repeats its answer to that call for as long as it remembers
+		// the instance, even after the instance was terminated.
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
 	case len(out.Instances[0].Tags) == 0:
 		vm.Tags, vm.Warning = asked, "" // the answer holds no tags

@@ -28,9 +28,9 @@ const (
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
 )
 
-// Acquire implements infra.LeaderNetwork. It detaches the network interface from its holder, attaches it to this
-// machine, and returns when the addresses are on this machine, can be used, and have routes for their replies. If
-// nothing has to change, Acquire makes only one DescribeNetworkInterfaces call.
+// Acquire implements infra.LeaderNetwork. It detaches the network interface from the machine that has it, and attaches
+// it to this machine. It returns when this machine can use the addresses and has routes for their replies. If nothing
+// has to change, Acquire makes only one DescribeNetworkInterfaces call.
 //
 // Only the leader may call Acquire. Acquire first detaches without force. It uses force after firmAfter, or immediately
 // if the holder is dead.
@@ -71,8 +71,8 @@ type takeover struct {
 	firmly bool
 }
 
-// step describes the interface and makes the next call that the takeover needs. After an error, the caller may call
-// step again if passing returns true for that error.
+// step asks EC2 for the state of the interface and makes the next call that the takeover needs. done is true if the
+// takeover is complete. After an error for which the function passing returns true, the caller may call step again.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -259,7 +259,8 @@ func sight(eni types.NetworkInterface) string {
 	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
-// passingCodes lists the error codes of temporary problems: another server was faster, or a change is in progress.
+// passingCodes lists the error codes of temporary problems: another server has changed the interface first, or a change
+// is in progress.
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",

@@ -173,8 +173,8 @@ func TestSpot(t *testing.T) {
 	}
 }
 
-// TestPurchasedAsSpot creates an instance with Tags.Spot, as the purchase options of a group request it. EC2 must make
-// a spot instance, and its tag must tell a later leader so.
+// TestPurchasedAsSpot creates an instance with Tags.Spot. EC2 must make a spot instance. The instance's tag must show a
+// later leader that it is a spot instance.
 func TestPurchasedAsSpot(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)

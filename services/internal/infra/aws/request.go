@@ -52,7 +52,8 @@ func runInstances(req infra.CreateRequest, zone string) (*ec2.RunInstancesInput,
 		in.MetadataOptions.HttpPutResponseHopLimit = sdk.Int32(1)
 	}
 	if in.InstanceInitiatedShutdownBehavior == "" {
-		// A VM that shuts down must be terminated, because the leader replaces it. A stopped VM would only cost money.
+		// If a VM shuts down, EC2 must terminate it. The leader creates a replacement in any case, and a VM that is
+		// only stopped would still cost money.
 		in.InstanceInitiatedShutdownBehavior = types.ShutdownBehaviorTerminate
 	}
 	if req.Tags.Spot {
@@ -101,8 +102,8 @@ func primaryInterface(list []types.InstanceNetworkInterfaceSpecification) int {
 }
 
 // encodeUserdata encodes userdata in base64 for the API. If the configuration has encoded the userdata already
-// (encoding base64 or gzip+base64), encodeUserdata does not encode it again. It can recognise base64: every other form
-// that cloud-init knows has a # or a : in its first line, so none is valid base64.
+// (encoding base64 or gzip+base64), encodeUserdata does not encode it again. Userdata that is valid base64 is already
+// encoded: all other forms that cloud-init knows have a # or a : in their first line.
 func encodeUserdata(userdata []byte) (*string, error) {
 	if len(userdata) == 0 {
 		return nil, nil //nolint:nilnil // no userdata is a possible answer

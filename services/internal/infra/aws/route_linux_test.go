@@ -66,8 +66,7 @@ func TestAnswers(t *testing.T) {
 }
 
 // addInterface adds a network interface and waits until it has a carrier. Until then, the kernel still changes the
-// interface's routes. The interface is one end of a link, and the other end is on the same machine. This makes no
-// difference to the routes.
+// interface's routes. The other end of the interface's link is on the same machine, which does not affect the routes.
 func addInterface(t *testing.T, name string) netlink.Link {
 	t.Helper()
 	updates, done := make(chan netlink.LinkUpdate), make(chan struct{})

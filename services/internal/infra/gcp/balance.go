@@ -75,8 +75,8 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 	return err
 }
 
-// MemberHealth implements infra.LoadBalancerHealth. It asks each backend service of the load balancer once. The answer
-// has one verdict on an instance for each forwarding rule of the service. An instance is healthy if at least one
+// MemberHealth implements infra.LoadBalancerHealth. It asks each backend service of the load balancer once. For each
+// instance, the answer has one verdict for each forwarding rule of the service. An instance is healthy if at least one
 // verdict is HEALTHY and none is UNHEALTHY.
 //
 // https://cloud.google.com/compute/docs/reference/rest/v1/regionBackendServices/getHealth

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// fewAddresses is the largest number of free addresses with which a subnet counts as full. Other users of the subnet
-// need addresses too.
+// fewAddresses is the largest number of free addresses with which HasRoom reports that a subnet is full. Other users of
+// the subnet need addresses too.
 const fewAddresses = 10
 
 // HasRoom implements infra.SubnetCapacity. It reads the utilization from subnetworks.get. A subnet whose answer has no

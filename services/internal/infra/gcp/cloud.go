@@ -29,8 +29,9 @@ const (
 
 var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 
-// identify implements infra.Cloud. It asks the metadata server for this machine's numeric ID. The server's default ID
-// is this ID and not the machine's name: in an instance group, a replacement machine gets the same name.
+// identify implements the function Identify of infra.Cloud. It asks the metadata server for this machine's numeric ID.
+// This ID is the default for the server's ID. The machine's name is not unique: in an instance group, a replacement
+// machine gets the name of its predecessor.
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {
 	ctx, cancel := context.WithTimeout(ctx, metadataTimeout)
 	defer cancel()

@@ -1,9 +1,9 @@
 // Package gcp makes VMs from Compute Engine instances. It is the only package that changes anything in Google Cloud.
 //
-// Invariants: the instance ID is the VM's name, and the UUID in it is the requestId of every insert. So each instance
-// ID has at most one VM at a time. Google remembers a requestId for about an hour. Before the provider repeats an older
-// request, it reads the log of operations, and it never inserts twice. VMs are addressed by their numeric IDs, which
-// are not reused. The package makes only the calls that [Calls] lists.
+// Invariants: the instance ID is the VM's name, and the UUID in the instance ID is the requestId of every insert. So
+// each instance ID has at most one VM at a time. Google remembers a requestId for about an hour. Before the provider
+// repeats an older request, it reads the log of operations, and it never inserts twice. VMs are addressed by their
+// numeric IDs, which are not reused. The package makes only the calls that [Calls] lists.
 package gcp
 
 import (
@@ -35,18 +35,19 @@ type Config struct {
 
 	// Access holds the client and its credentials.
 	Access googlecloud.Access
-	// Throttled, if set, is called with the name of each API call that is refused because of too many calls.
+	// Throttled, if set, is called for each API call that Google refuses because the project makes too many calls. Its
+	// argument is the name of the API call.
 	Throttled func(call string)
 
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if this machine has the address, and otherwise an error. If Answers is nil, the provider asks
-	// the kernel.
+	// Answers returns nil if addr is an address of this machine, and otherwise an error. If the field Answers is nil,
+	// the provider asks the kernel of this machine.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
-// Network describes the leader's address, which moves to each new leader.
+// Network describes the leader's address. Each new leader moves the address to its own machine.
 type Network struct {
 	Kind    string // of the contract: alias or load_balancer
 	Range   string // kind alias: the secondary range, or "" for the primary one

@@ -37,8 +37,8 @@ const (
 	keysPause = 10 * time.Second
 )
 
-// signingKeys are Google's public keys for identity tokens, by key ID. The provider reads the keys again only when they
-// expire. That suffices, because Google publishes a key before Google signs with it.
+// signingKeys are the public keys with which Google's identity tokens are checked, by key ID. The provider reads the
+// keys again only when they expire. That suffices, because Google publishes a new key before it signs with the key.
 type signingKeys struct {
 	client *http.Client
 	now    func() time.Time

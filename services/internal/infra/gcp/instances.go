@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// young is the largest age of a request for which the requestId alone prevents a second VM. Google remembers a
-	// requestId for about an hour. young is shorter, because clocks differ.
+	// young is the maximum age of a create request whose requestId alone prevents a second VM. Google remembers a
+	// requestId for about an hour. young is shorter than an hour, because clocks differ.
 	young = 30 * time.Minute
-	// old is the largest age of a request for which Create may insert a VM. For an older request, the log of operations
-	// may have lost an earlier insert. Google keeps operations for longer than old, but not forever.
+	// old is the maximum age of a create request for which Create may insert a VM. If a request is older, its earlier
+	// insert may be missing from the log of operations. Google keeps operations for longer than old, but not forever.
 	old = 3 * 24 * time.Hour
 )
 
@@ -112,7 +112,7 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 	case googlecloud.StatusOf(err) == http.StatusNotFound:
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
 	case err != nil:
-		// An insert has made the VM. So a failure to read the VM does not mean that the request was refused.
+		// An insert has made the VM. If reading the VM fails, this does not mean that the request was refused.
 		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
 	}
 	vm := p.describe(found)

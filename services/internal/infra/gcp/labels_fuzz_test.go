@@ -6,8 +6,8 @@ import (
 	"google.golang.org/api/compute/v1"
 )
 
-// FuzzDecodeTags decodes labels and metadata of VMs, which everybody with rights on instances of the project can
-// change. The warning must contain every value that cannot be parsed.
+// FuzzDecodeTags decodes labels and metadata of VMs. Everybody who may change instances of the project can change these
+// labels and metadata. The warning must contain every value that cannot be parsed.
 func FuzzDecodeTags(f *testing.F) {
 	f.Add("knc00000000000000000000000000", "knc", "7", "1700000000000", "g")
 	f.Add("", "", "-1", "x", "")

@@ -24,10 +24,10 @@ import (
 // time-out, the caller must try again.
 const acquireTimeout = 90 * time.Second
 
-// Acquire implements infra.LeaderNetwork. With kind load_balancer it does nothing, because the load balancer's health
-// check finds the leader. With kind alias it removes the address from the machine that has it, and adds it to the first
-// interface of this machine. It returns when this machine can use the address. If this machine already has the address,
-// Acquire makes only one call.
+// Acquire implements infra.LeaderNetwork. If Network.Kind is load_balancer, it does nothing, because the load
+// balancer's health check finds the leader. If the kind is alias, it removes the address from the machine that has it,
+// and adds it to the first interface of this machine. It returns when this machine can use the address. If this machine
+// already has the address, Acquire makes only one call.
 //
 // Only the leader may call Acquire. The removal is necessary, because a machine keeps its alias address even while it
 // is stopped.
@@ -117,9 +117,9 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 	})
 }
 
-// setAliases replaces the alias ranges of a machine's interface and waits for the change. It also sends an empty list.
-// It identifies the machine by its name, because IAM conditions compare names. If another machine has got the name
-// meanwhile, the call fails: the fingerprint differs from that of the other machine's interface.
+// setAliases replaces the alias ranges of a machine's interface and waits for the change. An empty list removes all
+// ranges. The call identifies the machine by its name, because IAM conditions compare names. If a new machine has the
+// same name by then, the call fails: the new machine's interface has another fingerprint.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
@@ -155,7 +155,8 @@ func (p *Provider) Release(ctx context.Context, machineID string) error {
 		if !p.holds(nic) {
 			continue
 		}
-		// If the fingerprint is stale, another server has already taken the address.
+		// A stale fingerprint means that another server has already changed this machine's interface, to take the
+		// address.
 		if err := p.setAliases(ctx, what, self.Name, nic, p.without(nic)); err != nil && !passing(err) {
 			return err
 		}

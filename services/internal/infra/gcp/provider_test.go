@@ -103,7 +103,7 @@ func TestRefusalsHaveTheirClasses(t *testing.T) {
 }
 
 // TestRateOfTheProjectIsNamed makes all calls that a project may make in a minute, and one more. The error of the last
-// call must contain the quota. In the next minute the same request is accepted.
+// call must name the exceeded quota. In the next minute, a repetition of the last call is accepted.
 func TestRateOfTheProjectIsNamed(t *testing.T) {
 	c := newTestCloud(t)
 	var throttled []string

@@ -112,10 +112,10 @@ func setDisks(in *compute.Instance, labels map[string]string) error {
 // userdataEncoding is the metadata key with the encoding of the userdata for cloud-init.
 const userdataEncoding = "user-data-encoding"
 
-// addUserdata adds userdata to the metadata. A script is for the guest environment of Google's images, which have no
-// cloud-init, and runs at every boot. Anything else is for cloud-init. Userdata that is not text is encoded as base64
-// and marked as base64. Userdata that the configuration has encoded (encoding base64, gzip+base64) is only marked.
-// https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
+// addUserdata adds userdata to the metadata. Userdata that is a script is run at every boot by the guest environment of
+// Google's images, which have no cloud-init. All other userdata is for cloud-init. Userdata that is not text is encoded
+// as base64 and marked as base64. Userdata that the configuration has encoded (encoding base64, gzip+base64) is only
+// marked. https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
 func addUserdata(items map[string]string, userdata []byte) error {
 	text := string(userdata)
 	_, err := base64.StdEncoding.Strict().DecodeString(text)

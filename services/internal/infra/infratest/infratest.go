@@ -26,11 +26,12 @@ type Harness struct {
 	Types, Subnets [2]string
 	// Kill ends a VM's machine without a provider call, as a crash would. It returns when the machine has ended.
 	Kill func(t *testing.T, vm infra.VM)
-	// Settle waits, or advances the provider's clock. The suite calls it between two checks while it waits for a state.
+	// Settle waits for a moment, or advances the provider's clock. While the suite waits until a VM reaches a state, it
+	// calls Settle between two checks.
 	Settle func(t *testing.T)
 	// Adapt, if set, changes the args, type or subnet of a request so that the provider accepts the request.
 	Adapt func(req *infra.CreateRequest)
-	// Reopen, if set, opens the provider again, as another process would.
+	// Reopen, if set, opens the provider a second time, as after a restart of the server.
 	Reopen func(t *testing.T) infra.Provider
 	// Balance, if the provider has the capability LoadBalancerHealth, makes a load balancer and returns its name. set
 	// makes a registered VM healthy or unhealthy, and returns when the load balancer reports that.

@@ -26,7 +26,7 @@ const (
 )
 
 // keepClaim is how long a claim stays after its VM was deleted. The claim is the empty volume that marks an instance ID
-// as used. No create request is repeated for as long as keepClaim.
+// as used. It stays longer than any server repeats a create request with that ID.
 const keepClaim = 24 * time.Hour
 
 // order is a create request whose fields were parsed.
@@ -130,8 +130,9 @@ func (p *Provider) findExisting(c *libvirt.Libvirt, o order) (vm infra.VM, found
 	return vm, true, nil
 }
 
-// createNew makes a VM. First it performs checks that change nothing. Then it makes the claim, the domain and the
-// volumes, and starts the domain. If an error means that no VM was made, createNew removes everything except the claim.
+// createNew makes a VM. First it performs checks that change nothing. Then it makes the claim (an empty volume that
+// marks the instance ID as used), the domain and the other volumes, and starts the domain. If an error means that no VM
+// was made, createNew removes everything except the claim.
 func (p *Provider) createNew(ctx context.Context, c *libvirt.Libvirt, o order) (infra.VM, error) {
 	defer o.host.reserve(o)()
 	free, err := p.freeMemory(c, o.host)

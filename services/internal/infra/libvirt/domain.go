@@ -50,7 +50,7 @@ func element(content string) string {
 	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
 }
 
-// decodeMetadata reads the metadata from the XML element that the function element made. ok is false if a domain has no
+// decodeMetadata reads the metadata from the text of a domain's metadata elements. ok is false if the domain has no
 // metadata of this namespace.
 func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	var all struct {
@@ -68,9 +68,9 @@ func decodeMetadata(text string) (m metadata, ok bool, err error) {
 	return m, true, nil
 }
 
-// domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from owner, ID and digest.
-// Different requests for one instance have different UUIDs. So libvirt refuses to define a second domain with the same
-// name.
+// domainUUID makes the UUID of a request's domain: a UUIDv8 (RFC 9562, section 5.8) from the owner, the instance ID and
+// the digest of the request. Different requests for one instance have different UUIDs. So libvirt refuses to define a
+// second domain with the same name.
 func domainUUID(tags infra.Tags, digest string) libvirt.UUID {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s %s", tags.Cluster, tags.Shard, tags.Instance, digest))
 	var id libvirt.UUID
@@ -221,8 +221,8 @@ func readDomain(c *libvirt.Libvirt, h *host, dom libvirt.Domain) (domain, error)
 	return d, nil
 }
 
-// shutoffReasons are the reasons that libvirt gives for the end of a domain. libvirtd forgets a domain's reason when it
-// restarts.
+// shutoffReasons are the reasons that libvirt gives for the end of a domain. After a restart, libvirtd no longer knows
+// the reason.
 var shutoffReasons = map[libvirt.DomainShutoffReason]string{
 	libvirt.DomainShutoffShutdown:  "shut down by its guest",
 	libvirt.DomainShutoffDestroyed: "destroyed by an administrator",
@@ -256,7 +256,8 @@ const (
 	// prepareGrace is the time after the definition of a domain during which the create request may still start the
 	// domain.
 	prepareGrace = 2 * time.Minute
-	// startGrace replaces prepareGrace once the metadata contain the time of the start. It counts from that time.
+	// startGrace is the time after metadata.Starting during which the domain may still start. It applies instead of
+	// prepareGrace as soon as Starting is set.
 	startGrace = 10 * time.Second
 )
 
@@ -267,8 +268,8 @@ func (p *Provider) describe(d domain, leases map[string][]string) infra.VM {
 	if d.undecoded != nil {
 		vm.Warning = d.undecoded.Error()
 	}
-	// libvirt gives no reason for a domain that was never started, or that ended while libvirtd did not run. The VM is
-	// Pending while its create request may still start the domain.
+	// If libvirt gives no reason, the domain was never started, or it ended while libvirtd did not run. In this case,
+	// the VM is Pending while its create request may still start the domain.
 	until := d.metadata.Created.Add(prepareGrace)
 	if !d.metadata.Starting.IsZero() {
 		until = d.metadata.Starting.Add(startGrace)

@@ -65,8 +65,8 @@ func (h *host) close() {
 	}
 }
 
-// call runs f with a connection to the host and classifies its error. libvirt's calls take no context. When ctx ends,
-// call closes the connection to make f return. call then returns an Indeterminate error.
+// call runs f with a connection to the host and adds a class to the error of f. libvirt's calls take no context. When
+// ctx ends, call closes the connection to make f return. call then returns an Indeterminate error.
 func call[T any](ctx context.Context, h *host, what string, f func(*libvirt.Libvirt) (T, error)) (T, error) {
 	type result struct {
 		value T
