@@ -28,10 +28,10 @@ import (
 
 const (
 	// storeDelay is how long events are collected before they are stored together. Without storeDelay, a burst of
-	// events would slow down the work that causes it.
+	// events would slow down the code that records the events.
 	storeDelay = 100 * time.Millisecond
-	// partInterval is the time from the first event of a part until the part is written. It is also the minimum time
-	// between two parts.
+	// partInterval is the time from the first event of a part (an object in the bucket) until the part is written. It
+	// is also the minimum time between two parts.
 	partInterval = 30 * time.Second
 	// putTimeout limits one request to the bucket, even at a clean stop.
 	putTimeout = 5 * time.Second
@@ -170,8 +170,8 @@ func (j *Journal) Run(ctx context.Context) error {
 // writer holds what only the goroutine of Run uses.
 type writer struct {
 	*Journal
-	// unsent are stored events that are in no part yet. part is a part whose write failed or has an unknown result. Its
-	// events never change, so that repeating the write is safe.
+	// unsent are events that no part (an object in the bucket) contains yet. part contains the events of a part whose
+	// write failed or has an unknown result. These events never change, so that repeating the write is safe.
 	unsent, part []record.Event
 	repeated     bool // part was written before
 	dropped      int
@@ -256,8 +256,8 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	switch {
 	case err == nil:
 	case errors.Is(err, objstore.ErrConflict) && w.repeated:
-		// The bucket already has this part: an earlier write of it has succeeded after all. No other server writes
-		// parts of this term.
+		// The bucket already has this part, because an earlier write of it has succeeded. No other server writes parts
+		// of this term.
 	case errors.Is(err, objstore.ErrConflict):
 		// An earlier leader with the same term has written a part with the same key. That happens if the bucket was
 		// restored or its lock was deleted.

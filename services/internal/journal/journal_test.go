@@ -83,7 +83,7 @@ func texts(events []record.Event) string {
 	return strings.Join(out, " ")
 }
 
-// parts returns the messages of the events in the bucket. It separates parts by a bar.
+// parts returns the messages of the events in the bucket's journal parts, with a bar between two parts.
 func parts(t *testing.T, store objstore.Store) string {
 	t.Helper()
 	var out []string
@@ -210,8 +210,8 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 	})
 }
 
-// TestRetention checks that parts older than the retention are deleted, even a part that is a year old, and that
-// younger parts stay.
+// TestRetention checks that parts of the journal that are older than the retention are deleted, and that younger parts
+// stay. The oldest part is a year old.
 func TestRetention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := mem.New()

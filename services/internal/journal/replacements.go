@@ -51,8 +51,8 @@ func (r *Replacement) Steps() (steps []Step) {
 }
 
 const (
-	// replacementTime limits the duration of a replacement that is measured. A replacement ends when the new instance
-	// is healthy.
+	// replacementTime is the maximum duration of a replacement. A longer replacement is not measured. A replacement
+	// ends when the new instance is healthy.
 	replacementTime = time.Hour
 	// maxReplacements is the largest number of replacements that are measured at the same time. It is also the largest
 	// number of failed instances that are remembered.
@@ -67,8 +67,8 @@ type Replacements struct {
 	pruned  time.Time
 }
 
-// failure holds the times of the first signs of an instance's failure: lost for the loss of the instance, and other for
-// all other signs. Signs from before the instance was last healthy do not count.
+// failure holds two times: lost is when the instance was lost, and other is when another sign of its failure first
+// came. Signs from before the instance was last healthy do not count.
 type failure struct{ lost, other time.Time }
 
 // Add adds the next event of the journal. If the event completes a replacement, Add returns the replacement.
@@ -124,8 +124,8 @@ func (r *Replacements) fail(e *record.Event) {
 }
 
 // before returns the time at which an instance failed: when it was lost or, if that is not known, when another sign of
-// failure came. creating is the start of the create call for the replacement. Times after creating do not count. If no
-// time is left, before returns the zero time.
+// failure came. creating is the start of the create call for the replacement. A loss or sign after creating does not
+// count. If none counts, before returns the zero time.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {
 		if !at.IsZero() && !at.After(creating) {

@@ -20,8 +20,8 @@ type Address struct {
 	holds []*hold // one for each address
 }
 
-// New makes the leader's addresses, but does not add them to this machine. It fails if this process lacks the
-// permission to add them later.
+// New returns an Address for the given addresses of the leader, but does not add them to this machine. It fails if this
+// process lacks the permission to add them later.
 func New(addrs ...netip.Addr) (*Address, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -106,7 +106,8 @@ func (h *hold) acquire(now time.Time) error {
 	return nil
 }
 
-// open finds the interface of the address, opens its speaker, and starts the schedule of announcements and probes.
+// open finds the interface of the address, opens a socket for ARP or NDP (the speaker), and starts the schedule of
+// announcements and probes.
 func (h *hold) open(now time.Time) (err error) {
 	link, err := linkFor(h.addr)
 	if err != nil {

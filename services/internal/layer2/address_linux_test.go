@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// roleVariable is an environment variable. It tells a process that TestAddress starts whether the process is the
-	// client or which machine it is.
+	// roleVariable is the environment variable with the role of a process that TestAddress starts. The role is "client"
+	// or the name of a machine.
 	roleVariable = "NSTANCE_TEST_LAYER2"
 	client       = "client"
 
@@ -250,7 +250,7 @@ func serve(name string) error {
 	return nil
 }
 
-// stop makes this machine stop renewing the addresses.
+// stop is the function that ends the renewal of the addresses on this machine.
 var stop = func() {}
 
 func obey(name, order string) error {
@@ -309,8 +309,8 @@ func holdAddress(ctx context.Context, address *Address) {
 	}
 }
 
-// reach connects to both addresses again and again. It succeeds when, during [Lifetime], the machine with this name has
-// answered every connection. It returns the time until the first of these answers.
+// reach connects to both addresses again and again until, for a period of [Lifetime], the machine with the given name
+// has answered every connection. It returns the time until the first answer in this period.
 func reach(t *testing.T, name string) time.Duration {
 	t.Helper()
 	began := time.Now()

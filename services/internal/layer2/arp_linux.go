@@ -79,8 +79,8 @@ func (a *arp) claims() ([]net.HardwareAddr, error) {
 
 func (a *arp) close() error { return unix.Close(a.socket) }
 
-// receive reads all packets that wait in a socket. For each packet, claim returns the MAC address of the machine that
-// claims the address in the packet, or nil.
+// receive reads all packets that wait in a socket, and calls claim for each. claim returns the MAC address of the
+// machine that claims the address, or nil if the packet contains no such claim.
 func receive(socket int, claim func(packet []byte) net.HardwareAddr) (claims []net.HardwareAddr, err error) {
 	packet := make([]byte, 1500)
 	for {

@@ -17,18 +17,19 @@ const (
 	Lifetime = 2 * time.Second
 	// Interval is the time between two calls of Acquire.
 	Interval = 200 * time.Millisecond
-	// settled is the time after the acquisition from which no former leader can still have the address. If another
-	// machine claims the address later, there is a conflict.
+	// settled is how long after the acquisition a former leader may still have the address. If another machine claims
+	// the address later than that, there is a conflict.
 	settled = 2 * Lifetime
-	// repeat is the time between two announcements, once those in the variable announcements are sent. It is also the
-	// time between two probes.
+	// repeat is the time between two later announcements, which follow the first ones in the variable announcements. It
+	// is also the time between two probes.
 	repeat = 30 * time.Second
 	// conflictFor is the time for which a conflict is reported after the last answer of another machine.
 	conflictFor = repeat + 5*time.Second
 )
 
-// announcements are the times of the first announcements, counted from the acquisition of the address. A single one
-// could be lost. Also, a former leader can answer for the address until the lifetime of its address ends.
+// announcements are the times of the first announcements, counted from the acquisition of the address. There are
+// several, because an announcement can be lost. Also, a former leader can answer for the address until its lifetime on
+// that machine ends.
 var announcements = []time.Duration{0, Interval, 500 * time.Millisecond, time.Second, Lifetime}
 
 // schedule decides when an address is announced, and when other machines are asked whether they have the address. Its
@@ -62,8 +63,8 @@ func (s *schedule) probe(now time.Duration) bool {
 	return true
 }
 
-// hear records that the machine other claims the address. Claims before settled do not count, because they can come
-// from a former leader.
+// hear records that another machine claims the address. other identifies that machine. A claim earlier than settled
+// does not count, because it can come from a former leader.
 func (s *schedule) hear(now time.Duration, other string) {
 	if now >= settled {
 		s.heard, s.other = now, other

@@ -29,7 +29,8 @@ func TestSchedule(t *testing.T) {
 			conflicts[other] = append(conflicts[other], now)
 		}
 	}
-	// Announcements are sent only at the acquisitions, so one that is due between two of them is sent at the later one.
+	// Announcements are sent only when the address is acquired. If an announcement is due between two acquisitions, it
+	// is sent at the later one.
 	want := []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond, time.Second, 2 * time.Second,
 		30 * time.Second, time.Minute, 90 * time.Second, 2 * time.Minute}
 	if !slices.Equal(announced, want) {

@@ -35,8 +35,8 @@ func (r argsRenderer) Render(ctx context.Context, group config.Group, rec record
 	return m, err
 }
 
-// TestAlertsNameWhatTheAccountLacks runs a leader in accounts of the fake AWS that do not let it make the group's VMs.
-// The group's alert must contain the permission, the quota or the KMS key to change.
+// TestAlertsNameWhatTheAccountLacks runs a leader in accounts of the fake AWS in which it cannot make the group's VMs.
+// The group's alert must contain the permission, the quota or the KMS key that the account lacks.
 func TestAlertsNameWhatTheAccountLacks(t *testing.T) {
 	const key = "arn:aws:kms:us-west-2:123456789012:key/1234abcd"
 	const all = `{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`

@@ -11,16 +11,15 @@ import (
 )
 
 const (
-	// AddressCheck is the time between two checks that the leader still holds its address, if a cloud moves the
-	// address.
+	// If a cloud moves the address, the leader checks at the interval AddressCheck that it still has the address.
 	AddressCheck = time.Minute
 	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress acquires the shard's fixed address for this machine, and releases it when ctx ends. Until then, it
-// acquires the address again whenever the duration every has passed. Nothing else in the leader waits for HoldAddress,
-// because planning needs no address.
+// HoldAddress acquires the shard's fixed address for this machine. It repeats the acquisition at the interval every
+// until ctx ends, and then releases the address. Nothing else in the leader waits for HoldAddress, because planning
+// needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string, every time.Duration) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.Executor.Env.Now(), false

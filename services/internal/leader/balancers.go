@@ -61,7 +61,7 @@ func askBalancers(ctx context.Context, health infra.LoadBalancerHealth, members 
 }
 
 // verdicts combines the answers of each instance's load balancers. An instance is unhealthy if at least one of them
-// calls it unhealthy. If none does, but one of them did not answer, the instance has no verdict.
+// calls it unhealthy. If none calls it unhealthy, but at least one did not answer, the instance has no verdict.
 func verdicts(members []shardstate.Member, answers map[string]map[string]infra.MemberHealth) (
 	all map[ident.ID]plan.BalancerVerdict) {
 	all = map[ident.ID]plan.BalancerVerdict{}

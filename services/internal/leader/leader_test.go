@@ -200,7 +200,8 @@ func TestTakeOver(t *testing.T) {
 		for _, id := range []ident.ID{registered, hidden, orphan} {
 			s.plant(id)
 		}
-		// The bucket's list does not contain the two newest records yet. TakeOver can find them only through their VMs.
+		// The bucket's list does not contain the two newest records yet. TakeOver can learn of them only because the
+		// provider lists their VMs.
 		left := s.newID()
 		s.write(hidden, record.Registered, asWritten)
 		s.write(left, record.Reserved, asWritten)
@@ -320,7 +321,7 @@ func TestCollect(t *testing.T) {
 				s.State.ReservationsLeft(shardstate.Pool{Tenant: workers.Tenant, Kind: "wrk"}))
 		}
 		time.Sleep(20 * time.Second)
-		// After the start of Collect, the leader listed the provider's VMs at 0, 1, 3, 7 and 15 s.
+		// Collect has listed the provider's VMs 0, 1, 3, 7 and 15 s after its start.
 		if n := s.provider.Count(mock.List); n != 5 || s.standing("provider") ||
 			!s.State.ShardSnapshot().Listed.Complete {
 			t.Errorf("%d lists, standing: %t", n, s.standing("provider"))
@@ -668,7 +669,8 @@ func TestLoop(t *testing.T) {
 		if err := s.provider.Terminate(s.provider.VMs()[2].ProviderID); err != nil {
 			t.Fatal(err)
 		}
-		// Wait for the backoff: the instance never registered, so it counts as a failed create.
+		// The terminated VM never registered, so it counts as a failed create. Wait until the leader finds the loss and
+		// the backoff has ended.
 		time.Sleep(s.State.Settings().CollectInterval + 5*time.Second)
 		if n := alive(); n != 5 {
 			t.Errorf("%d VMs", n)

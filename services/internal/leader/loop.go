@@ -37,19 +37,19 @@ type Loop struct {
 	health   plan.ShardHealth
 	healthAt time.Time
 
-	// Creates have their own limit, so that other actions cannot block them. A group that got fewer slots than it
-	// wanted is planned again when slots become free.
+	// Creates have their own slots, so that all other actions (others) cannot block them. A group that got fewer slots
+	// than it wanted is planned again when slots become free.
 	creates, others slots
 }
 
-// healthFresh is the maximum age of the shard's health if an event, and not a schedule, causes a plan.
+// healthFresh is the maximum age of the shard's health in a plan that an event causes. For a plan that a schedule
+// causes, the health is computed anew.
 const healthFresh = 50 * time.Millisecond
 
 const (
-	// maxCreates is the maximum number of concurrent creates. Each create holds a reservation and writes it twice.
-	// Thousands of creates at the same time would delay the renewal of the lock too long, because they keep the bucket
-	// and the CPU busy. The leader would lose the lock. The next leader would start the same number of creates and lose
-	// it too.
+	// maxCreates is the maximum number of concurrent creates. Each create writes a reservation twice. Thousands of
+	// creates at the same time would keep the bucket and the CPU so busy that the renewal of the lock comes too late.
+	// The leader would lose the lock. The next leader would start as many creates and lose the lock too.
 	maxCreates = 128
 	// resumeCreates is the number of running creates at which waiting groups are planned again. An eighth of the slots
 	// is free then. To plan these groups for every single free slot would take too much time.
@@ -60,8 +60,8 @@ const (
 )
 
 // Pass plans every dirty group and every group whose scheduled time has come, and starts the planned actions. It
-// returns the time at which the next pass is needed even if no event happens. The time is zero if no such pass is
-// needed. The actions run under ctx, which ends with the leader's authority.
+// returns the time of the next pass if no event causes an earlier pass. The time is zero if only an event can cause the
+// next pass. The actions run under ctx, which ends with the leader's authority.
 func (l *Loop) Pass(ctx context.Context) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,8 +149,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 }
 
-// snapshot returns the input for the plan of a group, without the limit of concurrent creates. It reuses the array of
-// the parameter instances. Call with mu held.
+// snapshot returns the input for the plan of a group. It does not apply the limit of concurrent creates. It reuses the
+// array of the parameter instances. Call with mu held.
 func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
 	snapshot, ok := l.State.Snapshot(key, instances)
 	if !ok {
@@ -160,7 +160,8 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	snapshot.Waiting = l.WaitingCreates(key)
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
-		// The length of the pause may have changed since the last create. So its end is computed anew each time.
+		// The pause between two creates may have become longer or shorter since the last create. So compute the end of
+		// the pause anew.
 		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}
@@ -191,7 +192,7 @@ func (l *Loop) Explain(key config.GroupKey, size *uint32) (plan.Snapshot, plan.E
 	return snapshot, plan.Explain(snapshot), true
 }
 
-// next computes the plan of one group and reports the duration to Planned.
+// next computes the plan of one group. It reports to l.Planned how long the computation took.
 func (l *Loop) next(snapshot plan.Snapshot) plan.Decision {
 	if l.Planned == nil {
 		return plan.Next(snapshot)
@@ -260,8 +261,8 @@ func (s *slots) inUse() int {
 	return s.used
 }
 
-// use takes n slots, or returns them if n is negative. The parameter waiting lists groups that wait for slots from now
-// on. When at most resume slots are in use, use marks all waiting groups as dirty.
+// use takes n slots. A negative n returns slots. The parameter waiting lists groups that wait for slots from now on.
+// When at most resume slots are in use, use marks all waiting groups as dirty.
 func (l *Loop) use(s *slots, n, resume int, waiting ...config.GroupKey) {
 	s.mu.Lock()
 	s.used += n

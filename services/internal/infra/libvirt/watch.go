@@ -16,8 +16,8 @@ const (
 	watchLatest  = 10 * time.Second
 )
 
-// Watch implements infra.Watcher with libvirt's lifecycle events. It cannot see events while a host is not connected.
-// So after each new connection, it reports every VM of the host.
+// Watch implements infra.Watcher with libvirt's lifecycle events. It misses the events of a host while it has no
+// connection to that host. So after each new connection, it reports every VM of the host.
 func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 	var wg sync.WaitGroup
 	for _, h := range p.hosts {
@@ -65,7 +65,7 @@ func followHost(ctx context.Context, h *host, changed func(ident.ID)) error {
 	if err != nil {
 		return err
 	}
-	// Read all remaining events: only then does the library's goroutine end.
+	// Read all remaining events, because the goroutine of the libvirt library ends only after that.
 	defer func() {
 		cancel()
 		for range events {

@@ -13,7 +13,8 @@ import (
 // all subnets.
 type Place struct{ Type, Subnet string }
 
-// all returns p and the places that contain p: all types, all subnets, or both. It returns each place once.
+// all returns p and every wider place: all subnets with the type of p, all types in the subnet of p, and all types in
+// all subnets. It returns each place once.
 func (p Place) all() []Place {
 	places := []Place{p}
 	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {

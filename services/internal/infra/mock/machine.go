@@ -29,7 +29,7 @@ type landing struct {
 	effect func(at time.Time) error
 }
 
-// at returns the VM with its state at time t. It returns false if the VM did not exist at t.
+// at returns the VM with the state that it had at time t. It returns false if the VM did not exist at t.
 func (m *machine) at(t time.Time) (infra.VM, bool) {
 	for _, c := range slices.Backward(m.history) {
 		if !c.at.After(t) {
@@ -155,7 +155,8 @@ func (p *Provider) end(m *machine, at time.Time) {
 	p.changed(m, at)
 }
 
-// occupy sets whether the VM counts towards the limits of its places. The caller holds p.mu.
+// occupy makes the VM count towards the limits of its places, or no longer count if holds is false. The caller holds
+// p.mu.
 func (p *Provider) occupy(m *machine, holds bool) {
 	if m.holds == holds {
 		return

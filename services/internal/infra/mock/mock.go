@@ -58,15 +58,15 @@ type Call struct {
 type Outcome struct {
 	// Latency is the time to sleep before the effect.
 	Latency time.Duration
-	// Err, if set, is returned to the caller, and the call has no effect. An error without a class is
-	// infra.Indeterminate.
+	// Err, if set, is returned to the caller, and the call has no effect. If Err has no class, the caller must treat it
+	// as infra.Indeterminate.
 	Err error
 	// Lost makes the call take effect, but the caller gets infra.Indeterminate.
 	Lost bool
 	// Late, if positive, is the delay of the effect. The caller gets infra.Indeterminate immediately. A late read never
 	// gets an answer.
 	Late time.Duration
-	// Lag is the age of the state that a read returns.
+	// Lag makes a read return an old state: the state that the cloud had before the duration Lag.
 	Lag time.Duration
 }
 
@@ -81,9 +81,9 @@ type Config struct {
 	// Yield is called between the effect of a call and its answer, with no lock held. A simulator may run other tasks
 	// in it.
 	Yield func(context.Context, Call)
-	// Changed is called with every state that a VM has entered. It is also called with every state that the VM will
-	// enter at the time at, unless another change comes before that time. The lock is held, so Changed must not call
-	// the provider.
+	// Changed is called for every state that a VM enters. It is called in advance for a state that the VM will enter
+	// later, at the time at. Another change before that time cancels the later state. The lock is held, so Changed must
+	// not call the provider.
 	Changed func(vm infra.VM, at time.Time)
 	// Boot is the time for which a new VM is pending. If Boot is negative, the VM is pending until SetState changes its
 	// state. Shutdown is the time that it takes to delete a VM.
@@ -94,8 +94,8 @@ type Config struct {
 	Types map[string]infra.InstanceType
 	// Images answers Resolve. If Images is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
-	// Health answers MemberHealth: it returns the health of each member of a load balancer, by provider ID. The lock is
-	// held, so Health must not call the provider. If Health is nil, there are no load balancers to ask.
+	// Health supplies the result of MemberHealth: the health of each member of a load balancer, by provider ID. The
+	// lock is held, so Health must not call the provider. If Health is nil, there are no load balancers to ask.
 	Health func(lb string) (map[string]infra.MemberHealth, error)
 }
 
@@ -243,8 +243,8 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// change runs a call that changes the cloud's state. It calls effect under the lock at most once: either now or, for a
-// late call, when the call's time has come.
+// change runs a call that changes the cloud's state. It calls effect under the lock at most once: immediately or, for a
+// late call, after the delay.
 func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error {
 		if out.Late <= 0 {
@@ -261,7 +261,8 @@ func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf ti
 	return p.run(ctx, call, func(now time.Time, out Outcome) error { return answer(now, now.Add(-out.Lag)) })
 }
 
-// run counts the call, asks the script for its outcome, waits for the latency, and calls effect under the lock.
+// run counts the call, asks Config.Script for the outcome of the call, waits for the outcome's latency, and calls
+// effect under the lock.
 func (p *Provider) run(ctx context.Context, call Call, effect func(now time.Time, out Outcome) error) error {
 	call.At = p.cfg.Now()
 	p.mu.Lock()

@@ -7,7 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Acquire implements infra.LeaderNetwork. Each call takes the address from the machine that has it.
+// Acquire implements infra.LeaderNetwork. Each call gives the address to the given machine, and takes it from any other
+// machine.
 func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	return p.change(ctx, Call{Kind: Acquire, Name: machineID}, func(time.Time) error {
 		p.holder = machineID

@@ -59,8 +59,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 }
 
 // Create implements infra.Provider. The VM is running when Create returns without an error. A repeated request
-// continues after the last step of the earlier request. But once a request has written the time of the start into the
-// VM's description, no other request starts the VM.
+// continues after the last step of the earlier request. A VM is started only once: by the request that writes the time
+// of the start into the VM's description.
 func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
 	if err := ctx.Err(); err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, "create "+req.Tags.Instance.String(), err)
@@ -254,7 +254,8 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 			return infra.VM{}, errors.Join(sleepErr, err)
 		}
 	}
-	// Read the configuration again, because another server may have marked the VM as deleted before this start.
+	// Read the configuration again after the start, because another server may have marked the VM as deleted just
+	// before.
 	if config, err = p.readConfig(ctx, node, o.vmid); err != nil {
 		return infra.VM{}, &lostError{err}
 	}

@@ -68,8 +68,8 @@ func TestVMIDIsUsed(t *testing.T) {
 }
 
 // TestCloneCollision sends one request through two servers. The first server clones the VM just before the second one
-// calls clone. If the template is on the VM's node, the second call is refused. If it is on another node, the call's
-// task fails. Only one VM results.
+// calls clone. If the template is on the VM's node, the second call is refused. If the template is on another node, the
+// task of the second call fails. Only one VM exists at the end.
 func TestCloneCollision(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{"debian", "shared"} {
@@ -115,8 +115,8 @@ func TestTwoServersFinish(t *testing.T) {
 }
 
 // TestLostAnswers loses either the request or the answer of each call that changes something. Create fails as
-// Indeterminate. Repeating Create results in one VM that runs. A VM that may have been started is not started again: it
-// is pending for half a minute, and then stopped.
+// Indeterminate. Repeating Create results in one VM that runs. If the VM may have been started already, repeating
+// Create does not start it again. If it does not run, it is Pending for half a minute, and then Stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {
@@ -171,8 +171,9 @@ func TestTaskIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestLockedTemplate asks for a VM of a template that is locked. If Proxmox VE times out while it waits for the lock,
-// Create fails as Throttled. While an administrator or a backup holds a lock, the error mentions the lock.
+// TestLockedTemplate asks for a VM of a template that is locked. If another task of Proxmox VE holds the lock for too
+// long, Create fails as Throttled. If an administrator or a backup has locked the template, the error mentions that
+// lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

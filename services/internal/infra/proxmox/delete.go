@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// keepDeleted is the time for which a deleted VM stays, without disks. No create request is repeated for as long as
-// keepDeleted.
+// keepDeleted is the time for which a deleted VM stays, without disks, to mark its instance ID as used. It stays longer
+// than any server repeats a create request with that ID.
 const keepDeleted = 24 * time.Hour
 
 // Delete implements infra.Provider. The VM is off and has no disks when Delete returns without an error.
@@ -97,8 +97,8 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 		if err != nil {
 			return err
 		}
-		// A VM that was not configured yet has the settings of its template. The template's settings may start the VM
-		// at boot, or protect the VM from deletion.
+		// If the VM was not configured after it was cloned, it still has the settings of its template. With these
+		// settings, the node may start the VM at boot, or refuse to delete the VM.
 		form := url.Values{"description": {description}, "onboot": {"0"}, "protection": {"0"},
 			"tags": {ownerTag(config.metadata.Tags.Owner) + ";" + config.metadata.Tags.Instance.String()}}
 		if err = p.writeConfig(ctx, node, vmid, config.digest, form); err == nil {
@@ -111,7 +111,7 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 	return errChanged
 }
 
-// stop turns a VM off, and waits until it is off. The end of the task does not suffice: if the cluster's high
+// stop turns a VM off, and waits until it is off. It does not suffice to wait for the API's task: if the cluster's high
 // availability manages the VM, the task only requests the stop.
 func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 	if err := p.client.run(ctx, http.MethodPost, nil, "nodes", node, "qemu", vmid, "status", "stop"); err != nil {

@@ -51,8 +51,8 @@ func TestDeletedStaysADay(t *testing.T) {
 	}
 }
 
-// TestDeletedDuringStart deletes a VM in two cases: just before and just after its start. Create fails, and the VM does
-// not run at the end.
+// TestDeletedDuringStart deletes a VM while another server creates it: just before or just after its start. Create
+// fails, and the VM does not run at the end.
 func TestDeletedDuringStart(t *testing.T) {
 	t.Parallel()
 	for _, before := range []bool{true, false} {

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// minVMID and maxVMID are the bounds of the VMIDs of instances. Proxmox VE proposes the lowest free VMID from 100 on,
-// so its proposals do not reach this range.
+// minVMID and maxVMID are the smallest and the largest VMID of an instance. For other VMs, Proxmox VE proposes the
+// lowest free VMID above 99, so its proposals do not reach this range.
 const minVMID, maxVMID = 1_000_001, 999_999_999
 
 // vmidOf returns the VMID of an instance. The VMID depends only on the instance ID, so an instance ID has at most one
@@ -127,8 +127,8 @@ func (p *Provider) remember(vmid int, c vmConfig) {
 	}
 }
 
-// recall returns the VM's metadata as this process last read them. If it has not read any, recall returns the metadata
-// that the VM's tags contain.
+// recall returns the VM's metadata as this process last read them. If this process has not read them, recall returns
+// only the part of the metadata that the VM's tags contain.
 func (p *Provider) recall(r resource) (metadata, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

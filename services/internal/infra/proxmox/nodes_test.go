@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
-// TestMigration moves a VM to another node. The provider must still find the same VM, and delete it on the other node.
+// TestMigration moves a VM to another node. The provider must still find the VM, and must be able to delete it there.
 func TestMigration(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -52,8 +52,9 @@ func TestMigrationDuringList(t *testing.T) {
 	}
 }
 
-// TestNodeDown takes a node down. Its VMs are neither gone nor running, and cannot be deleted. The other node gets new
-// VMs. A server that starts while the node is down also lists the VMs.
+// TestNodeDown takes one of two nodes down. The VMs of this node are neither gone nor running, and cannot be deleted.
+// New VMs are made on the other node. If a server starts while the node is down, its list also contains the VMs of this
+// node.
 func TestNodeDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)
@@ -127,8 +128,8 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
-// TestWatch checks that Watch reports a VM when it is made and when it is killed. The killed VM is Stopped, although
-// its start was only moments ago.
+// TestWatch checks that Watch reports a VM when it is made and when it is killed. The killed VM must be Stopped and not
+// Pending, although it was started only moments ago.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -149,8 +149,8 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 	return inv, nil
 }
 
-// guestPath returns the path for which the token must have its privileges on VMs. It is the path of all VMs or, with
-// the option pool, that of the pool.
+// guestPath returns the path on which the token needs its privileges for VMs. With the option pool, this is the path of
+// the pool. Otherwise it is the path of all VMs.
 func (p *Provider) guestPath() string {
 	if p.options.Pool != "" {
 		return "/pool/" + p.options.Pool
@@ -195,7 +195,8 @@ const (
 	// prepareGrace is the time after the request to clone the VM during which the create request may still start the
 	// VM.
 	prepareGrace = 10 * time.Minute
-	// startGrace replaces prepareGrace once the description contains the time of the start. It counts from that time.
+	// startGrace is the time after metadata.Starting during which the VM may still start. It applies instead of
+	// prepareGrace as soon as Starting is set.
 	startGrace = 30 * time.Second
 )
 
@@ -358,8 +359,8 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	for _, r := range guests {
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
-		// If a started VM runs, its metadata do not change, so the remembered metadata are right. Any other VM may have
-		// been started or deleted by another server.
+		// The remembered metadata of a VM that was started and runs are up to date, because they no longer change.
+		// Another server may have started or deleted any other VM, so read its metadata.
 		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
@@ -378,13 +379,14 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	return vms, nil
 }
 
-// isUnreachable reports whether the called node got no answer from another node of the cluster.
+// isUnreachable reports whether err means that the node which received the call got no answer from another node of the
+// cluster.
 func isUnreachable(err error) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && answer.status >= 595
 }
 
-// DescribeType implements infra.InstanceTypes. The size of a type is part of its name.
+// DescribeType implements infra.InstanceTypes. It derives the CPUs and the memory from the name of the type.
 func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
 	size, err := vmsize.Parse(name)
 	if err != nil {

@@ -81,7 +81,8 @@ func machineEnv(dir string, d document, args map[string]any) (map[string]string,
 		"NSTANCE_KEYS_DIR":          filepath.Join(dir, "keys"),
 		"NSTANCE_RECV_DIR":          filepath.Join(dir, "recv"),
 		"NSTANCE_PROVIDER":          "none",
-		// The agent's process is the machine, so the machine powers off if the agent gets SIGTERM.
+		// Here, the agent's process is the whole machine. So when the agent gets SIGTERM, the machine counts as
+		// powering off.
 		"NSTANCE_POWER_OFF_ON_SIGTERM": "true",
 	}
 	extra, problems := contract.ParseArgs(args)

@@ -65,7 +65,7 @@ func MachineID() (string, error) {
 
 // MachineState implements infra.MachineEvidence for IDs from MachineID. On a development machine, a server's process
 // counts as the server's machine. So the state is infra.Deleted if the process has ended. For an ID from another host,
-// MachineState fails with infra.NotFound, which is no evidence.
+// MachineState fails with infra.NotFound, which proves nothing about that machine.
 func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
 	what := "describe machine " + machineID
 	if err := ctx.Err(); err != nil {

@@ -15,7 +15,7 @@ import (
 const (
 	commandTimeout = 10 * time.Second
 	windowPrefix   = "nstance-agent-"
-	// The names are the last fields, because the names of other programs' sessions and windows may contain spaces.
+	// The two names come last, because the names of other programs' sessions and windows may contain spaces.
 	paneFormat = "#{window_id} #{pane_pid} #{pane_dead} #{session_name} #{window_name}"
 )
 
@@ -132,7 +132,8 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// Try several times: the session ends with its last window, so it can end or begin between the two tmux calls.
+	// Try several times. The session ends with its last window, so other calls can end or begin the session between the
+	// two tmux calls.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)

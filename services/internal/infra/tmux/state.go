@@ -53,7 +53,8 @@ type document struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	DeletedAt time.Time `json:"deleted_at,omitzero"`
 
-	// booted reports whether the boot script had started when the document was read. It is valid only if PID is 0.
+	// booted reports whether the boot script had started when the document was read. It has a meaning only while PID is
+	// 0.
 	booted bool
 }
 

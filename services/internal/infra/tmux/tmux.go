@@ -39,8 +39,9 @@ const (
 	// keepDeleted is the time for which the directory of a deleted VM remains, with its document and its console log.
 	// During this time List returns the VM, and a create request with its ID fails.
 	keepDeleted = time.Hour
-	// The newest maxDeleted deleted VMs keep their directories for keepDeleted, and older ones for keepDeletedLeast.
-	// After keepDeletedLeast, no create request with the ID of a deleted VM can still be running.
+	// The directories of the maxDeleted VMs that were deleted last stay for keepDeleted. The directories of all other
+	// deleted VMs stay for keepDeletedLeast. After keepDeletedLeast, no create request with the ID of a deleted VM can
+	// still be running.
 	maxDeleted       = 20
 	keepDeletedLeast = 5 * time.Minute
 )
@@ -241,7 +242,7 @@ func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane
 	return panes, p.state.write(*d)
 }
 
-// ended returns a process that stands for a machine that has ended. pid is 0 if the PID is not known.
+// ended returns a process that never counts as alive, for a machine that has ended. pid is 0 if the PID is not known.
 func ended(pid int) process { return process{max(pid, 1), "ended"} }
 
 // started finds the process of a VM whose document has no PID. That happens if the caller that opened the window died
@@ -359,7 +360,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// expired returns those deleted VMs whose directories are old enough to be removed.
+// expired returns the deleted VMs whose directories are due for removal.
 func expired(deleted []document, now time.Time) []document {
 	slices.SortFunc(deleted, func(a, b document) int { return b.DeletedAt.Compare(a.DeletedAt) }) // latest first
 	var out []document
@@ -435,8 +436,8 @@ func (p *Provider) end(ctx context.Context, d document) error {
 	}
 	machine := d.process()
 	for _, pane := range panes {
-		// The PID finds a window that was renamed. Another window's process may have got the PID by now, so check that
-		// the VM's process is still alive.
+		// Compare the PID too, because someone may have renamed the VM's window. By now, the PID may belong to another
+		// window's process, so check that the VM's process is still alive.
 		if pane.name == windowPrefix+d.Instance.String() || pane.pid == machine.PID && machine.alive() {
 			if err := p.session.close(ctx, pane.window); err != nil {
 				return err

@@ -77,8 +77,8 @@ func fifo(t *testing.T) (path string, wait func() string) {
 	}
 }
 
-// TestDefaultUserdataBootsAnAgent boots a VM with examples/userdata-tmux.sh.tmpl. Instead of the agent, the VM runs a
-// command that prints the agent's environment.
+// TestDefaultUserdataBootsAnAgent boots a VM with the userdata of examples/userdata-tmux.sh.tmpl. Instead of the agent,
+// the VM runs a command that prints the agent's environment.
 func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", "the server's own secret")
 	t.Setenv("TMUX", "/nonexistent,1,0")
@@ -655,7 +655,7 @@ func TestMachineEvidence(t *testing.T) {
 	}
 	check(self, infra.Running, "")
 	check(childID, infra.Running, "")
-	// Check an earlier process with the same PID.
+	// An earlier process with the same PID but another start time counts as Deleted.
 	check(fmt.Sprintf("%s/%d:%s0", host, child.PID, child.Start), infra.Deleted, "")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -128,7 +128,7 @@ func TestRefusedRequestsLeaveNothing(t *testing.T) {
 }
 
 // TestStartFails asks for a VM that QEMU refuses to start. The error's class is Capacity, so that the leader tries
-// another host. The domain and the volumes are removed. The instance ID stays used.
+// another host. The domain and the volumes are removed. The instance ID cannot be used again.
 func TestStartFails(t *testing.T) {
 	daemon := startDaemon(t)
 	p := open(t, daemon)
