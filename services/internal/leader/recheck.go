@@ -13,8 +13,8 @@ const (
 	// recheckFirst is the delay of the first check. An earlier leader may have sent writes before its lease ended.
 	// Almost all of them have succeeded or failed within a minute, because clients time out sooner.
 	recheckFirst = time.Minute
-	// recheckEvery is the interval of later checks. It limits how long the State may lack a record. A check costs one
-	// request per thousand records.
+	// recheckEvery is the interval of later checks. A record that the State lacks is found after this time at the
+	// latest. A check costs one request per thousand records.
 	recheckEvery = 10 * time.Minute
 )
 
@@ -37,8 +37,8 @@ func (l *Leader) Recheck(ctx context.Context) {
 	}
 }
 
-// found stores a record that this leader did not know. If the leader has newer information about the instance, found
-// keeps it.
+// found stores a record that this leader did not know. If the State already has a newer version of the record, found
+// keeps the newer version.
 func (l *Leader) found(rec record.Instance, token objstore.Token) {
 	_, _, lives := l.State.Record(rec.ID)
 	_, dead := l.State.Tombstone(rec.ID)

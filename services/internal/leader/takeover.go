@@ -13,9 +13,9 @@ import (
 )
 
 // TakeOver rebuilds the State from the bucket and the provider, which it reads in parallel. The caller configures the
-// State first. TakeOver fails if it cannot read the bucket. It also fails if the bucket has a record of a higher term,
-// which ends the authority. If the provider does not answer after a few tries, TakeOver succeeds and Collect asks the
-// provider again. Until then no instance counts as gone.
+// State first. TakeOver fails if it cannot read the bucket. If the bucket has a record of a higher term, TakeOver fails
+// and ends the leader's authority. If the provider does not answer after a few tries, TakeOver still succeeds, and
+// Collect asks the provider again. Until the provider answers, no instance counts as gone.
 func (l *Leader) TakeOver(ctx context.Context) error {
 	asked := l.Executor.Env.Now()
 	var vms []infra.VM
@@ -102,9 +102,10 @@ func (l *Leader) readStrays(ctx context.Context) error {
 	})
 }
 
-// Collect lists the provider's VMs and checks the provider's subnets for capacity at every collection interval, or
-// sooner after a failure. It also fills the pools of reservations. It returns when ctx ends. Collect uses the list from
-// TakeOver as its first list. A second list of thousands of VMs would delay the work that the first one caused.
+// Collect performs three tasks at every collection interval: it fills the pools of reservations, checks whether the
+// provider's subnets are full, and lists the provider's VMs. If the list fails, Collect repeats the tasks sooner. It
+// returns when ctx ends. The list that TakeOver has read counts as the first list. To list thousands of VMs a second
+// time would delay the actions that follow from the first list.
 func (l *Leader) Collect(ctx context.Context) {
 	list := func() error {
 		if !l.listed.IsZero() {

@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// ErrLost is the cause for which the context of the leader's code is cancelled when the leadership is lost. Confirm
-// returns ErrLost once the leadership is over.
+// ErrLost means that the leadership was lost. It is the cause with which the context of the leader's code is cancelled.
+// Confirm returns ErrLost once the leadership is over.
 var ErrLost = errors.New("leadership lost")
 
 // Authority is the right to act in one term. All methods may be called concurrently, also after it has ended.
@@ -65,9 +65,9 @@ func (a *Authority) Remaining() time.Duration {
 	return max(0, election.Instant(a.until.Load()).Sub(a.clock.Now()))
 }
 
-// Confirm returns nil after proof that this leadership still holds the lock. The proof is an answer to something that
-// was sent after the call of Confirm: a request to the store, or a heartbeat to the heir. Concurrent calls share
-// requests. Confirm returns ErrLost when the leadership is over, or the context's error.
+// Confirm returns nil after proof that this leader still holds the lock. The proof is an answer to something that was
+// sent after the call of Confirm: a request to the store, or a heartbeat to the heir. Concurrent calls share requests.
+// Confirm returns ErrLost when the leadership is over, and the error of ctx when ctx ends first.
 func (a *Authority) Confirm(ctx context.Context) error {
 	done := make(chan struct{})
 	if a.runner == nil {
@@ -91,7 +91,7 @@ func (a *Authority) Confirm(ctx context.Context) error {
 // SetAppliedETag sets the token of the applied configuration. The next renewal writes the token into the lock.
 func (a *Authority) SetAppliedETag(etag string) {
 	if a.runner != nil {
-		// send fails only if the leadership is over. Then no renewal needs the token.
+		// Ignore the error: send fails only if the leadership is over. Then no renewal writes the ETag any more.
 		_ = a.send(context.Background(), request{from: a, in: election.ConfigApplied{ETag: etag}})
 	}
 }
@@ -103,8 +103,8 @@ func (a *Authority) Refuse(term uint64) {
 		return
 	}
 	if a.runner != nil {
-		// send fails only if the leadership is over. Then the term is not needed: this process reads the term of its
-		// next leadership from the lock.
+		// Ignore the error: send fails only if the leadership is over. Then nobody needs the given term, because this
+		// process reads the term of its next leadership from the lock.
 		_ = a.send(context.Background(), request{from: a, in: election.TermSeen{Term: term}})
 		<-a.ended
 		return
@@ -112,8 +112,8 @@ func (a *Authority) Refuse(term uint64) {
 	a.end(fmt.Errorf("%w: %w", ErrLost, &higherTermError{term}))
 }
 
-// higherTermError ends an unlimited leadership because a record of a higher term was found. Run reads the higher term
-// from the error.
+// higherTermError is why a leadership without an election ends: a record of a higher term was found. Run reads the
+// higher term from the error.
 type higherTermError struct{ term uint64 }
 
 func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }

@@ -11,7 +11,7 @@ import (
 // Clock reads a clock of the machine that also counts while the machine is suspended. Now may be called concurrently.
 // Readings never go back.
 //
-// Timers do not count suspended time, so nothing is decided when a timer fires: the clock is read again.
+// A timer does not count the time of a suspension. So when a timer fires, the clock is read before anything is decided.
 type Clock interface{ Now() election.Instant }
 
 // SystemClock returns the system's clock that also counts while the system is suspended.

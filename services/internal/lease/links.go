@@ -12,7 +12,7 @@ type Links interface {
 	// Events returns the inputs from the links until ctx ends. It begins with a LinkUp for every open link. After that,
 	// messages and changes of links come in the order in which they happen. A LinkDown comes before the next LinkUp of
 	// the same process. A LeaderLinkDown comes when a link that Follow opened has ended. The sender in a message is
-	// authenticated. A later call of Events ends the events of an earlier call.
+	// authenticated. If Events is called again, the channel of the earlier call gets no more inputs.
 	Events(ctx context.Context) <-chan election.Input
 	// Send hands a message to the link with a process. The message is lost if there is no link or its queue is full.
 	Send(to election.Peer, m election.Message)

@@ -27,8 +27,8 @@ type Config struct {
 	// ends with ctx.
 	Disabled bool
 	Clock    Clock
-	// Links connect the shard's servers. If Links is nil, there is no heir, even if Options have a PeerLease. Without a
-	// PeerLease, the links only report that the link to a leader is down.
+	// Links connect the shard's servers. If Links is nil, there is no heir, even if Options have a PeerLease. If
+	// Options have no PeerLease, the links only report when the link to a leader has ended.
 	Links Links
 	// Marks, if not nil, collect the marks of each lock that is read. All collected marks are written into each lock.
 	Marks *highwater.Marks
@@ -38,9 +38,9 @@ type Config struct {
 	// there is no lock.
 	HighestTerm func(ctx context.Context) (uint64, error)
 	// Lead is the leader's code. At most one call runs at a time, in its own goroutine. Lead must return soon after ctx
-	// is cancelled; the cause of ctx says why it was cancelled. Until Lead returns, a says for how long Lead may still
-	// act. Run ends when Lead returns an error other than that of ctx. It also ends when Lead returns nil while this
-	// process still leads.
+	// is cancelled; the cause of ctx says why it was cancelled. The parameter a, the authority, says for how long Lead
+	// may still act. Run ends when Lead returns an error other than that of ctx. It also ends when Lead returns nil
+	// while this process still leads.
 	Lead func(ctx context.Context, a *Authority) error
 	// StopTimeout is how long Run waits for Lead before Run itself returns. If Lead takes longer, the lock is not
 	// released, because the leader's code may still act.
@@ -56,13 +56,13 @@ type Status struct {
 	Role election.Role
 	// Term is the term in which this server leads, or 0.
 	Term uint64
-	// Holder is the lock that this server read last. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
+	// Holder is the lock as this server last read it. Its Term is 0 if there is no lock. Its RenewedAt may be missing.
 	Holder record.Lock
 }
 
 // Run takes part in the election, and runs Lead while this process leads. It ends when ctx ends, or because of the
-// result of Lead. Run releases the lock after Lead has returned. The returned error is Lead's, or says why the lock was
-// not released. If the lock was not released, the other servers wait for the end of the lease.
+// result of Lead. Run releases the lock after Lead has returned. It returns the error of Lead, or an error that says
+// why the lock was not released. If the lock was not released, the other servers wait for the end of the lease.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Disabled {
 		return runDisabled(ctx, cfg)
@@ -320,8 +320,8 @@ func (r *runner) endAuthority(cause error) {
 	}
 }
 
-// encodeLock encodes a lock with the current time. If the same version is encoded again, it gets the same time and
-// bytes, so that a repeated write changes nothing.
+// encodeLock encodes a lock, with the current time as RenewedAt. If the same version was encoded before, encodeLock
+// returns the same bytes again, so that a repeated write changes nothing.
 func (r *runner) encodeLock(lock record.Lock) ([]byte, error) {
 	if lock.Version() != r.version {
 		lock.RenewedAt = time.Now()
@@ -379,8 +379,8 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 }
 
 // refuseReplay checks the lock that a read has returned. If the lock is older than one that this process read before,
-// an old version was written back. Its holder, heir and release are no longer true. Then refuseReplay returns
-// LockUnreadable, so that this process does not take the lock over.
+// someone has written an old version back. The holder, the heir and the release in the old version are no longer true.
+// So refuseReplay returns LockUnreadable instead, and this process does not take the lock over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)
 	if !ok {

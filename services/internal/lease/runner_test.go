@@ -256,7 +256,8 @@ func TestCutOffLeaderIsReplacedAfterLeaseAndMargin(t *testing.T) {
 		b.run()
 		pass(time.Minute)
 		a.store.off.Store(true)
-		// renewed is the time at which server a began to send its last renewal.
+		// renewed is the time at which the server "a" began to send its last renewal. A renewal gives authority for 9.5
+		// s.
 		renewed := time.Now().Add(authority.Remaining() - 9500*time.Millisecond)
 		cause := <-a.lost
 		within(t, "authority", time.Since(renewed), 9500*time.Millisecond, 9500*time.Millisecond)
@@ -711,8 +712,8 @@ func TestHostileReplayedLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		pass(time.Hour)
-		// After the release in the replayed lock, server b was the leader, and b knows that this leadership has ended.
-		// So b may take over the replayed lock, and no other server may.
+		// The release in the replayed lock is older than the leadership of server b. Server b knows that its own
+		// leadership has ended, so it may take over the replayed lock. No other server may.
 		if got := strings.Join(s.ledBy, " "); got != "a b b" || s.lock().Term != 3 {
 			t.Errorf("leaders: %s, the last in term %d", got, s.lock().Term)
 		}

@@ -70,8 +70,7 @@ func agentMetrics() (found []metric) {
 	return found
 }
 
-// describe returns the metrics of Nstance itself, sorted by name. The function send sends the descriptions of all
-// metrics.
+// describe returns the metrics of Nstance itself, sorted by name. It calls send to get the descriptions of all metrics.
 func describe(send func(chan<- *prometheus.Desc)) (found []metric) {
 	descs := make(chan *prometheus.Desc)
 	go func() {

@@ -117,9 +117,9 @@ func TestExpressionsNameMetrics(t *testing.T) {
 	}
 }
 
-// dashboardExpressions returns the queries of a dashboard. The key of a query consists of its panel's name and of its
-// own letter. dashboardExpressions checks that each panel has its own ID, and that queries use only variables that the
-// dashboard defines.
+// dashboardExpressions returns the queries of a dashboard. The key of a query consists of the name of its panel and the
+// letter of the query. dashboardExpressions checks that each panel has its own ID, and that queries use only variables
+// that the dashboard defines.
 func dashboardExpressions(t *testing.T, file string) map[string]string {
 	t.Helper()
 	var dashboard struct {

@@ -1,6 +1,6 @@
 // Package mutate puts deliberate bugs into source files, for tests that check whether other tests find them. An edit
-// finds its place by the name of a function and by the shape of a statement or expression there. So formatting,
-// comments and renamed variables do not break the edit.
+// contains the name of a function and the shape of a statement or expression in this function. So formatting, comments
+// and renamed variables do not break the edit.
 package mutate
 
 import (
@@ -25,12 +25,12 @@ type Edit struct {
 	Package string
 	// In is the name of a function, method (Type.Method), constant or variable of the package.
 	In string
-	// Find is an expression or a list of statements that occurs exactly once in the declaration. As in gofmt -r, an
-	// identifier of one lower-case letter matches any expression. If a letter is used twice, it must match the same
+	// Find is an expression or a list of statements that occurs exactly once in the declaration of In. As in gofmt -r,
+	// an identifier of one lower-case letter matches any expression. If a letter is used twice, it must match the same
 	// expression twice.
 	Find string
-	// Replace is the source that replaces the match of Find. A letter from Find means the expression that the letter
-	// matched.
+	// Replace is the source that replaces the match of Find. If Find contains an identifier of one letter, the same
+	// letter in Replace means the expression that this identifier matched.
 	Replace string
 }
 
@@ -172,7 +172,7 @@ func parsePattern(find string) (shape, error) {
 	return shape{stmts: stmts}, nil
 }
 
-// findAll returns every place in the syntax tree scope that has the shape.
+// findAll returns every place in the syntax tree scope that matches the shape s.
 func (s shape) findAll(scope ast.Node, text func(ast.Node) string) (found []match) {
 	try := func(nodes ...ast.Node) {
 		c := comparison{letters: map[string]string{}, text: text}

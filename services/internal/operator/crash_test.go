@@ -37,8 +37,8 @@ type killer struct {
 	dead    bool
 }
 
-// enter is called before each request. It counts changes, and turn is the number of a change. enter returns false if
-// the request must not be sent.
+// enter is called before each request. If the request changes something, turn is its number among all changes, counted
+// from 1. Otherwise turn is 0. enter returns false if the request must not be sent.
 func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,8 +54,8 @@ func (s *killer) enter(what string, change bool) (turn int, ok bool) {
 	return turn, true
 }
 
-// leave is called after each request with the number from enter. It returns false if the operator was killed during the
-// request. The operator then must not see the answer.
+// leave is called after each request, with the number turn that enter returned. It returns false if the operator was
+// killed during the request. The operator then must not see the answer.
 func (s *killer) leave(turn int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,8 +117,8 @@ func (s *killer) intercept(c *operator.Config) {
 // of the first process.
 func runKilled(deployment *testDeployment, at int, after bool) []string {
 	s := &killer{at: at, after: after}
-	// The killer kills only the first process. When it does, that process may already have ended, and p may be the next
-	// process.
+	// The killer must kill only the first process. Pass that process to it through a channel: when the killer acts, the
+	// process may already have ended, and the variable p may be the next one.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := deployment.start(s.intercept)

@@ -65,8 +65,8 @@ func ParseUninstallOptions(args []string, out io.Writer) (UninstallOptions, erro
 	return o, nil
 }
 
-// Uninstall deletes the managed Cluster and waits until none of its objects is left. Meanwhile it writes to out what it
-// still waits for.
+// Uninstall deletes the managed Cluster and waits until none of its objects is left. While it waits, it writes to out
+// which objects are left.
 func Uninstall(ctx context.Context, r *rest.Config, o UninstallOptions, namespace string, s settings.Config,
 	out io.Writer) error {
 	scheme, err := newScheme()

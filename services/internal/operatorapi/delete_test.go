@@ -147,8 +147,8 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 			t.Errorf("%v", i)
 		}
 	}
-	// The instance that the first decrement removed is gone. The next decrement deletes the ID of that instance from
-	// the group's entry in the bucket.
+	// The instance that the first decrement removed is gone. The next decrement in the group deletes that instance's ID
+	// from the group's entry in the bucket.
 	answer, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: ids[0].String(),
 		Decrement: true})
 	if err != nil || answer.GetGroup().GetSize() != 1 {
@@ -289,7 +289,8 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// If an earlier leader reserved an instance, it is not created again before the leader knows whether its VM exists.
+// An earlier leader has reserved an instance. The present leader must not create it again before it knows whether the
+// instance's VM exists.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	w := newTestShard(t)
 	id := w.NewID(t, "knd")

@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
-// Events forwards the events of a shard to the watch streams, and never blocks. It keeps no events while no stream is
-// open. The streams convert the events to messages. Each leadership has a separate Events.
+// Events forwards the events of a shard to the watch streams, and never blocks. While no stream is open, events are
+// dropped. The streams convert the events to messages. Each leadership has a separate Events.
 type Events struct {
 	groups    watch.Hub[config.GroupKey, config.GroupKey]
 	instances watch.Hub[instanceKey, shardstate.InstanceEvent]

@@ -2,8 +2,8 @@ package operatorapi
 
 import "time"
 
-// Tune sets limits and intervals to values that a test can wait for. It must not be called while the service serves
-// calls.
+// Tune sets limits and intervals to values that a test can reach quickly. It must not be called while the service
+// serves calls.
 func (s *Service) Tune(queue int, pace, resync time.Duration) {
 	s.queue, s.pace, s.resync = queue, pace, resync
 }

@@ -247,7 +247,7 @@ func newJournal(t testing.TB, ctx context.Context, w *testShard) *journal.Journa
 	return j
 }
 
-// operatorRole exists because a variable in newTestShard hides the package authority.
+// operatorRole is for newTestShard, where a variable named authority hides the package authority.
 const operatorRole = authority.RoleOperator
 
 func notLeader() error {
@@ -306,7 +306,7 @@ func (w *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.C
 	return nstancev1.NewOperatorServiceClient(conn)
 }
 
-// rival returns a client for an operator of a second tenant, named rival.
+// rival returns a client for an operator of a second tenant with the name "rival".
 func (w *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))

@@ -87,7 +87,7 @@ func (c *call) instance(text string) (shardstate.InstanceView, error) {
 	if ok && view.Record.Tenant == c.tenant {
 		return view, nil
 	}
-	// Do not return NotFound here: the client would forget an instance that the leader is about to adopt.
+	// Do not return NotFound here: the client would forget an instance that this leader may still adopt.
 	if left, unsettled := c.state().Leftover(id); unsettled && left.Record.Tenant == c.tenant {
 		return shardstate.InstanceView{}, status.Errorf(codes.Unavailable,
 			"instance_id: %s was reserved by an earlier leader and is being recovered: try again", id)
@@ -131,7 +131,8 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		case errors.Is(err, leader.ErrNoInstance):
 			return nil, errNoInstance(id)
 		case err != nil:
-			// If the instance was deleted meanwhile for another reason, the request has nothing left to do.
+			// The instance could not be marked for deletion. If it was deleted for another reason in the meantime, the
+			// request has nothing left to do.
 			if now, ok := c.state().Instance(id); !ok || now.Record.State != record.Deleted {
 				return nil, err
 			}
@@ -145,8 +146,8 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 }
 
 // decrement lowers the size of an instance's group by one and marks the instance for removal. Both changes are one
-// write to the group's entry in the bucket. The planner then deletes the instance (rule 44), also in a later term. If
-// the instance has the mark already, or is deleted, decrement changes nothing.
+// write to the group's entry in the bucket. The planner deletes the marked instance afterwards (rule 44), even if the
+// leader changes before that. If the instance has the mark already, or is deleted, decrement changes nothing.
 func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, error) {
 	if view.Record.OnDemand {
 		return nil, invalid("decrement", "instance %s was created on demand and does not count towards a size",
@@ -253,8 +254,8 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 				ahead.Round(time.Second))
 		}
 	}
-	// If an instance with the ID exists, the rest of the request is not checked, because the configuration may have
-	// changed since the first request.
+	// If an instance with the ID exists, this is a repeated request. The rest of the request is then not checked,
+	// because the configuration may have changed since the first request.
 	_, _, lives := c.state().Record(id)
 	if !lives {
 		if err := c.checkInstance(req); err != nil {

@@ -71,7 +71,8 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 		return c.ended(err)
 	}
 	// Subscribe before the list is read, so that no event is missed. An event may be both in the list and in the
-	// subscription. It is sent once, because the subscription's events up to the last one sent are skipped.
+	// subscription, but it is sent only once. The subscription skips events that are not newer than the last event
+	// sent.
 	sub := c.Journal.Subscribe(s.queue)
 	defer sub.Close()
 	query.Limit = eventPage

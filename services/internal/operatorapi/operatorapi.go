@@ -43,7 +43,8 @@ type Leader struct {
 	// Context ends with the leadership.
 	Context        context.Context
 	Cluster, Shard string
-	// ID identifies this server, and Incarnation this process of it. Records contain the Incarnation of their writer.
+	// ID identifies this server. Incarnation identifies the present process of this server. Records contain the
+	// Incarnation of their writer.
 	ID, Incarnation string
 	Leader          *leader.Leader
 	Config          *shardconfig.Manager
@@ -108,10 +109,10 @@ type call struct {
 	// name and role come from the operator's record.
 	name string
 	role record.OperatorRole
-	// next is the new key for which the certificate is renewed. It is nil if the renewal keeps the old key, and for
-	// calls other than a renewal.
+	// next is the new key in a renewal that changes the key. It is nil in a renewal that keeps the key, and in all
+	// other calls.
 	next ed25519.PublicKey
-	// refused holds the attributes with which a refused request is logged: its group and the refused fields. It is nil
+	// refused holds attributes for the log entry about a refused request: the group and the refused fields. It is nil
 	// if there are none.
 	refused []any
 }

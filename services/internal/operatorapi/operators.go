@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// The record of an admitted operator is read again after operatorFresh, the record of a refused one after
-	// refusalMemory. While the bucket cannot be read, an admitted operator stays admitted for operatorMemory after the
-	// last read.
+	// If an operator was admitted, its record is read again after operatorFresh. If it was refused, its record is read
+	// again after refusalMemory. While the bucket cannot be read, an admitted operator stays admitted for
+	// operatorMemory after the last read.
 	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
@@ -106,8 +106,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 		err = status.Errorf(codes.PermissionDenied, "operator %s was removed", c.operator)
 	case bytes.Equal(rec.PreviousKey, c.peer.PublicKey) && c.renews(rec.PublicKey):
 		// An earlier renewal replaced the key, but the operator may not have received the answer. It may repeat that
-		// renewal with the replaced key. Do not remember this admission, because all other calls with that key must be
-		// refused.
+		// renewal with its old key. Do not remember that the old key was admitted, because all other calls with it must
+		// be refused.
 		return rec, token, nil
 	case !bytes.Equal(rec.PublicKey, c.peer.PublicKey):
 		err = status.Errorf(codes.PermissionDenied, "operator %s is registered with another key", c.operator)
@@ -128,8 +128,8 @@ func (c *call) record() (record.Operator, objstore.Token, error) {
 const RenewHeader = "nstance-renew-certificate"
 
 // mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
-// false while there is no rotation. The end of a rotation is not a step: each shard notices it at another time, and
-// would then ask for one more renewal.
+// false while there is no rotation. The end of a rotation does not count as a step. If it did, each shard would ask for
+// one more renewal, because each shard notices the end at another time.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }
@@ -139,7 +139,7 @@ func (c *call) requestRenewal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.operators[c.admission()].mustRenew {
-		// The error is ignored: SetHeader fails only if the response has already begun. The operator's next response
+		// Ignore the error: SetHeader fails only if the response has already begun. The next response to the operator
 		// then has the header.
 		_ = grpc.SetHeader(c.client, metadata.Pairs(RenewHeader, "now"))
 	}
@@ -188,8 +188,8 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		}
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
 			ID: c.operator}
-		// If the client does not present the certificate in the record, the certificate was already renewed, and the
-		// client may not have received the answer. So the recorded certificate is issued again.
+		// If the client presents another certificate than the recorded one, or asks for the recorded key, an earlier
+		// renewal has succeeded. Its answer may have been lost, so issue the recorded certificate again.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) || c.renews(rec.PublicKey) {
 			if cert, ok := c.Issuer.Reissue(identity, ed25519.PublicKey(rec.PublicKey), rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {

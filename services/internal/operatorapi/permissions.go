@@ -12,9 +12,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// permitGroup refuses a change of a group if the tenant's usage would then exceed its quotas. Instances that
-// CreateInstance creates while the group is being written are not counted. The usage may exceed the quota by their
-// number.
+// permitGroup refuses a change of a group if the tenant's usage would then exceed its quotas. It does not count
+// instances that CreateInstance creates while the group is being written. So the usage may exceed the quota by the
+// number of these instances.
 func (c *call) permitGroup(key config.GroupKey, spec config.GroupSpec) error {
 	c.mu.Lock()
 	before := c.usage()

@@ -55,7 +55,7 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// takeRefusals returns the refusals that were logged since its last call.
+// takeRefusals returns the refusals that were logged since the previous call of takeRefusals.
 func (b *logBuffer) takeRefusals(t testing.TB) (refusals []map[string]any) {
 	t.Helper()
 	b.mu.Lock()

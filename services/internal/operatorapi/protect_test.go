@@ -63,7 +63,7 @@ func TestProtectInstance(t *testing.T) {
 	if id := parse(t, gone.GetInstance().GetInstanceId()); id != ids[1] {
 		t.Errorf("%v goes, want %v", id, ids[1])
 	}
-	// A person may delete a protected instance.
+	// DeleteInstance deletes even a protected instance.
 	if _, err := w.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{
 		InstanceId: oldest.String()}); err != nil {
 		t.Fatal(err)

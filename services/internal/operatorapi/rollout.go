@@ -60,7 +60,8 @@ func (c *call) changeRollout(name, what string, change func(*config.Rollout)) (*
 		if !exists {
 			return errNoGroup(key)
 		}
-		// If the configuration pauses a static group, the group is paused unless its override says otherwise.
+		// If the configuration pauses a static group, the group is paused, unless its override has a rollout of its
+		// own.
 		var inherited config.Rollout
 		if static, ok := c.Config.Shard().Groups[key.Tenant][key.Group]; ok && static.Rollout != nil {
 			inherited.Paused = static.Rollout.Paused

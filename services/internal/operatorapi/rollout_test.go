@@ -58,8 +58,8 @@ func TestRolloutOfAGroup(t *testing.T) {
 	}
 }
 
-// TestResumeStartsAHaltedRollout checks that ResumeGroup resets a rollout's count of failures, also for a group that is
-// not paused. A static group has no override afterwards.
+// TestResumeStartsAHaltedRollout checks that ResumeGroup resets a rollout's count of failures, even if the group is not
+// paused. The call must not give a static group an override.
 func TestResumeStartsAHaltedRollout(t *testing.T) {
 	w := newTestShard(t)
 	key := config.GroupKey{Tenant: "prod", Group: "static"}

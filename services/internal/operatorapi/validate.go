@@ -47,7 +47,8 @@ func instanceID(text string) (ident.ID, error) {
 	return id, nil
 }
 
-// word checks that a text consists of at most limit bytes of printable UTF-8. Another system interprets the text.
+// word checks that a text consists of at most limit bytes of printable UTF-8. It does not check the meaning, because
+// another system interprets the text.
 func word(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:

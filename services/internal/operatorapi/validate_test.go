@@ -151,8 +151,8 @@ func FuzzUpsert(f *testing.F) {
 			"prod": {req.GetGroup(): spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
 		for _, p := range problems.Errors() {
-			// ParseGroups does not know the shard's configuration, without which the values of these fields cannot be
-			// checked.
+			// ParseGroups does not know the shard's configuration. Without the configuration, it cannot check the
+			// values of these fields.
 			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
 				!strings.Contains(p.Path, "instance_types") &&
 				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {

@@ -27,8 +27,8 @@ type stream[M any] interface {
 	Context() context.Context
 }
 
-// serve repeatedly calls the function next and sends its results to the client. It returns when the leadership ends, or
-// when the client disconnects, falls behind or is removed. A client that does not read blocks only the sending
+// serve calls the function next again and again, and sends each result to the client. It returns when the leadership
+// ends, or when the client disconnects, falls behind or is removed. A client that does not read blocks only the sending
 // goroutine. That goroutine ends after serve has returned, because grpc cancels a blocked send when the handler
 // returns.
 func serve[M any](c *call, to stream[M], slow <-chan struct{}, next func(context.Context) (*M, error)) error {
@@ -265,7 +265,7 @@ func (w *groupWatch) wait(ctx context.Context) error {
 		}
 		return err
 	}
-	// Render all changes together that are already queued.
+	// Also take all changes that are already queued, so that they are rendered together.
 	over, stop := context.WithCancel(ctx)
 	stop()
 	for n := 0; err == nil && n < w.service.queue; n++ {

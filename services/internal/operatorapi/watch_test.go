@@ -39,7 +39,7 @@ func TestWatchGroups(t *testing.T) {
 		full.GetStatus().GetGroup() != "fleet" {
 		t.Errorf("%v", full)
 	}
-	// A changed configuration reaches the watch in the same way as a changed group.
+	// A changed configuration must reach the watch, just like a changed group.
 	w.configure(t, document(`"images": {},`))
 	refreshed, err := w.RefreshConfig(t.Context(), &nstancev1.RefreshConfigRequest{})
 	if err != nil || refreshed.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
@@ -247,8 +247,8 @@ func TestSlowWatchers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// HTTP/2's flow control accepts some thousands of events although the client does not read, so the test needs more.
-	// Each event is about another instance, so that no event replaces another.
+	// HTTP/2's flow control accepts some thousands of events although the client does not read, so send more events
+	// than that. Each event is about another instance, so that no event replaces another.
 	for range 20_000 {
 		w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventNotice, Tenant: "prod", Group: "static",
 			Instance: w.NewID(t, "knd"), Reason: "x"})

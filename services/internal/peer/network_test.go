@@ -211,8 +211,8 @@ func TestMissingLinkIsLogged(t *testing.T) {
 	}
 }
 
-// TestLinkAfterALeadership checks for how long a link was missing according to the log. The time in which this server
-// had no leader to follow must not be included.
+// TestLinkAfterALeadership checks the logged time for which a link was missing. It must not include the time in which
+// this server had no leader to follow.
 func TestLinkAfterALeadership(t *testing.T) {
 	c := transporttest.New(t)
 	log := make(loggedMessages, 1000)
@@ -280,7 +280,7 @@ func TestLinkReconnects(t *testing.T) {
 	t.Error("no link to the right process")
 }
 
-// call opens a stream to an election port, sends the messages in first, and returns the error that ends the stream.
+// call opens a stream to an election port, sends the given messages, and returns the error that ends the stream.
 func call(t *testing.T, c *transporttest.Cluster, addr string, cert *tls.Certificate, first ...any) error {
 	t.Helper()
 	conn := c.Dial(t, addr, cert)

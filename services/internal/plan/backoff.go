@@ -44,8 +44,8 @@ func (b Backoff) rule() int {
 }
 
 // Until returns when the group may try to create again (rule 25), or zero if no creation failed. The wait is 1 s after
-// the first failure and doubles up to 5 min, plus or minus 10 %. A hash chooses the deviation, so that groups try at
-// different times and the same input gives the same plan.
+// the first failure and doubles up to 5 min, plus or minus 10 %. The deviation comes from a hash of the key, so that
+// groups try at different times, but the same input gives the same plan.
 func (b Backoff) Until(key config.GroupKey) time.Time {
 	if b.Failures == 0 {
 		return time.Time{}
@@ -59,7 +59,7 @@ func (b Backoff) Until(key config.GroupKey) time.Time {
 }
 
 // retryReady reports whether a failed action may be tried again. The wait is 1 s after the first failure and doubles up
-// to 1 min. A hash makes it up to 10 % shorter or longer.
+// to 1 min, plus or minus 10 %. The deviation comes from a hash of the instance ID.
 func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.Time) {
 	if f.Count == 0 {
 		return true, time.Time{}
@@ -88,8 +88,8 @@ func hashID(id ident.ID) uint64 {
 }
 
 // createsAllowed returns how many of the wanted instances may be created now. out contains the reasons why the others
-// may not. A group creates nothing during its backoff. Afterwards it may create as many at a time as its size, halved
-// for each failure. The create budget is another limit.
+// must wait. A group creates nothing during its backoff. After that, its number of creates in progress is limited to
+// the size of the group, halved for each failure, but at least one. The create budget limits the number too.
 func (g *group) createsAllowed(want int) (n int, out steps) {
 	if want <= 0 {
 		return 0, out

@@ -17,26 +17,29 @@ type BalancerHealth struct {
 	// Rounds counts the successive rounds, up to balancerRounds, in which a load balancer called the instance
 	// unhealthy. Verdicts that are ignored because the instance is new are not counted.
 	Rounds uint8
-	// Failed is the load balancer because of which the instance counts as unhealthy, with its reason; "": none.
+	// Failed is the load balancer because of which the instance counts as unhealthy, with the reason. It is empty if
+	// there is no such load balancer.
 	Failed string
 }
 
 // balancerRounds is the number of successive rounds of questions after which an instance counts as unhealthy, if a load
-// balancer called it unhealthy in each of them. Load balancers have their own threshold for failed checks, too.
+// balancer called it unhealthy in each of them. A load balancer itself calls an instance unhealthy only after several
+// failed checks.
 const balancerRounds = 2
 
 // BalancerVerdict is what the load balancers of an instance's group say about it.
 type BalancerVerdict struct {
-	// Healthy means that a load balancer calls the instance healthy, and none calls it unhealthy. Failed is a load
-	// balancer that calls the instance unhealthy, with its reason. If both are zero, no load balancer has decided.
+	// Healthy means that at least one load balancer calls the instance healthy, and none calls it unhealthy. Failed
+	// contains the name and the reason of a load balancer that calls the instance unhealthy. If Healthy is false and
+	// Failed is empty, no load balancer has decided.
 	Healthy bool
 	Failed  string
 }
 
 // ApplyBalancerVerdict applies rule 59 (load-balancer health): it returns the instance after a round of questions to
 // its load balancers. grace is the [StartGrace] of the group. failed reports whether the verdict made the instance
-// unhealthy. If a later verdict is better, the instance can become healthy with its next report. A leaving instance is
-// returned unchanged, because its drain removes it from its load balancers.
+// unhealthy. If a later verdict is better, the instance can become healthy again with the next report of its agent. A
+// leaving instance is returned unchanged, because its drain removes it from its load balancers.
 func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, now time.Time) (next Instance,
 	failed bool) {
 	counts := i.Balancer.WasHealthy || !now.Before(i.BalancedAt.Add(grace))

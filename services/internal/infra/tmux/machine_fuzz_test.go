@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// FuzzMachineState checks that MachineState decides only about machines of this host. It must never report a machine
-// with a malformed ID as gone. A server reads such IDs from locks that other servers wrote.
+// FuzzMachineState checks that MachineState returns a state only for machines of this host. For a malformed ID, it must
+// never report that the machine is gone. A server reads such IDs from locks that other servers wrote.
 func FuzzMachineState(f *testing.F) {
 	self, err := MachineID()
 	if err != nil {

@@ -54,7 +54,7 @@ var exceptions = map[string]machine{
 	// Burstable: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/burstable-performance-instances.html
 	"t2.nano": {1, 512}, "t2.micro": {1, 1 << 10}, "t2.small": {1, 2 << 10}, "t2.medium": {2, 4 << 10},
 	"t2.large": {2, 8 << 10}, "t2.xlarge": {4, 16 << 10}, "t2.2xlarge": {8, 32 << 10},
-	// In the families of these types, the memory per vCPU depends on the size.
+	// These types belong to families in which the memory per vCPU is not the same for all sizes.
 	"c4.large": {2, 3840}, "c4.xlarge": {4, 7680}, "c4.2xlarge": {8, 15 << 10}, "c4.4xlarge": {16, 30 << 10},
 	"c4.8xlarge": {36, 60 << 10},
 	"c5n.large":  {2, 5376}, "c5n.xlarge": {4, 10752}, "c5n.2xlarge": {8, 21 << 10}, "c5n.4xlarge": {16, 42 << 10},

@@ -2,8 +2,8 @@
 // describes them ([Source]). Tables in this package are the fallback ([Of]).
 //
 // Invariant: the package returns only values that are certain. The cluster autoscaler trusts them when it decides
-// whether a pod fits on a machine that does not exist yet. If the package has no value for a type, only scaling from
-// zero is impossible.
+// whether a pod fits on a machine that does not exist yet. If the package has no value for a type, the autoscaler
+// cannot scale a group of this type up from zero. Everything else works.
 package capacity
 
 import (

@@ -57,8 +57,8 @@ func TestCapacityOfInstanceTypes(t *testing.T) {
 	}
 }
 
-// TestTables checks the tables for three properties. No exception has the size that follows from its family and name.
-// Each family with the size medium has a ratio. No name of GCP contains a dot.
+// TestTables checks three properties of the tables. Every type in exceptions has another size than its family and name
+// imply. Every family in the list medium has an entry in ratios. No name of a GCP type contains a dot.
 func TestTables(t *testing.T) {
 	for instanceType, m := range exceptions {
 		family, size, _ := strings.Cut(instanceType, ".")

@@ -10,8 +10,9 @@ import (
 // …/memory-optimized-machines and …/accelerator-optimized-machines. Type names contain no dot. On these pages, GB means
 // GiB.
 
-// predefined holds the series whose types are named `{series}-{vCPUs}`: the memory per vCPU in KiB, and the existing
-// numbers of vCPUs. The memory of a type is rounded to the nearest MiB, but for c4 it is rounded down to a whole GiB.
+// predefined describes the series whose types are named `{series}-{vCPUs}`. kib is the memory per vCPU in KiB. cpus
+// lists the numbers of vCPUs for which there is a type. The memory of a type is rounded to the nearest MiB, but for c4
+// it is rounded down to a whole GiB.
 var predefined = map[string]struct {
 	kib   int64
 	cpus  []int64

@@ -30,9 +30,10 @@ func workloadRules() []rbacv1.PolicyRule {
 	}
 }
 
-// createAccount creates the ServiceAccount whose tokens are in Cluster API's kubeconfig, and its permissions. An
-// operator on a developer's machine may create these objects. An operator in a cluster may not: there, the chart or the
-// kustomize bases create them. If they are missing, the error contains the commands that create them.
+// createAccount creates the ServiceAccount whose tokens are in Cluster API's kubeconfig. It also creates the
+// permissions of this account. An operator on a developer's machine may create these objects. An operator in a cluster
+// may not: there, the chart or the kustomize bases create them. If they are missing, the error contains the commands
+// that create them.
 func (k *kubeconfigKeeper) createAccount(ctx context.Context) error {
 	binding := k.ServiceAccount + "-" + k.Namespace
 	for _, object := range []client.Object{

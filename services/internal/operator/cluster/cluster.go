@@ -136,8 +136,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{RequeueAfter: recordRecheck}, r.releaseInfraCluster(ctx, in.infra)
 	}
 	if in.infra != nil && !in.infra.DeletionTimestamp.IsZero() {
-		// The NstanceCluster was deleted without its Cluster. After this deletion, the operator creates a new
-		// NstanceCluster.
+		// The NstanceCluster is being deleted, but its Cluster is not. Once the NstanceCluster is gone, the operator
+		// creates a new one.
 		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
 	}
 	return scope.RetryConflict(r.maintain(ctx, in))

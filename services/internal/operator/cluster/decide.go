@@ -74,7 +74,7 @@ func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv
 	return out
 }
 
-// markInitialized sets the condition that the Cluster's control plane is initialized. Until then, Cluster API's core
+// markInitialized sets the Cluster's condition ControlPlaneInitialized to true. Until it is true, Cluster API's core
 // ignores Nodes. The core sets the condition only if there is a control plane object or a control plane Machine.
 // Nstance has neither. Once the condition is true, the core does not change it.
 func (r *reconciler) markInitialized(ctx context.Context, cluster *clusterv1.Cluster) error {

@@ -40,7 +40,8 @@ type coordinator struct {
 type key struct{ shard, instance string }
 
 const (
-	// Each loop runs again after minInterval at the earliest, and after maxInterval at the latest.
+	// Each of the coordinator's loops runs again after minInterval at the earliest, and after maxInterval at the
+	// latest.
 	minInterval = 20 * time.Millisecond
 	maxInterval = 30 * time.Second
 	// repeatAfter is the time after which the operator repeats an acknowledged drain that the shard still reports as

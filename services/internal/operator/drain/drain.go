@@ -2,7 +2,7 @@
 //
 // Invariants:
 //
-//   - A server that waits for a drain gets the acknowledgement by the deadline, regardless of the state of the pods.
+//   - The operator acknowledges each drain to the waiting server by the deadline, regardless of the state of the pods.
 //   - An instance has at most one drain. The progress of the drain is stored only in the cluster, so the next leader of
 //     the operators continues the drain.
 //   - A Node is removed only if the shard's leader says that the Node's instance is gone. It does not suffice that the

@@ -38,7 +38,7 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 			h.SkipWaitForDeleteTimeoutSeconds = 1
 		}
 	}
-	// Another pod may have been bound to the Node just before the Node was cordoned. So list the pods again after the
+	// A new pod may have been bound to the Node just before the Node was cordoned. So list the pods again after each
 	// eviction.
 	for range 3 {
 		pods, err := podsToEvict(h, nodes)
@@ -55,8 +55,8 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	return errors.New("evict: new pods keep appearing on a cordoned Node")
 }
 
-// runUntilDone calls the function do and returns its error. If ctx ends first, runUntilDone returns the cause and does
-// not wait for do. The reason is that kubectl's pause after a refused eviction cannot be interrupted. Meanwhile,
+// runUntilDone calls the function do and returns its error. If ctx ends first, runUntilDone returns the cause. It does
+// not wait for do then, because kubectl's pause after a refused eviction cannot be interrupted. While do runs,
 // runUntilDone logs the remaining pods every minute.
 func (t *task) runUntilDone(ctx context.Context, nodes []corev1.Node, do func() error) error {
 	done := make(chan error, 1)

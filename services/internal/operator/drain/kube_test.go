@@ -415,8 +415,8 @@ func testRestart(kube *testKubernetes) {
 	}
 	kube.start()
 	kube.eventually("acknowledged", func() bool {
-		// The operator may have been stopped during an eviction. The budget may then be used up although the pod still
-		// exists. A disruption controller would correct the budget, but this API server has none.
+		// If the operator was stopped during an eviction, that eviction may have used up the budget although the pod
+		// still exists. A disruption controller would correct the budget, but this API server has none.
 		if kube.hasPod("restart-web") {
 			allow()
 		}

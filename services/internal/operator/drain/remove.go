@@ -20,15 +20,16 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// The operator annotates the Node of each existing instance with the instance's ID. Once the instance is gone, the
-// annotation shows which instance the Node belonged to, even after a restart of the operator.
+// This file removes the Nodes of instances that are gone. The operator annotates the Node of each existing instance
+// with the instance's ID. Once the instance is gone, the annotation shows which instance the Node belonged to, even
+// after a restart of the operator.
 
 // nodeRemover contains the state of the removal of Nodes. The state is only in memory: if it is lost, the operator
 // makes a few additional calls.
 type nodeRemover struct {
 	mu sync.Mutex
-	// changed are the instances about which mirrors have sent a notification. An instance may be deleted before its
-	// Node was annotated with its ID.
+	// changed are the instances about which mirrors have sent a notification. They are needed because an instance may
+	// be deleted before its Node was annotated with the instance's ID.
 	changed map[key]bool
 	// busy contains the shards with a running query. queried maps each instance to the time of the last query about it.
 	busy    map[string]bool
@@ -166,8 +167,8 @@ func (c *coordinator) readMirrors() (live, dead map[string]key, synced map[strin
 		}
 		i, ok := shard.Instance(k.instance)
 		if !ok || i.GetState() != "deleted" {
-			// Forget the notification, because the instance is not deleted. If it is deleted later, the mirror sends
-			// another one.
+			// Remove the instance from changed, because it is not deleted. If it is deleted later, the mirror sends a
+			// new notification.
 			delete(c.remover.changed, k)
 			continue
 		}

@@ -45,7 +45,7 @@ func (s *slots) acquire(ctx context.Context, deadline func() time.Time) bool {
 		}
 	}
 	s.mu.Unlock()
-	// The slot was granted just when ctx ended, so return the slot.
+	// ctx has ended, but the slot was granted to this drain at the same moment. Give the slot back.
 	s.release()
 	return false
 }

@@ -126,7 +126,7 @@ func (t *task) finishedBefore(at time.Time) bool {
 	return !t.finished.IsZero() && t.finished.Before(at)
 }
 
-// contexts returns the context of the whole task and the context of the eviction (work).
+// contexts returns two contexts: whole is for the whole task, and work is only for the eviction.
 func (t *task) contexts(ctx context.Context) (whole, work context.Context, done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -222,8 +222,8 @@ func (t *task) evacuate(ctx context.Context) result {
 	}
 }
 
-// resultOfStopped returns the result of a drain that was stopped early for the reason why. last is the last error, or
-// nil.
+// resultOfStopped returns the result of a drain that was stopped early. The parameter why is the reason. The parameter
+// last is the last error, or nil.
 func (t *task) resultOfStopped(why error, nodes []corev1.Node, last error) result {
 	switch {
 	case errors.Is(why, errVMGone):
@@ -263,7 +263,7 @@ func (t *task) acknowledge(ctx context.Context) bool {
 		case codes.OK:
 			return true
 		case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument:
-			// Either the instance is gone, or the server does not want to delete it any more.
+			// These codes mean that the instance is gone, or that the server does not want to delete it any more.
 			t.log.Info("the server no longer waits for the drain", "answer", status.Convert(err).Message())
 			return true
 		default:

@@ -23,8 +23,8 @@ func (k *Keeper) Credentials(shard string) credentials.TransportCredentials {
 	return k.transport(shard, true)
 }
 
-// shardTransport makes TLS connections to one shard. Except for the registration, it presents the operator's
-// certificate.
+// shardTransport makes TLS connections to one shard. If client is true, it presents the operator's certificate. For the
+// registration, which happens without a certificate, client is false.
 type shardTransport struct {
 	credentials.TransportCredentials // for the methods that a client does not call
 
@@ -91,7 +91,7 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// closeOthers closes the connections that were made with another identity. The gRPC clients then connect again.
+// closeOthers closes the connections that use another identity than current. The gRPC clients then connect again.
 func (k *Keeper) closeOthers(current *Identity) {
 	k.mu.Lock()
 	var others []net.Conn

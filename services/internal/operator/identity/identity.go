@@ -1,8 +1,8 @@
 // Package identity manages the operator's identity: its key and certificate in Secrets, the cluster CA that it trusts,
 // its registration and the renewal of its certificate.
 //
-// Invariant: the operator stores a key before it requests a certificate for the key, and checks a new value before it
-// replaces the stored one. An interrupted registration continues after a restart, because the server issues a
+// Invariant: the operator stores a key before it requests a certificate for the key, and checks each new value before
+// it overwrites the stored value. An interrupted registration continues after a restart, because the server issues a
 // certificate again for the same key and nonce.
 package identity
 

@@ -72,8 +72,8 @@ func (f *front) RegisterOperator(ctx context.Context, r *nstancev1.RegisterOpera
 	return answer, err
 }
 
-// testShard is shard "a" of cluster "example", with a Kubernetes API that has the objects an administrator creates for
-// tenant "prod".
+// testShard is shard "a" of cluster "example". Its Kubernetes API contains the objects that an administrator creates
+// for tenant "prod".
 type testShard struct {
 	*leadertest.Leader
 	front *front
@@ -217,8 +217,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 		t.Errorf("second start: %v, %d registrations", err, w.front.calls)
 	}
 
-	// Both Secrets contain the key. If the key in one Secret is lost or damaged, Ensure restores it from the other
-	// Secret.
+	// The operator's key is in two Secrets. If it is lost or damaged in one of them, Ensure restores it from the other
+	// one.
 	w.remove(t, "nstance-operator-key")
 	if _, err := w.ensure(t.Context()); err != nil {
 		t.Error(err)
@@ -477,8 +477,8 @@ func TestRenews(t *testing.T) {
 		}
 	}
 
-	// This server issues a certificate for the key in the request. An operator whose renewal was interrupted must
-	// request the same key again, even after a restart.
+	// This server issues a certificate for the key in the request, but its first answer is lost. After that, the
+	// operator must request the same key again, even after a restart.
 	var asked []ed25519.PublicKey
 	rekey := func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 		error) {
@@ -563,8 +563,8 @@ func TestRunRenewsInTime(t *testing.T) {
 		if len(asked) != before+1 {
 			t.Errorf("%d renewals after the server asked for one", len(asked)-before)
 		}
-		// Change the CA bundle. The operator must ignore an unreadable bundle. With the bundle of another CA, it must
-		// refuse certificates of the first CA.
+		// Change the CA bundle. The operator must ignore an unreadable bundle. When the bundle contains only another
+		// CA, the operator must refuse certificates of the first CA.
 		trust := func(text string) {
 			cm := identitytest.CA(cluster)
 			cm.Data[identity.CAKey] = text

@@ -148,7 +148,8 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 		if !apierrors.IsAlreadyExists(err) {
 			return key, certificate, err
 		}
-		// Without leader election, another operator of the same rollout may store its key first. Use that key.
+		// Without leader election, another operator of the same rollout may have stored its own key first. Then use the
+		// stored key.
 		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
 			return nil, nil, err
 		}
@@ -159,7 +160,7 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 	}
 	if next := secret.Data[NextPrivateKey]; certificate != nil && len(next) > 0 &&
 		bytes.Equal(next, certificate.Data[corev1.TLSPrivateKeyKey]) {
-		// A renewal was interrupted after its certificate was stored. Complete it.
+		// The conditions mean that a renewal was interrupted after its certificate was stored. Complete this renewal.
 		secret.Data[PrivateKey] = next
 		delete(secret.Data, NextPrivateKey)
 		secret.Data[PublicKey] = nil // corrected below
@@ -219,7 +220,7 @@ func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.Pr
 	return key, k.updateKeys(ctx, secret)
 }
 
-// replaceKey stores key, the key of the current certificate, in the operator's key Secret. It removes the entry
+// replaceKey stores the key of the current certificate in the operator's key Secret. It removes the entry
 // NextPrivateKey.
 func (k *Keeper) replaceKey(ctx context.Context, secret *corev1.Secret, key ed25519.PrivateKey) (err error) {
 	delete(secret.Data, NextPrivateKey)

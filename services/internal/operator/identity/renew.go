@@ -13,7 +13,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// checkInterval is the time between two checks of the identity. A check reads the CA bundle and looks whether the
+// checkInterval is the time between two checks of the identity. A check reads the CA bundle and finds out whether the
 // certificate is due for renewal.
 const checkInterval = time.Minute
 
@@ -116,7 +116,7 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 	if err != nil {
 		return fmt.Errorf("unusable certificate from the server: %w", err)
 	}
-	// The new certificate may expire at the same time as the current one. Near the end of a CA's life, all its
+	// Accept a certificate that expires at the same time as the current one. Near the end of a CA's life, all its
 	// certificates expire together with the CA.
 	if identity.Leaf.NotAfter.Before(now.Leaf.NotAfter) {
 		return fmt.Errorf("the new certificate expires at %s, earlier than the current one",

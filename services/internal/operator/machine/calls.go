@@ -16,13 +16,13 @@ import (
 type fault struct {
 	reason, text string
 	after        time.Duration
-	// refused means that the same request would fail again.
+	// refused is true if the same call would fail again.
 	refused bool
 }
 
 const (
-	// These are the pauses before a call is repeated: retrySoon if a server was unreachable, retryFull if capacity was
-	// lacking, and retryRefused if the server refused the request.
+	// These are the pauses before a call is repeated. retrySoon applies if a server was unreachable, retryFull if
+	// capacity was lacking, and retryRefused if the server refused the request.
 	retrySoon    = 5 * time.Second
 	retryFull    = 30 * time.Second
 	retryRefused = 10 * time.Minute
@@ -42,7 +42,7 @@ func faultOf(s step, err error) *fault {
 	case s != stepCreate && code == codes.NotFound:
 		return nil
 	case s == stepCreate && code == codes.AlreadyExists:
-		// An instance with this ID existed and is gone, so it does not exist now.
+		// An instance with this ID existed and is gone. So the instance does not exist, and the call has not failed.
 		return nil
 	}
 	switch code {

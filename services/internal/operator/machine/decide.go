@@ -35,7 +35,8 @@ const (
 // view is everything that decide depends on.
 type view struct {
 	machine *v1beta1.NstanceMachine
-	// owner is the Machine of the NstanceMachine, nil if there is none. ownerGone: the Machine existed and was deleted.
+	// owner is the Machine of the NstanceMachine, nil if there is none. ownerGone is true if that Machine existed and
+	// was deleted.
 	owner     *clusterv1.Machine
 	ownerGone bool
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
@@ -58,8 +59,8 @@ type shardView struct {
 	reachable, synced bool
 	group             *nstancev1.GroupStatus
 	instance          *nstancev1.InstanceStatus
-	// load is the number of the group's instances in the shard, plus the number of machines of the shard whose instance
-	// does not exist yet. It is set only if the machine itself has no shard yet.
+	// load is the number of the group's instances in the shard. It also counts the machines that have this shard but no
+	// instance yet. load is set only if the view's machine must still choose a shard.
 	load int
 }
 
@@ -138,8 +139,9 @@ func (v *view) mayCreate() (why string) {
 }
 
 // chooseShard chooses the shard of the instance. It takes the shard that the NstanceMachine or its Machine specifies.
-// If neither specifies one, it takes the shard with the fewest instances of the group. Machines that are created
-// together see the same counts, so a hash of the machine's UID decides between equal counts.
+// If neither specifies one, it takes the shard with the fewest instances of the group. If several shards have the
+// fewest, a hash of the machine's UID and the shard decides, because machines that are created together see the same
+// counts.
 func (v *view) chooseShard(d *decision) {
 	m := v.machine
 	refuse := func(reason, format string, args ...any) {
@@ -305,13 +307,13 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):
-		// The operator need not delete the instance. The deletion of the pool deletes a dynamic group and its
-		// instances, but keeps the instances of a static group.
+		// The pool or the Cluster is being deleted, so do not delete the instance here. With its pool, a dynamic group
+		// and its instances are deleted. A static group keeps its instances.
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
-		// Only the NstanceMachine was deleted, not its Machine, for example together with the CRD. The instance stays,
-		// and the pool creates a new NstanceMachine for it.
+		// Only the NstanceMachine was deleted, not its Machine. This happens, for example, when the CRD is deleted. The
+		// instance stays, and the pool's controller creates a new NstanceMachine for it.
 		d.step = stepRelease
 		return
 	}
@@ -346,10 +348,10 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	}
 }
 
-// losesNode reports whether Cluster API drains and deletes the Node of an instance of a static group. It does so if the
-// Machine is deleted together with the pool, or if the drain began before the deletion of the Cluster. The operator
-// then deletes the instance, and the static group replaces it. Until the shard has listed its groups, every group
-// counts as static.
+// losesNode reports whether Cluster API drains and deletes the Node of an instance whose static group stays. It does so
+// if the Machine is deleted together with the pool. If the Cluster is deleted, it does so only if the drain began
+// before that. In both cases the operator deletes the instance, and the static group replaces it. Until the shard has
+// listed its groups, every group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false
@@ -360,8 +362,8 @@ func (v *view) losesNode(s *shardView) bool {
 	return !v.ending || deletion != nil && !deletion.NodeDrainStartTime.IsZero()
 }
 
-// stateOrder lists the states through which an instance goes, from the first to the last. A mirror that lags behind an
-// answer never sets the status back to an earlier state.
+// stateOrder lists the states through which an instance goes, from the first to the last. The status never returns to
+// an earlier state, even if the mirror is older than the leader's last answer.
 var stateOrder = []string{"", "reserved", "created", "registered", stateDeleting, stateDeleted}
 
 const (

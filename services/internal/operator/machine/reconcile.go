@@ -27,8 +27,8 @@ type Reconciler struct {
 	refused refusals
 }
 
-// maxSteps is the largest number of steps in one reconciliation. A machine needs at most five: finalizer, instance ID,
-// instance, provider ID, and one step after the status was stored.
+// maxSteps is the largest number of steps in one reconciliation. A machine needs at most five: one each to get its
+// finalizer, its instance ID, its instance and its provider ID, and one after the status was stored.
 const maxSteps = 8
 
 // Reconcile implements reconcile.Reconciler.
@@ -190,8 +190,8 @@ func (r *Reconciler) readReferenced(ctx context.Context, obj client.Object, key 
 	return nil, nil
 }
 
-// poolGone reports whether the pool of a pool machine is being deleted or does not exist. If the pool does not exist,
-// Kubernetes removes the machine's reference to the pool.
+// poolGone reports whether the pool of a pool machine is being deleted or does not exist. Kubernetes removes the
+// machine's reference to a pool that does not exist. So without a reference, poolGone returns true.
 func (r *Reconciler) poolGone(ctx context.Context, m *v1beta1.NstanceMachine) (bool, error) {
 	for _, ref := range m.OwnerReferences {
 		if ref.Kind == "NstanceMachinePool" && ref.APIVersion == v1beta1.GroupVersion.String() {
@@ -210,14 +210,14 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
 		// With this owner reference, Kubernetes deletes the NstanceMachine together with its Machine. Cluster API adds
-		// the same reference, but perhaps too late: a Machine that is deleted earlier has no finalizer and disappears
-		// immediately. The NstanceMachine and its instance would then stay.
+		// the same reference, but perhaps too late. If the Machine is deleted before that, it has no finalizer and
+		// disappears immediately. Without the reference, the NstanceMachine and its instance would then stay.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {
 		if m.Labels[clusterv1.ClusterNameLabel] == "" {
-			// The Machine contains the name of the cluster, but the Machine may be deleted first. So store the name in
-			// a label.
+			// Store the name of the cluster in a label. The Machine contains the name too, but the Machine may be
+			// deleted before the NstanceMachine.
 			if m.Labels == nil {
 				m.Labels = map[string]string{}
 			}

@@ -9,9 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals keeps the refused CreateInstance calls in memory, so that the operator does not repeat a call that would
-// fail again. It also keeps failed calls that may still create an instance. A restart loses both. The operator then
-// repeats a refused call once. A call that failed before the restart no longer has an effect.
+// refusals remembers CreateInstance calls, but only in memory. The operator does not repeat a refused call, because it
+// would fail again. refusals also remembers failed calls that may still create an instance. After a restart, the
+// operator repeats a refused call once. A call that failed before the restart can no longer create an instance.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal

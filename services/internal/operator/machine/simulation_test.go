@@ -108,8 +108,8 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 	return op
 }
 
-// recordWrite performs a write and counts it. The operator crashes before or after the write with which crashIn reaches
-// zero.
+// recordWrite performs a write and counts it. crashIn is the number of writes until the operator crashes. The crash
+// comes after the last of these writes, or before it if unsaved is true.
 func (op *simulatedOperator) recordWrite(do func() error) error {
 	if op.crashIn < 0 {
 		return errCrash

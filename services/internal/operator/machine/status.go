@@ -37,8 +37,8 @@ func (v *view) updateStatus(d *decision, i *nstancev1.InstanceStatus) {
 		yes := true
 		s.Initialization.Provisioned = &yes
 	}
-	// A new leader reports the health as "unknown" until the agent's next report. Until then, a ready instance stays
-	// ready.
+	// After a change of the leader, the health is "unknown" until the agent reports to the new leader. During this
+	// time, a ready instance stays ready.
 	healthy := i.GetHealth() == "healthy" || i.GetHealth() == "unknown" && s.Ready
 	s.Ready = running && healthy && s.State == "registered"
 	switch {

@@ -55,7 +55,8 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 	instanceType, shard := r.instanceType(t.Spec.Template.Spec)
 	switch {
 	case instanceType == "":
-		// No shard has reported the instance type, perhaps because the shards are unreachable. Keep the known capacity.
+		// No shard has reported the instance type, perhaps because no shard can be reached. Keep the capacity that the
+		// status already has.
 		if t.Status.Capacity == nil {
 			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"no shard has reported the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)

@@ -46,7 +46,7 @@ var indexes = []index{
 		}
 		return nil
 	}},
-	// Only machines without an instance depend on their group, so index only these.
+	// Index only machines without an instance, because only they depend on the state of their group.
 	{&v1beta1.NstanceMachine{}, byWaitingGroup, func(o client.Object) []string {
 		if m := o.(*v1beta1.NstanceMachine); m.Status.InstanceID == "" && !isPoolMachine(m) {
 			return []string{m.Spec.GroupRef.Name}

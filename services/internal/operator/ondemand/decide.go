@@ -148,7 +148,7 @@ func (w *snapshot) nodeOf(machine string) *corev1.Node {
 }
 
 // needsMachine reports whether an unfinished pod needs its machine. A pod that runs on another Node does not need it. A
-// pod that runs on no Node needs it only while the pod requests an instance of the machine's group.
+// pod that is on no Node yet needs it only as long as the pod's annotation requests an instance of the machine's group.
 func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceMachine, node *corev1.Node) bool {
 	switch {
 	case pod.Spec.NodeName == "":
@@ -163,8 +163,8 @@ func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceM
 }
 
 // hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node is
-// reserved for one pod, but a pod that tolerates every taint can run there, too. A deletion of the machine would evict
-// that other pod.
+// reserved for one pod, but a pod that tolerates every taint can run there, too. If the machine were deleted, that
+// other pod would be evicted.
 func (w *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
 	return node != nil && slices.ContainsFunc(w.pods, func(pod *corev1.Pod) bool {
 		return pod.Spec.NodeName == node.Name && w.alive[pod.UID] != nil &&
@@ -249,7 +249,8 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		return
 	}
 	if w.infra[name] != nil {
-		// Objects of an earlier machine of this pod are left. They must be deleted first.
+		// The NstanceMachine of an earlier machine of this pod still exists. Create no machine before that object is
+		// deleted.
 		return
 	}
 	known, has, unheard := false, false, false
@@ -270,7 +271,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	case !has && !unheard:
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
-		// Wait for a pool of the group. The operator imports the group as a pool once all shards answer.
+		// Wait until the group has a pool. The operator imports the group as a pool once all shards answer.
 		d.waiting = true
 	default:
 		d.addToleration(pod)
@@ -279,8 +280,8 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 }
 
 // newObjects returns a Machine and its NstanceMachine. The caller makes the Machine the owner of the NstanceMachine
-// when the UID of the Machine is known. There must be no other owner: if the Machine is deleted before it has Cluster
-// API's finalizer, the garbage collector must delete the NstanceMachine.
+// when the UID of the Machine is known. The NstanceMachine must have no other owner: if the Machine is deleted before
+// it has Cluster API's finalizer, the garbage collector must also delete the NstanceMachine.
 //
 // The Machine does not get the labels of the Node. Cluster API would copy them to the Node before the Node has the
 // taint.

@@ -56,8 +56,8 @@ func snapshotOf(pods ...*corev1.Pod) snapshot {
 	return w
 }
 
-// with adds to the snapshot the Machine of a pod, as decideSweep would create it. It also adds the NstanceMachine if
-// infra is true.
+// with adds to the snapshot the Machine that decideSweep creates for the pod with the given UID. If infra is true, it
+// also adds the NstanceMachine.
 func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
 	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
@@ -68,7 +68,8 @@ func (w snapshot) with(uid types.UID, infra bool) snapshot {
 	return w
 }
 
-// onNode adds to the snapshot the machine of a pod with its instance, and a Node that is reserved for the pod.
+// onNode adds to the snapshot the Machine and the NstanceMachine of a pod. The NstanceMachine has an instance, whose
+// Node is reserved for the pod.
 func (w snapshot) onNode(uid types.UID, node string) snapshot {
 	w = w.with(uid, true)
 	name := machineName("gpu", uid)
@@ -88,7 +89,7 @@ func tolerant(pod *corev1.Pod) { pod.Spec.Tolerations = []corev1.Toleration{tole
 // changedMind removes the annotation.
 func changedMind(pod *corev1.Pod) { pod.Annotations = nil }
 
-// besides adds to the snapshot a pod that has a machine and no annotation.
+// besides adds to the snapshot a pod that no longer has the annotation, although its machine may still exist.
 func (w snapshot) besides(pod *corev1.Pod) snapshot {
 	w.alive[pod.UID] = pod
 	return w
@@ -102,8 +103,8 @@ func TestDecide(t *testing.T) {
 	name := machineName("gpu", "1")
 	for title, c := range map[string]struct {
 		state snapshot
-		// want lists what the decision contains: "+name" to create, "~name" to complete, "-name" to delete, "=node" to
-		// reserve, "%pod" to tolerate, "!reason" to warn, "?" if a pod waits.
+		// want lists the decisions: "+name" creates a machine, "~name" completes it, and "-name" deletes it. "=node"
+		// reserves a Node, "%pod" adds a toleration to a pod, and "!reason" is a warning. "?" means that a pod waits.
 		want string
 	}{
 		"nothing":                   {snapshotOf(), ""},
@@ -260,7 +261,7 @@ func TestObjects(t *testing.T) {
 		*m.Spec.Bootstrap.DataSecretName != "" {
 		t.Errorf("%+v", m)
 	}
-	// newObjects sets no owner, because the caller adds the Machine as the only one. With a second owner, the garbage
+	// newObjects sets no owner, because the caller makes the Machine the only owner. With a second owner, the garbage
 	// collector would keep the NstanceMachine after the deletion of the Machine.
 	if len(infra.OwnerReferences) != 0 {
 		t.Errorf("%+v", infra.OwnerReferences)

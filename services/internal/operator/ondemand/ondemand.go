@@ -87,7 +87,8 @@ type reconciler struct {
 	tolerant sync.Map
 	// deleted are the UIDs of the Machines that the operator has deleted. The cache may not show that yet.
 	deleted sync.Map
-	// waiting reports whether a pod waits for a machine that can perhaps be created after a change on a shard.
+	// waiting is true while a pod waits for a machine that cannot be created yet. After a change on a shard, it can
+	// perhaps be created.
 	waiting atomic.Bool
 }
 

@@ -342,7 +342,7 @@ func (r *reconciler) deleteMachine(ctx context.Context, one machineRemoval) (beh
 	return false, nil
 }
 
-// stillNeeds reports the same as needsMachine, but reads the Node of the pod from the API server. If the Node has no
+// stillNeeds reports the same as needsMachine, but reads the pod's Node from the API server. If the Node has no
 // provider ID yet, stillNeeds returns true, because the Node may belong to the machine.
 func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machineRemoval) (bool, error) {
 	if pod.Spec.NodeName == "" || one.infra == nil || one.infra.Spec.ProviderID == "" {

@@ -98,8 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write calls the function do. If this is the write at which the operator must crash, write then returns errCrash. All
-// later writes return errCrash without calling do. write is called from several goroutines.
+// write calls the function do. When the operator must crash, write still calls do, but returns errCrash. All later
+// calls of write return errCrash without calling do. Several goroutines call write.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -318,8 +318,8 @@ func TestMachineBelongsToItsPod(t *testing.T) {
 		pod.Spec.NodeName = boundTo
 		must(c.client.Update(t.Context(), pod))
 		c.sweep()
-		// The machine must stay unless the pod runs on the Node "other". The Node "unnamed" has no provider ID, so it
-		// may belong to the machine.
+		// Only a pod on the Node "other" does not need its machine any more. The Node "unnamed" has no provider ID, so
+		// it may belong to the machine.
 		if m, _ := c.state(); m["1"] != (boundTo != "other") {
 			t.Errorf("the pod runs on %s, its machine exists: %t", boundTo, m["1"])
 		}

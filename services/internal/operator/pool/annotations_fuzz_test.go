@@ -65,8 +65,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	})
 }
 
-// FuzzOwnedFields checks that the annotation lists all fields that a group sets or has set before. At the beginning,
-// the annotation may contain any text.
+// FuzzOwnedFields checks that the annotation lists all fields that a group sets or has set before. The annotation from
+// before the test may contain any text.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")

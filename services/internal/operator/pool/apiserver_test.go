@@ -233,7 +233,8 @@ func TestAPIServer(t *testing.T) {
 	op.checkImport()
 	op.checkStaticFields()
 	op.checkQuiet(func() {
-		// Trigger every reconciliation without a real change.
+		// Report a change of every group, shard and instance, although nothing changes. This triggers every
+		// reconciliation.
 		op.shards.Of("a").SetGroup(g)
 		for _, one := range op.shards.All() {
 			id := one.ID()
@@ -340,8 +341,8 @@ func (op *liveOperator) checkStaticFields() {
 	}
 }
 
-// checkQuiet checks that what fn does causes no write and no call. It then creates another pool, to know when the
-// controllers have processed everything. It ignores the writes and calls for that pool.
+// checkQuiet runs fn and checks that the operator then makes no write and no call. After fn, it creates another pool,
+// to know when the controllers have processed everything. It ignores the writes and calls for that pool.
 func (op *liveOperator) checkQuiet(fn func()) {
 	op.t.Helper()
 	op.takeRecorded()
@@ -407,7 +408,8 @@ func (op *liveOperator) checkLatency() {
 	}
 	slices.Sort(took)
 	op.t.Logf("from scale to call: p50 %s, p90 %s, most %s", took[len(took)/2], took[len(took)*9/10], took[len(took)-1])
-	// The median stays below this limit even on a busy machine. It exceeds the limit if the queue waits for a timer.
+	// The median stays below this limit even on a busy machine. If the queue delayed each reconciliation by a timer,
+	// the median would exceed the limit.
 	if took[len(took)/2] > 2*time.Second {
 		op.t.Errorf("the median from scale to call is %s, want at most 2 s", took[len(took)/2])
 	}
@@ -482,8 +484,8 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	if err := change("right", "a", "bb"); err == nil {
 		op.t.Error("a typing error was accepted")
 	}
-	// The pool "early" lists the shard "x" already. The policy must accept this shard, because it may have been removed
-	// from the configuration.
+	// The list of shards of the pool "early" already contains the shard "x". The policy must accept this shard, because
+	// it may have been removed from the configuration.
 	must(change("early", "x", "b"))
 	other := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "other",
 		Labels: map[string]string{clusterv1.ClusterNameLabel: "other"}},

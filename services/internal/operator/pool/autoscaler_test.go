@@ -109,8 +109,8 @@ func TestScaleDownPrefersDeletedMachine(t *testing.T) {
 	}
 }
 
-// TestMarkedMachineStaysWithoutScaleDown checks that the instance of a marked Machine stays if the pool grows again
-// before the operator has seen the scale-down.
+// TestMarkedMachineStaysWithoutScaleDown checks that the instance of a Machine that is marked for deletion stays if the
+// pool grows again before the operator has seen the scale-down.
 func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})

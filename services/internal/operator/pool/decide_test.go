@@ -361,7 +361,8 @@ func TestMirror(t *testing.T) {
 		s.Config.Raw) != want {
 		t.Errorf("%s", s.Config.Raw)
 	}
-	// The API server stores the same JSON document in this form.
+	// The API server stores the JSON document in another form, with the same content. This difference must not count as
+	// a change.
 	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drainTimeout":"1m0s","maxSurge":2,"template":"t"}`)
 	in.group.Status = s
 	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {

@@ -106,9 +106,9 @@ func (r *groupReconciler) Reconcile(ctx context.Context, request reconcile.Reque
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// gatherInput gathers the input of decisions about a shard group. The result "mirror" is the group's status in the
-// shard's mirror. in.known is the same, except while the mirror does not show the shard's last answer yet. Then
-// in.known is that answer.
+// gatherInput gathers the input of decisions about a shard group. The result mirror is the group's status in the
+// shard's mirror. As long as the mirror does not show the shard's last answer, in.known is that answer. Otherwise,
+// in.known is the status in the mirror.
 func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.NstanceShardGroup) (in groupInput,
 	mirror *nstancev1.GroupStatus, err error) {
 	in = groupInput{group: group, now: r.Now()}
@@ -195,9 +195,9 @@ func (r *groupReconciler) performCall(ctx context.Context, group *v1beta1.Nstanc
 	return did
 }
 
-// push first deletes the instances that were chosen for a scale-down, until the group is small enough. It then sends
-// the shard the remaining changes. If the shard refuses to delete a chosen instance, the shard itself chooses another
-// one.
+// push first deletes the instances that were chosen for a scale-down, until the group has the wanted size. It then
+// sends the shard the remaining changes. If the shard refuses to delete a chosen instance, the shard itself chooses
+// another one.
 func (r *groupReconciler) push(ctx context.Context, shard shards.Shard, group *v1beta1.NstanceShardGroup,
 	c shardCall) (known *nstancev1.GroupStatus, err error) {
 	upsert := c.upsert

@@ -48,8 +48,8 @@ type groupInput struct {
 	// configured: the operator's configuration lists the shard.
 	configured bool
 	state      shards.State
-	// known is the leader's latest status of the group, nil if the shard has no such group. known and instances are
-	// valid only if state.Synced is true.
+	// known is the newest status of the group from the shard's leader, nil if the shard has no such group. known and
+	// instances are valid only if state.Synced is true.
 	known     *nstancev1.GroupStatus
 	instances []*nstancev1.InstanceStatus
 	// capacity is that of the group's instance type, nil if unknown.
@@ -61,7 +61,8 @@ type groupInput struct {
 // outcome is what the reconciler remembers of the last call for a group.
 type outcome struct {
 	at time.Time
-	// upsert is the last request that the shard refused. refused is the shard's reason.
+	// upsert is the newest request that the shard refused, nil if the shard has accepted a request since then. refused
+	// is the shard's reason.
 	upsert  *nstancev1.UpsertGroupRequest
 	refused string
 	// after is the shard's answer to the last call about the group. before is what the mirror showed before that call.
@@ -84,13 +85,13 @@ type shardCall struct {
 	// chosen are the instances to delete before the upsert. Each of these deletions also lowers the size by one.
 	chosen []string
 	remove bool
-	// refused is the shard's reason for refusing the same request earlier. again is the time until the request is
+	// If the shard refused the same request earlier, refused is its reason, and again is the time until the request is
 	// repeated.
 	refused string
 	again   time.Duration
 }
 
-// decideCall returns the call that gives the shard's group the state in the shard group object.
+// decideCall returns the call to the shard after which the shard's group is as the shard group object demands.
 func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
@@ -135,8 +136,8 @@ func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids
 type callResult struct {
 	call shardCall
 	err  error
-	// group is the shard's answer to an upsert. restored is its answer to a deletion: the group is static, so the shard
-	// removed only the group's override.
+	// group is the shard's answer to an upsert. restored is true if a deletion removed only the override of the group,
+	// because the group is static.
 	group    *nstancev1.GroupStatus
 	restored bool
 }
@@ -198,8 +199,8 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// The operator is connecting to the shard. Until the state of the shard is known, keep the last known
-		// condition.
+		// The operator is connecting to the shard, or has not read the shard's groups yet. Set this condition only if
+		// the object has no Ready condition. Otherwise keep the last one.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"connecting to shard %s", in.group.Spec.Shard)
@@ -254,9 +255,9 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	code := status.Code(did.err)
 	switch {
 	case in.wanted:
-		// The pool still needs the group in the shard, so the finalizer can be removed. The pool's reconciler creates
-		// the shard group again, and no instance is deleted. But while the Cluster is being deleted, nothing is
-		// created, so the shard group waits until its pool is deleted too.
+		// The pool still needs the group in the shard. Remove the finalizer, and keep the group and its instances. The
+		// pool's reconciler then creates the shard group object again. While the Cluster is being deleted, nothing is
+		// created, so keep the finalizer until the pool is deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,
@@ -318,8 +319,8 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 	if config := mergedConfig(known, capacity); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
-	// Include the provider IDs of instances that are being deleted. If an ID is missing from the list, Cluster API
-	// deletes its Node, but the Node must be drained first.
+	// Include the provider IDs of instances that are being deleted. If the ID of such an instance were missing, Cluster
+	// API would delete its Node, but the Node must be drained first.
 	var ids []string
 	for _, i := range instances {
 		if i.GetProviderId() != "" && !i.GetOnDemand() {

@@ -88,8 +88,8 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 			}
 			one.pool = made
 		}
-		// A MachinePool that references a pool of this name is being deleted. Do not create the pool yet, because
-		// Cluster API would delete it and its group.
+		// A MachinePool that references this pool's name is being deleted. Do not create the pool yet, because Cluster
+		// API would delete the new pool and its group.
 		if ending[one.pool.Name] {
 			continue
 		}
@@ -105,7 +105,7 @@ func decideImport(in importInput) (found []importedGroup, refused []refusal) {
 }
 
 // importInterrupted reports whether an import created the pool but not its MachinePool. A pool gets its finalizer only
-// when it has a MachinePool. So if the pool has the finalizer, a user has deleted the MachinePool.
+// when it has a MachinePool. So if the pool has the finalizer, its MachinePool existed and a user has deleted it.
 func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]bool) bool {
 	return pool.Labels[v1beta1.ImportedLabel] == "true" && pool.DeletionTimestamp.IsZero() && !referred[pool.Name] &&
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
@@ -174,8 +174,8 @@ func differingFields(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
 	return fields
 }
 
-// importedMachinePool returns a MachinePool whose replicas are the current sum over the shards. The name of the
-// bootstrap secret is empty, because the servers provide the userdata.
+// importedMachinePool returns a MachinePool whose replicas are the sum of the group's current sizes on all shards. The
+// name of the bootstrap secret is empty, because the servers provide the userdata.
 func importedMachinePool(in importInput, pool *v1beta1.NstanceMachinePool,
 	parts map[string]*nstancev1.GroupStatus) *clusterv1.MachinePool {
 	var sum uint64

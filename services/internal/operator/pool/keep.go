@@ -14,9 +14,9 @@ import (
 // adoptionRetry is the time until the operator tries again to adopt a machine that an earlier pool left behind.
 const adoptionRetry = 2 * time.Second
 
-// keepMachines keeps the Machines of static groups while their pool is being deleted. If it did not, Kubernetes would
-// remove the Machines with the MachinePool. Cluster API would then drain and remove their Nodes, although the instances
-// stay.
+// keepMachines keeps the Machines of static groups while their pool is being deleted. Without this, Kubernetes would
+// remove the Machines together with the MachinePool. Cluster API would then drain and remove their Nodes, although the
+// instances stay.
 func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput) error {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending || in.machinePool == nil {
 		return nil
@@ -61,7 +61,7 @@ func (p *pools) isStatic(m *v1beta1.NstanceMachine) bool {
 }
 
 // adoptMachine makes a pool the owner of an NstanceMachine that an earlier pool for the same group has left behind. It
-// returns true if the adoption must be tried again later.
+// returns true if the pool cannot adopt the NstanceMachine yet, so that the caller must try again later.
 func (r *machineReconciler) adoptMachine(ctx context.Context, infra *v1beta1.NstanceMachine,
 	pool *v1beta1.NstanceMachinePool, mp *clusterv1.MachinePool) (wait bool, err error) {
 	machine, err := r.machineOf(ctx, infra.Name)

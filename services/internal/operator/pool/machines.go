@@ -43,8 +43,8 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForMachine returns a request for the shard group of a machine. If a machine is deleted but its instance still
-// exists, that reconciliation creates the machine again.
+// requestsForMachine returns a request to reconcile the shard group of an NstanceMachine. If the NstanceMachine is
+// deleted but its instance still exists, the reconciliation creates the NstanceMachine again.
 func (r *machineReconciler) requestsForMachine(_ context.Context, machine client.Object) []reconcile.Request {
 	labels := machine.GetLabels()
 	group, shard := labels[v1beta1.GroupLabel], labels[v1beta1.ShardLabel]
@@ -148,9 +148,9 @@ func missingMachines(instances []*nstancev1.InstanceStatus, there map[string]boo
 	return missing
 }
 
-// poolMachine returns the machine of an instance. Cluster API's core finds the machine by its labels and makes a
-// Machine its controller. So the pool is an owner of the machine, but not its controller. The machine is created with
-// the finalizer, so that every deletion is handled.
+// poolMachine returns the NstanceMachine of an instance. Cluster API's core finds it by its labels, and makes a Machine
+// its controller. So the pool is an owner of the NstanceMachine, but not its controller. The NstanceMachine is created
+// with the finalizer, so that every deletion is handled.
 func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1.NstanceMachinePool, machinePool string,
 	i *nstancev1.InstanceStatus) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{

@@ -554,7 +554,8 @@ func TestOtherCluster(t *testing.T) {
 	if writes, calls := op.settle(); len(writes) != 0 || len(calls) != 0 {
 		t.Errorf("%v %v", writes, calls)
 	}
-	// Each Cluster may have a group "web", but the Kubernetes objects of these two groups would have the same names.
+	// Another Cluster also has a group "web". The Kubernetes objects of the two groups would have the same names, so
+	// the second group cannot be imported.
 	op.shards.Of("a").SetGroup(staticGroup("web", 1))
 	op.settle()
 	if events := op.events.take(); !containsAll(events, testCluster+" Warning Refused",

@@ -45,8 +45,8 @@ func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		WithOptions(o).Complete(r)
 }
 
-// requestsForChange returns requests for all pools when a shard's state changes. A shard that a pool lists may have
-// become known or unknown.
+// requestsForChange returns requests for all pools when a shard's state changes. By this change, a shard in a pool's
+// list may have become known or unknown to the operator.
 func (r *poolReconciler) requestsForChange(c shards.Change) []reconcile.Request {
 	if c.Kind != shards.ShardState {
 		return nil
@@ -157,8 +157,8 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 		return !annotated && m.DeletionTimestamp.IsZero()
 	})
 	slices.SortFunc(marked, func(a, b clusterv1.Machine) int {
-		// The value of the annotation is a time. A Machine without it precedes the others, because it is being deleted
-		// already.
+		// The value of the annotation is the time at which the Machine was marked. A Machine without the annotation
+		// comes first, because it is already being deleted.
 		return cmp.Or(strings.Compare(a.Annotations[clusterv1.DeleteMachineAnnotation],
 			b.Annotations[clusterv1.DeleteMachineAnnotation]), strings.Compare(a.Name, b.Name))
 	})

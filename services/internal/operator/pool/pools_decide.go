@@ -33,8 +33,8 @@ type poolInput struct {
 	machinePool *clusterv1.MachinePool
 	// groups are all shard groups of the pool's group, including those of other pools, by name.
 	groups []*v1beta1.NstanceShardGroup
-	// victims are instances of the pool whose Machines have the delete-machine annotation or are being deleted. The
-	// first one is deleted first. They are read only if the pool shrinks.
+	// victims are instances of the pool whose Machines have the delete-machine annotation or are being deleted. They
+	// are in the order in which they are deleted. The list is empty unless the pool shrinks.
 	victims []victim
 	// removed are the instances in [v1beta1.RemoveAnnotation] that do not exist any more.
 	removed map[string]bool
@@ -54,7 +54,8 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// shards get the replicas. unknown are the shards of the pool's spec that are neither configured nor in use.
+	// shards are the shards among which the replicas are divided. unknown are the shards of the pool's spec that are
+	// neither configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
@@ -70,8 +71,8 @@ func decidePool(in poolInput) poolPlan {
 	taken := map[string]*v1beta1.NstanceShardGroup{}
 	for _, g := range in.groups {
 		taken[g.Name] = g
-		// The pool adopts shard groups of the managed Cluster that have no owner, and those that handOver has given to
-		// the pool's MachinePool.
+		// The pool adopts shard groups of the managed Cluster that have no owner. It also adopts those whose owner is
+		// the pool's MachinePool, because handOver has made it the owner.
 		owner, cluster := metav1.GetControllerOf(g), g.Labels[clusterv1.ClusterNameLabel]
 		if owner == nil && (cluster == in.cluster || cluster == "") || owner != nil && (owner.UID == in.pool.UID ||
 			in.machinePool != nil && owner.UID == in.machinePool.UID) {
@@ -139,7 +140,7 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 			case have == nil:
 				plan.create = append(plan.create, newShardGroup(in, share))
 			case !have.DeletionTimestamp.IsZero():
-				// Do nothing: the shard group is created again once its deletion has finished.
+				// This shard group is being deleted. Create it again only once it is gone.
 			case !slices.Contains(mine, have):
 				problems = append(problems, fmt.Sprintf("shard group %s belongs to another pool", name))
 			default:
@@ -171,8 +172,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
 // configured and has no shard group. It gets no share, because it may be a typing error. As long as the spec has an
-// unknown shard, shards that left the spec keep their groups. The shards with the most instances are then first in the
-// result, and get the remainder of the division.
+// unknown shard, shards that were removed from the spec stay in use. The shards with the most instances then come first
+// in used, and get the remainder of the division.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -311,8 +312,8 @@ func (plan *poolPlan) sumStatuses(groups []*v1beta1.NstanceShardGroup) {
 	}
 	pool := plan.pool
 	if !all || len(plan.create) > 0 {
-		// Keep the known IDs until every shard group has reported. After a move of the objects to another cluster, for
-		// example, the shard groups have no statuses.
+		// Keep the known IDs until every shard group has reported. For example, the shard groups have no statuses after
+		// the objects were moved to another cluster.
 		ids = append(ids, pool.Spec.ProviderIDList...)
 	}
 	slices.Sort(ids)

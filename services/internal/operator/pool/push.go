@@ -62,8 +62,8 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 	}
 	own, known := ownSpec(group)
 	if !known {
-		// The server did not send the group's own settings. Compare the merged settings instead. No setting can be
-		// cleared in this case.
+		// The server did not send the group's own settings. So compare the settings in force, some of which may come
+		// from the group's template. In this case no setting can be cleared.
 		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
 			Vars: group.GetVars()}
 	}
@@ -87,8 +87,8 @@ func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.N
 }
 
 // addStaticDifferences adds to the request the settings in which a static group differs from the spec. The shard's
-// configuration defines the group. Kubernetes sets overrides, and clears those that it has set before. It keeps
-// overrides from other clients.
+// configuration defines the group, and the spec overrides its settings. If a setting is no longer in the spec, its
+// override is cleared only if Kubernetes has set it. Overrides from other clients stay.
 func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) {
 	own, known := ownSpec(group)
@@ -123,7 +123,8 @@ func isSubset(vars, others map[string]string) bool {
 // false if the server did not send the settings or if they cannot be decoded.
 func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
 	if group.GetSpecJson() == "" {
-		// A dynamic group always has settings of its own. A static group has none if it has no override.
+		// A dynamic group always has settings of its own. A static group without an override has no settings of its
+		// own.
 		return config.GroupSpec{}, group.GetIsStatic()
 	}
 	var spec config.GroupSpec

@@ -63,9 +63,8 @@ func (r *poolReconciler) reportShared(ctx context.Context, pool *v1beta1.Nstance
 	return nil
 }
 
-// findHeir returns the MachinePool for which a pool that is being deleted must be kept. It returns nil if the pool must
-// really be deleted. It reads the MachinePools from the API server, because the answer decides whether instances are
-// deleted.
+// findHeir returns the MachinePool that takes over a pool that is being deleted. It returns nil if the pool must really
+// be deleted. It reads the MachinePools from the API server, because the answer decides whether instances are deleted.
 func (r *poolReconciler) findHeir(ctx context.Context, in poolInput) (*clusterv1.MachinePool, error) {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending {
 		return nil, nil
@@ -113,8 +112,8 @@ func (r *poolReconciler) handOver(ctx context.Context, pool *v1beta1.NstanceMach
 	return nil
 }
 
-// restorePool creates a pool again that handOver has stored. It waits until none of the pool's MachinePools is being
-// deleted, because Cluster API would delete the new pool too.
+// restorePool creates a deleted pool again from the copy that handOver has stored. It waits until none of the pool's
+// MachinePools is being deleted, because Cluster API would delete the new pool too.
 func (r *poolReconciler) restorePool(ctx context.Context, name string) error {
 	users, err := r.listUsers(ctx, r.Client, name)
 	if err != nil || !slices.ContainsFunc(users, func(mp *clusterv1.MachinePool) bool {
@@ -133,7 +132,8 @@ func (r *poolReconciler) restorePool(ctx context.Context, name string) error {
 		if p, err := r.Permission(ctx, r.Reader, mp); err != nil || p.Paused || p.Ending {
 			return err
 		}
-		// Keep the annotation for now. When the cache shows the pool, another reconciliation removes it.
+		// Keep the annotation that contains the stored pool. When the cache shows the new pool, another reconciliation
+		// removes the annotation.
 		if err := r.Client.Create(ctx, pool); err != nil {
 			return fmt.Errorf("create pool %s again: %w", name, err)
 		}

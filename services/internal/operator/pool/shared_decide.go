@@ -15,8 +15,8 @@ import (
 )
 
 // chooseUser returns the MachinePool that determines the replicas of a pool. This is the pool's controller, or else the
-// oldest MachinePool that references the pool. If several reference it, the first one that Cluster API sees becomes the
-// controller. chooseUser returns nil if there is no MachinePool.
+// oldest MachinePool that references the pool. If several MachinePools reference the pool, Cluster API makes the one
+// that it sees first the controller. chooseUser returns nil if there is no MachinePool.
 func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	if len(users) == 0 {
 		return nil
@@ -40,9 +40,9 @@ func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool
 	})
 }
 
-// decideHeir returns the MachinePool for which a pool that is being deleted must be kept. It returns nil if the pool
-// must really be deleted. Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool
-// references the pool too.
+// decideHeir returns the MachinePool that takes over a pool that is being deleted. It returns nil if the pool must
+// really be deleted. Cluster API deletes the pool of every deleted MachinePool, even if another MachinePool references
+// the pool too.
 func decideHeir(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	living := livingUsers(users)
 	if len(living) == len(users) {
@@ -58,8 +58,9 @@ func livingUsers(users []*clusterv1.MachinePool) []*clusterv1.MachinePool {
 	})
 }
 
-// sharedCondition returns the condition that says whether other MachinePools reference the pool of this MachinePool. It
-// returns nil if there are no others and the MachinePool does not have the condition with the status true.
+// sharedCondition returns the condition that says whether other MachinePools reference the pool of this MachinePool. If
+// there are no others, a condition with the status true is replaced by one with the status false. Without such a
+// condition, sharedCondition returns nil.
 func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*clusterv1.MachinePool) *metav1.Condition {
 	var others []string
 	for _, other := range living {

@@ -38,13 +38,13 @@ func splitReplicas(replicas int32, shards []string) []shardShare {
 // victim is an instance that is deleted first when the pool shrinks, because its node is drained already.
 type victim struct{ shard, instance string }
 
-// scaleShares changes the shares of a pool so that their sum is replicas. It returns the new shares, and the victims
-// whose deletion has lowered a share.
+// scaleShares changes the shares of a pool so that their sum is replicas. It returns the new shares, and the chosen
+// victims, which are the first instances to delete.
 //
-// Each victim lowers the share of its own shard. If this is not enough, the largest shares shrink, beginning at the end
-// of the list. If the sum is too small, the smallest shares grow, beginning at the start of the list. An equal split
-// therefore stays equal. Shares that victims have made unequal stay unequal until the pool grows or shrinks, because a
-// correction would delete instances.
+// Each chosen victim lowers the share of its own shard by one. If the sum is still too large, the largest shares
+// shrink, beginning at the end of the list. If the sum is too small, the smallest shares grow, beginning at the start
+// of the list. An equal split therefore stays equal. Shares that victims have made unequal stay unequal until the pool
+// grows or shrinks, because instances would have to be deleted to make them equal.
 func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []shardShare, chosen []victim) {
 	shares = slices.Clone(have)
 	target, sum := max(int64(replicas), 0), int64(0)
@@ -71,8 +71,8 @@ func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []
 	return shares, chosen
 }
 
-// lowerShares lowers every share above a common level to that level. It lowers some of them by one more, from the end
-// of the list, so that the sum is the target.
+// lowerShares lowers the largest shares so that the sum is the target. All of them get the same size, except that some,
+// from the end of the list, get one less.
 func lowerShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {
@@ -93,8 +93,8 @@ func lowerShares(shares []shardShare, target int64) {
 	}
 }
 
-// raiseShares raises every share below a common level to that level. It raises some shares by one more, from the start
-// of the list, so that the sum is the target.
+// raiseShares raises the smallest shares so that the sum is the target. All of them get the same size, except that
+// some, from the start of the list, get one more.
 func raiseShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {

@@ -114,7 +114,8 @@ func TestScaleShares(t *testing.T) {
 }
 
 // TestScaleSharesProperties checks that an equal split stays equal if there are no victims. With victims, the sum of
-// the shares must be the replicas. A share may grow only if the pool grows, and shrink only if the pool shrinks.
+// the shares must be the number of replicas. In addition, no share may grow while the pool shrinks, or shrink while the
+// pool grows.
 func TestScaleSharesProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 3000 {

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// conditions are the conditions that a decision sets. mergeInto adds their generation and time.
+// conditions are the conditions that a decision sets. mergeInto adds the generation and the time to each condition.
 type conditions []metav1.Condition
 
 func (c *conditions) set(kind string, ok bool, reason, format string, args ...any) {

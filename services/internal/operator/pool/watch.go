@@ -14,8 +14,8 @@ import (
 )
 
 // specChanged ignores updates that change only the status. A controller must not use specChanged for objects whose
-// status it writes. It computes a status from a cache that may be out of date, so it must run again when the cache
-// shows the new status.
+// status it writes. The controller computes each status from a cache that may be out of date. So it must run again when
+// the cache shows the new status.
 var specChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.GetGeneration() != is.GetGeneration() || !was.GetDeletionTimestamp().Equal(is.GetDeletionTimestamp()) ||

@@ -2,7 +2,8 @@
 // and blocked groups.
 //
 // Invariant: the operator records one event when an error begins and one when it ends. The events are about the object
-// concerned or its nearest existing parent. Text that looks like a key or a token is removed.
+// that the error concerns. If that object does not exist, they are about its nearest existing parent. Text that looks
+// like a key or a token is removed.
 package report
 
 import (
@@ -75,8 +76,8 @@ func (r *reporter) enqueue(c shards.Change) {
 	}
 }
 
-// recordEvents records the events of one error. A server repeats its standing errors on each connection. recordEvents
-// ignores these repetitions.
+// recordEvents records the events of one error. On each new connection, a server reports its unresolved errors again.
+// recordEvents ignores these repetitions.
 func (r *reporter) recordEvents(ctx context.Context, c shards.Change) {
 	e := c.Error
 	s := subject{c.Shard, e.GetKind(), e.GetGroup(), e.GetInstanceId()}
@@ -117,9 +118,9 @@ func eventAction(kind string) string {
 	return kind
 }
 
-// objects returns the objects that an error is about. For an instance, this is its NstanceMachine. If there is none,
-// these are the group's NstanceShardGroup and NstanceMachinePool. If the group has none either, this is the
-// NstanceCluster.
+// objects returns the objects that an error is about. For an instance, this is its NstanceMachine. If there is no
+// NstanceMachine, these are the group's NstanceShardGroup and NstanceMachinePool. If these do not exist either, this is
+// the NstanceCluster.
 func (r *reporter) objects(ctx context.Context, shard string, e *nstancev1.ErrorEvent) (out []client.Object) {
 	if id := e.GetInstanceId(); id != "" {
 		var machines v1beta1.NstanceMachineList

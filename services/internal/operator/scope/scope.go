@@ -73,7 +73,7 @@ func (s *Scope) InCluster(object client.Object) bool {
 	return object.GetNamespace() == s.Namespace && object.GetLabels()[clusterv1.ClusterNameLabel] == s.ClusterName()
 }
 
-// Permission says what the operator may do according to the managed Cluster and the annotations of objects.
+// Permission says what the operator may do. This depends on the managed Cluster and on the annotations of objects.
 type Permission struct {
 	// Paused: nothing is reconciled, because the Cluster or an object is paused (Cluster API contract).
 	Paused bool
@@ -136,9 +136,9 @@ func (s *Scope) Requests(ctx context.Context, list client.ObjectList, opts ...cl
 	return requests
 }
 
-// Patch writes the difference between two versions of an object: was, which was read before, and want. It writes
-// nothing if they are equal. If the finalizers differ, Patch replaces the whole list of finalizers. It then fails if
-// another client has changed the object.
+// Patch writes the difference between two versions of an object: was is the version that the caller has read, and want
+// is the wanted version. It writes nothing if both are equal. If the finalizers differ, Patch replaces the whole list
+// of finalizers. It then fails if another client has changed the object.
 func (s *Scope) Patch(ctx context.Context, was, want client.Object) error {
 	if equality.Semantic.DeepEqual(was, want) {
 		return nil

@@ -20,15 +20,16 @@ const (
 	maxDeleted  = 10000
 
 	// settleReserved is how long a reserved instance that a new leader does not know stays in the mirror. The new
-	// leader may not have learned of the reservation yet.
+	// leader may find the reservation a little later.
 	settleReserved = 2 * time.Minute
 
 	deleted  = "deleted"
 	reserved = "reserved"
 )
 
-// mirror is the state that a shard's leader reports. Each entry has the number of its last change, so a call that began
-// before a change cannot overwrite that change. Messages are replaced, never modified.
+// mirror is the state that a shard's leader reports. The changes are numbered, and each entry has the number of its
+// last change. So the answer to a call that began before a change cannot overwrite that change. A stored message is
+// never modified, only replaced.
 type mirror struct {
 	id  string
 	now func() time.Time
@@ -38,8 +39,8 @@ type mirror struct {
 	groups    map[string]entry[*nstancev1.GroupStatus]
 	instances map[string]entry[*nstancev1.InstanceStatus]
 	drains    map[string]Drain
-	// deletedAt maps each deleted instance to the time at which it was first seen deleted. guessed contains the
-	// instances that count as deleted only because the leader does not know them.
+	// deletedAt maps each deleted instance to the time at which it was first seen deleted. guessed contains those
+	// instances that no leader has reported as deleted: they count as deleted because the leader does not know them.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
 	// missingSince is the time at which an instance was first unknown to a leader. The instance may still appear.
@@ -62,8 +63,8 @@ func newMirror(id string, now func() time.Time) *mirror {
 // ID implements [Shard].
 func (m *mirror) ID() string { return m.id }
 
-// mark returns the number of the latest change. An update that gets this number as since does not overwrite later
-// changes.
+// mark returns the number of the latest change. The caller passes the number as since to a later update, which does not
+// overwrite changes with higher numbers.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,8 +141,8 @@ func (m *mirror) counts() map[string]int {
 	return out
 }
 
-// setGroup stores a group that a call has returned. since is the mark from before the call. Changes of the group after
-// that mark take precedence.
+// setGroup stores a group that a call has returned. since is the result of mark before the call. A change of the group
+// after that takes precedence.
 func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	if g.GetGroup() == "" {
 		return nil
@@ -258,9 +259,9 @@ func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// applyList stores a complete list of the live instances. since is the mark from before the list was requested. missing
-// are the known instances that the list lacks. The caller must ask the leader for each of them and pass the answer to
-// setInstance or markUnknown.
+// applyList stores a complete list of the live instances. since is the result of mark before the list was requested.
+// missing are the instances that the mirror has and the list lacks. The caller must ask the leader for each of them and
+// pass the answer to setInstance or markUnknown.
 func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -83,8 +83,8 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 // runWatches runs the three watches and lists the instances regularly, until a watch or the first list fails.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// watchGroups calls whole after it has read all groups, and listRegularly after it has read all instances. The
-	// mirror is complete after both calls.
+	// watchGroups calls the function whole after it has read all groups. listRegularly calls it after it has read all
+	// instances. After both calls, the mirror is complete.
 	parts := make(chan struct{}, 2)
 	whole := func() {
 		parts <- struct{}{}

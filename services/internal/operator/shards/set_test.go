@@ -219,8 +219,8 @@ func TestMirrorsAShard(t *testing.T) {
 	a.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "provider", Group: "web"}
 	cluster.awaitChange(shards.Change{Shard: "a", Kind: shards.ErrorReported, Group: "web"})
 
-	// The leader ends a watch that is too slow. The operator then starts the watch again on the same connection, and
-	// removes from the mirror what no longer exists.
+	// If a watch is too slow, the leader ends it. The operator must then start the watch again on the same connection,
+	// and remove from the mirror what no longer exists.
 	a.Do(func() { a.Instances = nil; a.Ended = status.Error(codes.ResourceExhausted, "slow") })
 	old := a.GroupEvents
 	a.Do(func() {

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// grace is how long a shard may be disconnected before it counts as unreachable. The operator notices only after
-	// pingAfter and pingTimeout that a server is silent. So the shard becomes unreachable 17 s after its last sign of
-	// life.
+	// grace is how long a shard may be disconnected before it counts as unreachable. The operator notices a silent
+	// server only after pingAfter and pingTimeout, which are 13 s together. So the shard becomes unreachable 17 s after
+	// its last sign of life.
 	grace = 4 * time.Second
 	// settled is the length of a session after which the reconnect delay is reset.
 	settled = 5 * time.Second
@@ -39,7 +39,7 @@ type shard struct {
 	mu    sync.Mutex
 	addr  string
 	state State
-	// conn is the connection to a leader. If conn is nil, lostErr is the reason.
+	// conn is the connection to a leader. If there is no connection, conn is nil and lostErr is the reason.
 	conn    *grpc.ClientConn
 	lostErr error
 	// endSession ends the current session, so that a new one starts.
@@ -107,8 +107,8 @@ func (s *shard) run(ctx context.Context) {
 			reported = err.Error()
 			s.log.Warn("no session with the shard's leader; trying again", "address", addr, "error", err)
 		}
-		// The error of a standby contains the leader's address. Try that address immediately, and then the configured
-		// address again.
+		// The error of a standby contains the leader's address. Try that address next, without a pause. If that attempt
+		// fails too, return to the configured address.
 		hint = notleader.FromError(err).GetOperatorAddr()
 		if hint != "" && hint != addr && !followed {
 			continue
@@ -173,8 +173,8 @@ func (s *shard) setStopped() {
 	}
 }
 
-// setOffline records the end of a session. The shard becomes unreachable unless a new session begins within the given
-// time.
+// setOffline records the end of a session. If no new session begins within the given time, the shard becomes
+// unreachable.
 func (s *shard) setOffline(err error, within time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

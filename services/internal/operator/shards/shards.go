@@ -71,15 +71,15 @@ type ChangeKind int
 
 // Kinds of changes.
 const (
-	// ShardState: the shard was added or removed, or its reachability or sync state changed.
+	// ShardState means that the shard was added or removed, or its reachability or sync state changed.
 	ShardState ChangeKind = iota + 1
-	// GroupChanged: the group in the field Group was changed or removed.
+	// GroupChanged means that the group in the field Group was changed or removed.
 	GroupChanged
-	// InstanceChanged: the instance in the field Instance was changed or deleted.
+	// InstanceChanged means that the instance in the field Instance was changed or deleted.
 	InstanceChanged
-	// DrainPending: the instance in the field Instance waits for the drain of its node.
+	// DrainPending means that the instance in the field Instance waits for the drain of its node.
 	DrainPending
-	// ErrorReported: the leader reported Error.
+	// ErrorReported means that the leader reported Error.
 	ErrorReported
 )
 

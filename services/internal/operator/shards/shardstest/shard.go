@@ -109,8 +109,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.set.notifyAll(changes...)
 }
 
-// merge returns a group with its merged settings. For a static group, these are the definition and the override. For a
-// dynamic group, these are the group's own settings. merge ignores templates. The caller must hold mu.
+// merge returns a group with its merged settings. For a static group, it merges the override into the definition. A
+// dynamic group has only its own settings. merge ignores templates. The caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])

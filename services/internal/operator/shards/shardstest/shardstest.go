@@ -1,8 +1,8 @@
 // Package shardstest fakes shards for tests of reconcilers. Its leaders keep groups and instances in memory and change
 // them immediately.
 //
-// Invariant: the leaders answer as services/internal/operatorapi does, and the mirrors show the same state. Only time,
-// failures and VMs are simulated.
+// Invariant: the leaders give the same answers as real servers (package operatorapi), and the mirrors show the state of
+// the leaders. Only time, failures and VMs are simulated.
 package shardstest
 
 import (
