@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("%+v", rec)
 		}
 		b.wantEvents(shardstate.EventPendingDeletion)
-		// A second deletion request for the instance changes neither its record nor its deadline.
+		// A second deletion request, with a later deadline, does not change the instance's record.
 		mark.Deadline = deadline.Add(time.Hour)
 		b.do(mark)
 		if again := b.read(id); again.Revision != rec.Revision || !again.DeleteDeadline.Equal(deadline) {

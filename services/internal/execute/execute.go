@@ -198,7 +198,7 @@ func (x *Executor) await(ctx context.Context) error {
 
 // mark makes the intent to delete durable. If the record has changed since the plan was made, mark changes nothing, and
 // the planner plans the group again. A plan can be old: a leader with an heir can act for more than a minute without
-// the bucket. Since then, other instances of the group may have disappeared.
+// the bucket. Since the plan was made, other instances of the group may have disappeared.
 func (x *Executor) mark(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	now := x.Env.Now()
 	deletion := plan.Deletion{Reason: action.Why(), Cause: action.Cause, Deadline: action.Deadline}

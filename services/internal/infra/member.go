@@ -10,8 +10,8 @@ import (
 type Member interface {
 	// MachineID returns the provider's ID of the machine.
 	MachineID() string
-	// Ready tells the group that this server is ready. As long as the group waits for a server, it replaces no other
-	// server. [ErrNotAwaited] means that the group does not wait for this machine.
+	// Ready tells the group that this server is ready. While the group waits for a server to become ready, it replaces
+	// no other server. [ErrNotAwaited] means that the group does not wait for this machine.
 	Ready(ctx context.Context) error
 	// Abandon tells the group to stop waiting for this machine, to terminate it, and to start another one.
 	// [ErrNotAwaited] means that the group does not wait for this machine.

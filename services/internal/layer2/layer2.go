@@ -28,8 +28,8 @@ const (
 )
 
 // announcements are the times of the first announcements, counted from the acquisition of the address. There are
-// several, because an announcement can be lost. Also, a former leader can answer for the address until its lifetime on
-// that machine ends.
+// several, because an announcement can be lost. In addition, a former leader can answer for the address until the
+// lifetime of the address on its machine ends.
 var announcements = []time.Duration{0, Interval, 500 * time.Millisecond, time.Second, Lifetime}
 
 // schedule decides when an address is announced, and when other machines are asked whether they have the address. Its

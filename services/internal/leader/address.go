@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// If a cloud moves the address, the leader checks at the interval AddressCheck that it still has the address.
+	// AddressCheck is the time between two checks by the leader that it still has its address. It applies if a cloud
+	// moves the address.
 	AddressCheck = time.Minute
 	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second

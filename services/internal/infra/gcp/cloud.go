@@ -29,7 +29,7 @@ const (
 
 var numericID = regexp.MustCompile(`^[1-9][0-9]{0,19}$`)
 
-// identify implements the function Identify of infra.Cloud. It asks the metadata server for this machine's numeric ID.
+// identify implements the function Identity of infra.Cloud. It asks the metadata server for this machine's numeric ID.
 // This ID is the default for the server's ID. The machine's name is not unique: in an instance group, a replacement
 // machine gets the name of its predecessor.
 func identify(ctx context.Context, _ infra.Env) (infra.Machine, error) {

@@ -155,8 +155,8 @@ func (p *Provider) end(m *machine, at time.Time) {
 	p.changed(m, at)
 }
 
-// occupy makes the VM count towards the limits of its places, or no longer count if holds is false. The caller holds
-// p.mu.
+// occupy makes the VM count towards the limits of its places. If holds is false, the VM no longer counts. The caller
+// holds p.mu.
 func (p *Provider) occupy(m *machine, holds bool) {
 	if m.holds == holds {
 		return

@@ -66,7 +66,7 @@ type Outcome struct {
 	// Late, if positive, is the delay of the effect. The caller gets infra.Indeterminate immediately. A late read never
 	// gets an answer.
 	Late time.Duration
-	// Lag makes a read return an old state: the state that the cloud had before the duration Lag.
+	// Lag is how old the state is that a read returns. Zero means the current state.
 	Lag time.Duration
 }
 

@@ -116,7 +116,7 @@ func TestTwoServersFinish(t *testing.T) {
 
 // TestLostAnswers loses either the request or the answer of each call that changes something. Create fails as
 // Indeterminate. Repeating Create results in one VM that runs. If the VM may have been started already, repeating
-// Create does not start it again. If it does not run, it is Pending for half a minute, and then Stopped.
+// Create does not start it again. If the VM does not run, it is Pending for half a minute, and then Stopped.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{cloneCall, uploadCall, configCall, startCall} {

@@ -14,8 +14,8 @@ import (
 const (
 	// askTimeout is the timeout of one request to a shard for a type's size.
 	askTimeout = 5 * time.Second
-	// askAgain is the time after which a shard is asked again if it could not describe a type. An answer with a size
-	// stays valid, because types do not change.
+	// askAgain is the time after which a shard is asked again if it gave no valid answer. A valid answer stays in use,
+	// because types do not change.
 	askAgain = 10 * time.Minute
 	// maxCPUs and maxMiB are the largest values that are accepted in a shard's answer.
 	maxCPUs, maxMiB = 1 << 16, 1 << 30

@@ -40,7 +40,7 @@ type phaseInput struct {
 
 // decidePhase returns the phase of the Cluster. If the Cluster is gone and its NstanceCluster is being deleted, a user
 // has deleted the Cluster, because Cluster API deletes the NstanceCluster only together with its Cluster. If this
-// deletion has not been recorded yet, the phase is still ending.
+// deletion has not been recorded yet, the phase is "ending".
 func decidePhase(in phaseInput) phase {
 	switch {
 	case in.cluster != nil && in.cluster.DeletionTimestamp.IsZero():
@@ -60,8 +60,8 @@ func decidePhase(in phaseInput) phase {
 	return living
 }
 
-// end handles a Cluster that is being deleted. It records the deletion, and reports which objects still exist. When
-// they are gone, it removes the NstanceCluster's finalizer.
+// end handles a Cluster that is being deleted. It records the deletion, and reports which shards still have groups or
+// machines of the Cluster. Finally, it removes the NstanceCluster's finalizer.
 func (r *reconciler) end(ctx context.Context, in phaseInput) (reconcile.Result, error) {
 	if err := r.createRecord(ctx); err != nil {
 		return reconcile.Result{}, err

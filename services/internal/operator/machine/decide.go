@@ -59,8 +59,8 @@ type shardView struct {
 	reachable, synced bool
 	group             *nstancev1.GroupStatus
 	instance          *nstancev1.InstanceStatus
-	// load is the number of the group's instances in the shard. It also counts the machines that have this shard but no
-	// instance yet. load is set only if the view's machine must still choose a shard.
+	// load is the number of the group's instances in the shard. It also counts the machines that are assigned to this
+	// shard but have no instance yet. load is set only if the view's machine must still choose a shard.
 	load int
 }
 
@@ -307,8 +307,8 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):
-		// The pool or the Cluster is being deleted, so do not delete the instance here. With its pool, a dynamic group
-		// and its instances are deleted. A static group keeps its instances.
+		// The pool or the Cluster is being deleted, so do not delete the instance here. A dynamic group is deleted
+		// together with its pool, and so are its instances. A static group keeps its instances.
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && v.owner != nil && v.owner.DeletionTimestamp.IsZero():
@@ -349,9 +349,9 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 }
 
 // losesNode reports whether Cluster API drains and deletes the Node of an instance whose static group stays. It does so
-// if the Machine is deleted together with the pool. If the Cluster is deleted, it does so only if the drain began
-// before that. In both cases the operator deletes the instance, and the static group replaces it. Until the shard has
-// listed its groups, every group counts as static.
+// if the Machine is deleted together with the pool. If the Cluster is being deleted, it does so only if the drain began
+// before the deletion of the Cluster. In both cases the operator deletes the instance, and the static group replaces
+// it. Until the shard has listed its groups, every group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false

@@ -98,8 +98,8 @@ func newCluster(t *testing.T) *clusterOf {
 	return c
 }
 
-// write calls the function do. When the operator must crash, write still calls do, but returns errCrash. All later
-// calls of write return errCrash without calling do. Several goroutines call write.
+// write calls the function do. The call of write at which the operator must crash still calls do, but returns errCrash.
+// All later calls return errCrash without calling do. Several goroutines call write.
 func (c *clusterOf) write(do func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

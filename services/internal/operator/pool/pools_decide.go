@@ -172,8 +172,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
 // configured and has no shard group. It gets no share, because it may be a typing error. As long as the spec has an
-// unknown shard, shards that were removed from the spec stay in use. The shards with the most instances then come first
-// in used, and get the remainder of the division.
+// unknown shard, shards that were removed from the spec stay in use. The result used then begins with the shards that
+// have the most instances. They get the remainder of the division.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
