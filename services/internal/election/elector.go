@@ -287,7 +287,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 
 // delayRetry delays the next request after a failed one. The delay starts at a twentieth of the renewal interval and
 // doubles with each failure, up to the whole interval. A leader waits for at most a quarter of the interval, because
-// its lease expires. A hash of the incarnation spreads the retries of standbys.
+// its lease expires. For a standby, a hash of its incarnation adds up to half of the delay, so that standbys retry at
+// different times.
 func (e *Elector) delayRetry(now Instant) {
 	wait := e.opt.Renew / 20 << min(e.failures, 5)
 	e.failures++

@@ -31,8 +31,9 @@ type heartbeatLog struct {
 	nextAt Instant
 }
 
-// earliestNext returns the earliest time at which the leader may send another heartbeat. The log holds a fixed number
-// of heartbeats. The minimum interval keeps each heartbeat in the log as long as standbys may still answer it.
+// earliestNext returns the earliest time for the next heartbeat: a quarter of heartbeatInterval after the last one. The
+// log holds only a fixed number of heartbeats. With this minimum distance, each heartbeat stays in the log as long as
+// standbys may still answer it.
 func (h *heartbeatLog) earliestNext(o Options) Instant {
 	return h.sent[h.last%maxHeartbeats].Add(o.heartbeatInterval() / 4)
 }

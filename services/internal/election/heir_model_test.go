@@ -14,7 +14,7 @@ import (
 )
 
 // model is the state of two electors, the store, and the messages and requests between them. The explorer tries every
-// order of these events up to a depth:
+// order of the following events up to a depth:
 //
 //   - Time advances to the next wake-up of an elector.
 //   - An elector wakes up, or stays asleep because its process is paused.

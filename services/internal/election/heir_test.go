@@ -60,7 +60,8 @@ func writeOf(lock record.Lock, token objstore.Token) WriteLock {
 }
 
 // named returns a driver in which process a leads from 0 s. Its follower, process b, answers each heartbeat within 10
-// ms. The driver stops at 10.25 s. At that time, heartbeat 42 is due, and so is a lock that names b as heir.
+// ms. The driver stops at 10.25 s. At that time, heartbeat 42 is due, and so is the write of a lock that names b as
+// heir.
 func named(t *testing.T) *driver {
 	t.Helper()
 	d := newHeirDriver(t)

@@ -41,7 +41,7 @@ type brokenLink struct {
 }
 
 // recordLeaderLinkDown makes a standby immediately read the lock and ask about the machine of the lock's holder. The
-// heir does neither. It waits until its promise to the leader ends, which is sooner.
+// heir does neither, because it may take over as soon as its promise to the leader ends.
 func (e *Elector) recordLeaderLinkDown(now Instant, leader Peer) {
 	if e.role != Standby || !e.isHolder(leader) || e.isHeir() {
 		return

@@ -82,8 +82,8 @@ func (m *memory) get(ctx context.Context, key string, allowed age,
 			return nil, ctx.Err()
 		case <-under.done:
 		}
-		// The caller that read the content failed because its context ended. Read again with the context of this
-		// caller.
+		// Another caller has read the content and failed, because that caller's context ended. Read again with the
+		// context of the present caller.
 		if errors.Is(under.err, context.Canceled) || errors.Is(under.err, context.DeadlineExceeded) {
 			continue
 		}

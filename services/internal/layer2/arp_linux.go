@@ -63,7 +63,8 @@ func (a *arp) request(from netip.Addr) error {
 	return nil
 }
 
-// claims implements speaker. A machine claims the address by sending any ARP packet with it as the sender's address.
+// claims implements speaker. A machine claims the address if it sends any ARP packet with the address as the sender's
+// address.
 func (a *arp) claims() ([]net.HardwareAddr, error) {
 	return receive(a.socket, func(packet []byte) net.HardwareAddr {
 		if len(packet) < arpLength {

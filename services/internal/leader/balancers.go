@@ -19,7 +19,7 @@ import (
 const balancerInterval = 20 * time.Second
 
 // FollowBalancers asks load balancers about their instances until ctx ends. It asks only about instances of groups with
-// load_balancer_health, and makes no calls while there are none.
+// load_balancer_health. While there are no such instances, it makes no calls.
 func (l *Leader) FollowBalancers(ctx context.Context) {
 	health, ok := infra.Capability[infra.LoadBalancerHealth](l.Executor.Provider)
 	if !ok {

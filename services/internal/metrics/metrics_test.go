@@ -29,7 +29,7 @@ type metric struct {
 	labels     []string
 }
 
-// kind returns the type of the metric, as its name implies it. TestKindsOfMetrics checks that this is the real type.
+// kind returns the type that the metric's name implies. TestKindsOfMetrics checks that this is the real type.
 func (m metric) kind() dto.MetricType {
 	switch {
 	case strings.HasSuffix(m.name, "_total"):

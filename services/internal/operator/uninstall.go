@@ -21,7 +21,7 @@ import (
 // UninstallCommand is the first argument that selects [Uninstall].
 const UninstallCommand = "uninstall"
 
-// uninstallPoll is the time between two checks for objects that are left.
+// uninstallPoll is the time after which Uninstall checks again whether objects of the Cluster are left.
 const uninstallPoll = 2 * time.Second
 
 // UninstallOptions are the command line flags of nstance-operator uninstall.

@@ -117,8 +117,8 @@ type call struct {
 	refused []any
 }
 
-// begin identifies the client and gets the leadership that serves the call. next is the new key in a renewal; nil for
-// other calls. The caller must call end.
+// begin identifies the client and gets the leadership that serves the call. next is the new key in a renewal that
+// changes the key, and nil in all other calls. The caller must call end.
 func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, end func(), err error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {

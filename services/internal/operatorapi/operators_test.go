@@ -227,7 +227,7 @@ func TestRenewCertificate(t *testing.T) {
 	wants(t, "the first one is over", list(t, w.dial(t, w.cert)), codes.Unauthenticated)
 }
 
-// TestRenewalChangesTheKey: a renewal replaces the key. With the replaced key, an operator can only repeat that
+// TestRenewalChangesTheKey checks that a renewal replaces the key. With the old key, an operator can only repeat that
 // renewal, and only until it has used the new key.
 func TestRenewalChangesTheKey(t *testing.T) {
 	w := newTestShard(t)

@@ -14,8 +14,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// readConsoles implements infra.Cloud. It finds the shard's server machines by the labels that the Terraform module
-// "shard" sets. It returns the output of their serial port 1. Compute Engine keeps no output of a deleted machine.
+// readConsoles implements the function Consoles of infra.Cloud. It finds the shard's server machines by the labels that
+// the Terraform module "shard" sets. It returns the output of their serial port 1. Compute Engine keeps no output of a
+// deleted machine.
 func readConsoles(ctx context.Context, shard *config.Shard) (found []infra.Console, err error) {
 	access, err := googlecloud.Open(ctx)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // Harness describes an empty provider for one test.
 type Harness struct {
 	Provider infra.Provider
-	// Owner is the owner of the test's VMs; zero: cluster c1, shard s1. Tests that share a provider's state need
-	// different owners.
+	// Owner is the owner of the test's VMs. The zero value means cluster c1 and shard s1. Tests that share a provider's
+	// state need different owners.
 	Owner infra.Owner
 	// Types and Subnets are two values each of InstanceType and Subnet. If empty, Types are small and large, and
 	// Subnets are subnet-a and subnet-b.

@@ -28,7 +28,7 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the domain was defined, by the server's clock
-	// Starting is the time just before the only attempt to start the domain; zero: no attempt yet.
+	// Starting is the time just before the only attempt to start the domain. It is zero if there was no attempt yet.
 	Starting time.Time `json:"starting,omitzero"`
 }
 

@@ -32,7 +32,7 @@ type metadata struct {
 	Digest   string     `json:"digest"` // of the create request
 	Hostname string     `json:"hostname"`
 	Created  time.Time  `json:"created"` // when the clone was asked for, by the server's clock
-	// Starting is the time just before the only attempt to start the VM; zero: no attempt yet.
+	// Starting is the time just before the only attempt to start the VM. It is zero if there was no attempt yet.
 	Starting time.Time `json:"starting,omitzero"`
 	// Started reports that the start succeeded. If a VM with Started is off, the VM has ended.
 	Started bool `json:"started,omitzero"`

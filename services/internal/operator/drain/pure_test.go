@@ -85,7 +85,7 @@ func FuzzParseMark(f *testing.F) {
 	})
 }
 
-// TestSlots checks that a free slot goes to the drain with the earliest deadline at that moment, since deadlines
+// TestSlots checks that a free slot goes to the drain with the earliest deadline at that moment, because deadlines can
 // change.
 func TestSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -242,8 +242,8 @@ func TestRegistersOnceAndReuses(t *testing.T) {
 // errKilled is the error of every request of a killed client.
 var errKilled = errors.New("killed")
 
-// killed returns a client that is killed at its n-th request, counted from 1. If after is true, that request still
-// takes effect. All later requests fail. asked counts the requests.
+// killed returns a client that acts as if its process were killed at the n-th request, counted from 1. If after is
+// true, that request still takes effect. All later requests fail. asked counts the requests.
 func killed(inner client.WithWatch, n int, after bool, asked *int) client.Client {
 	do := func(run func() error) error {
 		*asked++

@@ -47,7 +47,8 @@ type adoption struct {
 	// infra and machine are the new versions of the NstanceMachine and its Machine, nil if nothing must change.
 	infra   *v1beta1.NstanceMachine
 	machine *clusterv1.Machine
-	// wait: the Machine is being deleted or still has another controller, so the adoption must be tried again later.
+	// wait is true if the Machine is being deleted or still has another controller. Then the adoption must be tried
+	// again later.
 	wait bool
 }
 

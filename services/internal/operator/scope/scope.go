@@ -83,8 +83,8 @@ type Permission struct {
 	Skip map[string]bool
 }
 
-// Permission returns what the operator may do according to the managed Cluster and the annotations of objects. It reads
-// the Cluster with the reader from.
+// Permission returns what the operator may do according to the managed Cluster and the annotations of objects. The
+// parameter from is the reader with which it reads the Cluster.
 func (s *Scope) Permission(ctx context.Context, from client.Reader, objects ...client.Object) (Permission, error) {
 	cluster := &clusterv1.Cluster{}
 	err := from.Get(ctx, s.Key(s.ClusterName()), cluster)

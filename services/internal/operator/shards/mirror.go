@@ -208,8 +208,8 @@ func (m *mirror) markDeleting(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance stores an instance that a call has returned. since is the mark from before the call. An instance that was
-// reported as deleted stays deleted, because IDs are not reused.
+// setInstance stores an instance that a call has returned. since is the result of mark before the call. An instance
+// that was reported as deleted stays deleted, because IDs are not reused.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
