@@ -54,8 +54,7 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// shards are the shards among which the replicas are divided. unknown are the shards of the pool's spec that are
-	// neither configured nor in use.
+	// shards share the replicas. unknown are the shards of the pool's spec that are neither configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
