@@ -21,7 +21,7 @@ import (
 func (a *app) secretCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{Use: "secret", Short: "Set, get, list and delete secrets",
 		Long: `To give a secret to instances, add a file of kind "secret" to their template. Templates
-cannot deliver four secrets, which are the cluster's own keys: ca.key, ca-next.key,
+cannot deliver the four secrets that are the cluster's own keys: ca.key, ca-next.key,
 workload-ca.key and registration-nonce.key.`}
 	cmd.AddCommand(a.secretSetCommand(s), a.secretGetCommand(s), a.secretListCommand(s), a.secretDeleteCommand(s))
 	return cmd
