@@ -134,7 +134,7 @@ variable "ebs_kms_key_arns" {
 }
 
 variable "launch_resource_arns" {
-  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations to which the `args` of VMs may refer. If the list has a dedicated host or a host resource group, VMs may use all dedicated hosts of the account, because EC2 checks no permission for a single host."
+  description = "ARNs of launch templates, dedicated hosts, host resource groups and licence configurations to which the `args` of VMs may refer. If the list has a dedicated host or a host resource group, VMs may use all dedicated hosts of the account, because EC2 does not check permissions for each host."
   type        = list(string)
   default     = []
   nullable    = false

@@ -52,7 +52,7 @@ variable "noncurrent_version_days" {
 }
 
 variable "kms_key_arn" {
-  description = "ARN of a KMS key that encrypts the bucket, and the secret in which the encryption key is stored. Default: AWS's own keys."
+  description = "ARN of a KMS key. It encrypts the bucket, and the secret in which the encryption key is stored. Default: AWS's own keys."
   type        = string
   default     = null
 

@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use. The limit also applies to groups that use their template's pool. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use. A group may use its template's pool only if this pool is in the list. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }

@@ -61,7 +61,7 @@ variable "reserved_mib" {
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the hosts' networks, `HOST/NETWORK`. For each new VM, the leader tries them in this order."
+  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the hosts' networks, `HOST/NETWORK`. For each new VM, the leader tries the networks of the pool in the order of the list."
   type        = map(list(string))
   nullable    = false
 

@@ -68,7 +68,7 @@ variable "seed_storage" {
 }
 
 variable "subnet_pools" {
-  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`. For each new VM, the leader tries them in this order."
+  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`. For each new VM, the leader tries the bridges of the pool in the order of the list."
   type        = map(list(string))
   nullable    = false
 
