@@ -28,9 +28,9 @@ bucket at the same time.
 
 Like "config plan", "config push" shows what the change does to running instances, and
 whether the leader restarts. It asks for a confirmation on a terminal. Elsewhere it needs
---yes if the change replaces or deletes instances. It also needs --yes if it cannot
-compare the file, because the bucket's configuration is not valid and no leader has
-applied one.
+--yes if the change replaces or deletes instances. It also needs --yes if there is
+nothing to compare the file with: the bucket's configuration is not valid, and no leader
+has applied one.
 
 With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket

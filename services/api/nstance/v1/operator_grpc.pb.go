@@ -51,9 +51,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. Of
-// groups and instances, a call reads and changes only those of the certificate's tenant. A standby answers UNAVAILABLE
-// with the error detail NotLeader.
+// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. A
+// call reads and changes only groups and instances of the certificate's tenant. A standby answers UNAVAILABLE with the
+// error detail NotLeader.
 type OperatorServiceClient interface {
 	GetConfigStatus(ctx context.Context, in *GetConfigStatusRequest, opts ...grpc.CallOption) (*GetConfigStatusResponse, error)
 	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
@@ -428,9 +428,9 @@ func (c *operatorServiceClient) RenewCertificate(ctx context.Context, in *Operat
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
 //
-// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. Of
-// groups and instances, a call reads and changes only those of the certificate's tenant. A standby answers UNAVAILABLE
-// with the error detail NotLeader.
+// OperatorService is for operators and nstance-admin, which authenticate by mutual TLS with an operator certificate. A
+// call reads and changes only groups and instances of the certificate's tenant. A standby answers UNAVAILABLE with the
+// error detail NotLeader.
 type OperatorServiceServer interface {
 	GetConfigStatus(context.Context, *GetConfigStatusRequest) (*GetConfigStatusResponse, error)
 	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
