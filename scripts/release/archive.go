@@ -66,9 +66,9 @@ func zipped(created time.Time, entries []entry) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// tree returns the files below the directory "dir" of the repository, sorted by name. In the archive, they are below
-// the directory "into". tree leaves out directories of tests and of continuous integration, and Terraform's working
-// directories and states.
+// tree returns the files below the directory "dir" of the repository, sorted by name, as entries below the directory
+// "into". It leaves out directories of tests and of continuous integration, and Terraform's working directories and
+// states.
 func (r *release) tree(dir, into string) (entries []entry, err error) {
 	base := filepath.Join(r.Root, dir)
 	err = filepath.WalkDir(base, func(path string, d fs.DirEntry, err error) error {

@@ -58,8 +58,8 @@ func (r *release) compile(ctx context.Context) error {
 	return nil
 }
 
-// archives writes one archive with all programs for each platform. It also writes the programs that boot scripts
-// download, each as a file of its own.
+// archives writes an archive of all programs, one for each platform. It also writes each program that boot scripts
+// download as a separate file.
 func (r *release) archives(context.Context) error {
 	for _, platform := range r.Platforms {
 		suffix := "_" + r.Number + "_" + strings.ReplaceAll(platform, "/", "_")

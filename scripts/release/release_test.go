@@ -74,7 +74,7 @@ func TestOutIsKept(t *testing.T) {
 }
 
 // TestKeysAreNotShown checks that errors about unreadable signing keys contain neither the key nor its password. It
-// also signs with a key that the right password has opened.
+// also opens a key with the right password, and signs with this key.
 func TestKeysAreNotShown(t *testing.T) {
 	_, private, err := minisign.GenerateKey(nil)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 // sums is the name of the list of checksums.
 const sums = "SHA256SUMS"
 
-// bills writes a bill of materials (CycloneDX 1.6) for each program. It lists the Go modules of the program's binaries
-// for all platforms.
+// bills writes a bill of materials (CycloneDX 1.6) for each program. A bill lists the Go modules of the program's
+// binaries for all platforms.
 func (r *release) bills(context.Context) error {
 	for _, program := range append(slices.Clone(programs), providerName) {
 		components := map[string]cdx.Component{}

@@ -337,8 +337,8 @@ const (
 // the operator's namespace. The values "other" and "all" mean another namespace and all namespaces.
 type right struct{ verbs, group, resource, name, namespace string }
 
-// The two accounts must have exactly these rights. The rights come from the documentation and not from the roles,
-// because the roles are under test.
+// The operator's account and the account for Cluster API must have exactly these rights. The rights come from the
+// documentation and not from the roles, because the roles are under test.
 var (
 	operatorMay = []right{
 		{"get", "", "configmaps", "CA", ""},

@@ -247,8 +247,8 @@ func (i *installed) checkKubeconfig(t *testing.T, kubeconfig []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The operator's configuration contains the API server's address for the kubeconfig. In this test, it leads to the
-	// API server that the operator itself uses.
+	// The operator's configuration contains the API server's address for the kubeconfig. In this test, this address
+	// belongs to the API server that the operator itself uses.
 	as, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -19,8 +19,8 @@ import (
 // capiNamespace is the namespace in Cluster API's kustomization.
 const capiNamespace = "capi-system"
 
-// capiDir returns a directory with the configuration of Cluster API's core manager. It is in the module that the
-// program of the manager is built from, so that its CRDs and webhooks have the program's version.
+// capiDir returns a directory with the configuration of Cluster API's core manager. The directory is in the Go module
+// from which the manager's program is built. So its CRDs and webhooks have the program's version.
 func capiDir(ctx context.Context, parts ...string) (string, error) {
 	module, err := ModuleDir(ctx, "cluster-api", "sigs.k8s.io/cluster-api")
 	return filepath.Join(append([]string{module, "core", "config"}, parts...)...), err

@@ -58,8 +58,8 @@ func (p *Process) until(ctx context.Context, fn func() error) error {
 	}
 }
 
-// startKwok starts kwok with the stages that kwok's own module contains. Nodes become ready immediately and keep a
-// lease. Pods start and terminate immediately.
+// startKwok starts kwok with stages that are part of kwok's own module. Nodes become ready immediately, and their
+// leases are renewed. Pods start and terminate immediately.
 func (c *Cluster) startKwok(ctx context.Context) error {
 	module, err := ModuleDir(ctx, "kwok", "sigs.k8s.io/kwok")
 	if err != nil {

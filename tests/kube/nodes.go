@@ -28,9 +28,9 @@ const (
 	nodeGrace = 6 * time.Second
 )
 
-// Nodes simulates the kubelets of instances. An instance gets a Node with its name after its agent has registered. When
-// the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud controller. A Node that was
-// deleted is not created again, because a real kubelet creates its Node only at its start.
+// Nodes simulates the kubelets of instances. When the agent of an instance has registered, the instance gets a Node
+// with the instance's name. When the VM is gone, the Node becomes NotReady but remains, as in a cluster without a cloud
+// controller. A Node that was deleted is not created again, because a real kubelet creates its Node only at its start.
 type Nodes struct {
 	Client client.Client
 	// Taints returns the taints that the kubelet of an instance gives its Node. If Taints is nil, Nodes get none.
@@ -149,8 +149,8 @@ func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (join
 	return joined, left
 }
 
-// boots reports whether an instance's machine runs or is about to run. The provider state in the instance's record may
-// be minutes old.
+// boots reports whether an instance's machine runs or is about to run. It also checks that the instance is not deleted,
+// because the provider state in its record may be minutes old.
 func boots(instance *nstancev1.InstanceStatus) bool {
 	state := instance.GetProviderState()
 	return (state == "running" || state == "pending") && instance.GetProviderId() != "" &&

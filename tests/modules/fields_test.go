@@ -27,8 +27,9 @@ type definition struct {
 	} `json:"properties"`
 }
 
-// configVariables maps each variable of a shard module to the definition in the JSON Schema with the same fields. The
-// module copies the value of the variable into the shard configuration.
+// configVariables maps each variable of a shard module to a definition in the JSON Schema of the shard configuration.
+// The variable and the definition have the same fields. The module copies the value of the variable into the
+// configuration.
 var configVariables = map[string]string{
 	"certificates": "certificate",
 	"defaults":     "defaults",
@@ -56,8 +57,8 @@ var unsupportedFields = map[string]map[string][]string{
 	"proxmox": noCloud,
 }
 
-// noCloud are the fields that a provider without a cloud's services cannot have. They need load balancers, a spot
-// market, queries of images, or attestation.
+// noCloud are the fields that a provider such as libvirt cannot have, because it lacks a cloud's services. The fields
+// need load balancers, a spot market, queries of images, or attestation.
 var noCloud = map[string][]string{
 	"groupSpec":   {"load_balancers", "purchase"},
 	"permissions": {"load_balancers"},

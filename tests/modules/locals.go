@@ -1,5 +1,5 @@
-// Package modules tests what tests with a mocked Terraform provider cannot show, such as what the modules' policies
-// allow.
+// Package modules tests properties of the Terraform modules for which a mocked provider is not enough, such as what the
+// modules' policies allow.
 //
 // Invariant: the tests evaluate the HCL of the modules with Terraform's functions. They contain no copy of the HCL.
 package modules
@@ -35,7 +35,7 @@ var functions = map[string]function.Function{
 }
 
 // textTest returns a Terraform function that passes two strings to "holds" and returns its result. cty's library lacks
-// such functions.
+// Terraform's functions of this kind, such as strcontains.
 func textTest(holds func(text, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
@@ -62,7 +62,7 @@ func parseFile(path string) (file, error) {
 }
 
 // locals evaluates all locals of the file. "given" maps the other names that the file uses, such as "var", to their
-// values. Under "local" it has the locals of other files.
+// values. The name "local" has the locals of other files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {

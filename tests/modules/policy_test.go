@@ -188,7 +188,7 @@ func ask(t *testing.T, doc *policy.Document, questions []question) {
 }
 
 // launched returns the condition keys of a RunInstances call for an instance. "changes" contains a key, its value, the
-// next key, and so on. They replace values of the result. The value "" removes a key.
+// next key, and so on. These values replace the usual ones in the result. The value "" removes a key.
 func launched(changes ...string) policy.Context {
 	out := policy.Context{
 		"aws:RequestTag/nstance:cluster": {"example"}, "aws:RequestTag/nstance:managed": {"true"},
@@ -504,7 +504,7 @@ func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 	ask(t, full.server(t), []question{{"no keys", "kms:CreateGrant", disk, grant("true"), false}})
 }
 
-// TestServerStartsOnlyWithListedResources checks that a server can launch only with the resources in
+// TestServerStartsOnlyWithListedResources checks that a server can launch instances only with the resources in
 // launch_resource_arns. EC2 checks no permission for the dedicated host that a call names. So the policy can restrict
 // only the tenancy: it permits the tenancy "host" if any host or group of hosts is listed.
 func TestServerStartsOnlyWithListedResources(t *testing.T) {

@@ -214,7 +214,7 @@ func TestServersStartVMsWithKeysForDisks(t *testing.T) {
 		t.Errorf("without the key in the policy: %s, %+v, want terminated with Client.InternalError", got.State.Name,
 			got.StateReason)
 	}
-	// The fake records that a permission was denied, although the call itself succeeded.
+	// The call succeeded. Nevertheless the fake must have recorded that a permission was denied.
 	calls := a.Calls()
 	i := slices.IndexFunc(calls, func(c fakeaws.Call) bool {
 		return c.Principal.Role == "without" && c.Action == "RunInstances"

@@ -27,7 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// portable is the name of a subnet pool that each of the two clouds has, and of the MachinePool.
+// portable is the name of a subnet pool of both shards, on AWS and on Google Cloud. The MachinePool has the same name.
 const portable = "portable"
 
 // TestClouds splits one MachinePool over a shard on AWS and a shard on Google Cloud. The subnet pool has the same name

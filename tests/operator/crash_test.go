@@ -44,9 +44,9 @@ func (k *trap) at() string {
 	return k.sprung
 }
 
-// spring decreases the counter before a write or record is forwarded. At zero, the operator is killed: immediately if
-// the write or record must be lost, and otherwise by "done", which the proxy calls after forwarding. "pass" reports
-// whether the proxy may forward it.
+// spring decreases the counter before the proxy forwards a write or record. At zero, the operator is killed. If the
+// write or record must be lost, spring kills the operator immediately. If it must arrive, the proxy forwards it and
+// then calls "done", which kills the operator. "pass" reports whether the proxy may forward it.
 func (k *trap) spring(counter *int, what string) (pass bool, done func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -199,7 +199,7 @@ func (l *lab) made(group string) int {
 	return len(l.east.creations(group)) + len(l.west.creations(group))
 }
 
-// taken returns an error unless the group has the given sizes on the shards. The MachinePool's replicas must be the sum
+// taken returns an error unless the group has the given sizes on the shards, and the MachinePool's replicas are the sum
 // of these sizes.
 func (l *lab) taken(ctx context.Context, group string, sizes map[*shard]int) error {
 	total := 0
@@ -227,7 +227,7 @@ func (l *lab) killed(t *testing.T, k *trap, what string, done func(context.Conte
 	var atWrites, atRecords []string
 	for n := 1; n <= 400; n++ {
 		// The later the round n, the more writes or records an operator may make before it is killed. If the numbers
-		// stayed small, every operator could be killed during its first writes and never reach the others.
+		// stayed small, every operator could be killed during its first writes, and the work would never end.
 		writes, records, arrives := 1+n/8, 0, n%4 > 1
 		if n%4 == 0 {
 			writes, records, arrives = 0, 1+n/4, n%8 == 0

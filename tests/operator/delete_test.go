@@ -290,8 +290,8 @@ func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
 	})
 }
 
-// clusterWaitsFor waits until the condition of the NstanceCluster names the shard, and the shard "east" has deleted the
-// dynamic group.
+// clusterWaitsFor waits until a condition of the NstanceCluster says that its deletion waits for the given shard, and
+// until the shard "east" has deleted the group "dynamic".
 func (l *lab) clusterWaitsFor(t *testing.T, shard string) {
 	t.Helper()
 	await(t, "the Cluster waits for "+shard, patience, func(ctx context.Context) error {

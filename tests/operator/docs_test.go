@@ -27,7 +27,7 @@ const (
 	startPage     = "start/kubernetes.md"
 )
 
-// documented is a table of the sections with shell commands, by page. For each section it has the name of the test.
+// documented maps pages to their sections with shell commands. For each section it has the name of the test.
 var documented = map[string]map[string]struct {
 	test string
 	// "instead" describes what the test does in place of the section's commands. If it is empty, the test runs the
@@ -67,7 +67,7 @@ var (
 )
 
 // TestDocumentedCommands checks that the table "documented" has every section with shell commands. The test of the
-// section must exist and must run the section's commands. If "instead" is set, it need not run them.
+// section must exist and must run the section's commands. If "instead" is set, the test need not run the commands.
 func TestDocumentedCommands(t *testing.T) {
 	var source strings.Builder
 	for _, pattern := range []string{"*_test.go", "../delivery/*_test.go"} {

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// kindSteps are the steps in the documentation that prepare a kind cluster for an operator on the developer's machine.
-// The first step installs the CRDs. No step creates a ServiceAccount.
+// kindSteps are the documented steps that prepare a cluster of the tool kind for an operator on the developer's
+// machine. The first step installs the CRDs. No step creates a ServiceAccount.
 const kindSteps = `
 kubectl apply -k config/crd/
 kubectl create configmap nstance-cluster-ca \
@@ -62,7 +62,8 @@ func TestKindSteps(t *testing.T) {
 	l := newLab(t)
 	l.settleServers(t)
 	ctx := t.Context()
-	// newLab makes these objects for an operator that runs in the cluster. A kind cluster does not have them.
+	// newLab made these objects for an operator that runs in the cluster. They are deleted here, because a cluster of
+	// the tool kind does not have them.
 	for _, o := range []client.Object{
 		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "nstance-operator-workload"}},

@@ -189,8 +189,8 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 				Kind: "NstanceMachine", Name: name}}})
 }
 
-// testMachine creates two individual Machines. For the first one, a user deletes the Machine in Kubernetes. For the
-// second one, a client deletes its instance on the shard.
+// testMachine creates two individual Machines. A user deletes the first Machine in Kubernetes. A client deletes the
+// instance of the second Machine on the shard.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
 	for _, deletedBy := range []string{"kubernetes", "server"} {

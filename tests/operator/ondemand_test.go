@@ -89,7 +89,7 @@ func (l *lab) runs(ctx context.Context, pod *corev1.Pod, node *string) error {
 	})
 }
 
-// belongs returns an error unless a Node is reserved for a pod, by its label and its taint.
+// belongs returns an error unless the Node with the given name has the label and the taint that reserve it for the pod.
 func (l *lab) belongs(ctx context.Context, name string, pod *corev1.Pod) error {
 	node := &corev1.Node{}
 	if err := l.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
@@ -182,9 +182,9 @@ func (l *lab) removePods(t *testing.T, pods ...*corev1.Pod) {
 	await(t, "no machine is left", patience, func(ctx context.Context) error { return l.settledOnDemand(ctx) })
 }
 
-// awaitSteady waits until check succeeds continuously for five seconds, because a first success may come too early: the
-// operator may not have seen the new pods yet. If such a pod already runs elsewhere, the operator may still make a
-// machine for it, and must delete the machine again.
+// awaitSteady waits until check succeeds continuously for five seconds. A single success may come too early, because
+// the operator may not have seen the new pods yet. The operator may still make a machine for a new pod that runs on
+// another Node already. It must then delete the machine again.
 func awaitSteady(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
 	since := time.Now()
@@ -242,7 +242,8 @@ func (l *lab) testChangedMinds(t *testing.T) {
 	if err := l.Client.Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
-	// The operator may change the pod at the same time. Unlike an update, a patch cannot conflict with that.
+	// The operator may change the pod at the same time. A patch cannot conflict with the operator's change, but an
+	// update can.
 	if err := l.Client.Patch(t.Context(), undecided.DeepCopy(), client.RawPatch("application/merge-patch+json",
 		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1beta1.OnDemandGroupAnnotation))); err != nil {
 		t.Fatal(err)

@@ -391,8 +391,8 @@ func (l *lab) testHandOver(t *testing.T) {
 	}
 }
 
-// notLeading waits until the end of an operator's log mentions the lease. This shows that the operator is a standby,
-// which waits for the lease.
+// notLeading waits until the last lines of an operator's log mention the lease. This shows that the operator is a
+// standby, which waits for the lease.
 func (l *lab) notLeading(t *testing.T, log string) {
 	t.Helper()
 	await(t, "a standby waits", patience, func(context.Context) error {
@@ -424,7 +424,8 @@ func (l *lab) testLatency(t *testing.T) {
 		if err := l.scale(t.Context(), workers, 4); err != nil {
 			t.Fatal(err)
 		}
-		// This round does not measure what happens after the provider call, but must wait for it before the next round.
+		// The measurement has ended with the provider call. But the next round must not begin before all instances are
+		// ready.
 		quiet(t, "back", func(ctx context.Context) error {
 			return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.poolRuns(ctx, workers, 4))
 		})

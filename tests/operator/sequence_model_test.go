@@ -93,7 +93,7 @@ func (s *sequence) listSecrets(ctx context.Context) (names []string) {
 	return names
 }
 
-// converged returns an error unless the state of the shards and of Kubernetes is the state in the model.
+// converged returns an error unless the shards and Kubernetes have reached the state that the model describes.
 func (s *sequence) converged(ctx context.Context) error {
 	instances := map[string]*nstancev1.InstanceStatus{}
 	counts, sizes, healthy := map[string]int{}, map[string]int{}, map[string]int{}
@@ -210,7 +210,7 @@ func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) erro
 }
 
 // requestsMet returns an error unless all Machines that belong to no pool exist, and all pods that request a machine
-// run. Each of these Machines and pods must have one instance, and there must be no others.
+// run. The parameter "instances" must be the number of these Machines and pods.
 func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	want := 0
 	for _, name := range s.model.podNames() {

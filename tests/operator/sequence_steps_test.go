@@ -71,7 +71,7 @@ func (s *sequence) done(err error) bool {
 	return false
 }
 
-// pick returns a random name of the list, or "" if the list is empty.
+// pick returns a random one of the names, or "" if there are none.
 func (s *sequence) pick(names []string) string {
 	if len(names) == 0 {
 		return ""

@@ -34,7 +34,7 @@ const (
 	reaction = 5 * time.Second
 	// convergence is the limit for the end of a round. A Machine without instance is removed after a minute.
 	convergence = 4 * time.Minute
-	// stillness is the time after which a converged operator is quiet if it has written nothing.
+	// stillness is how long a converged operator must write nothing to count as quiet.
 	stillness = 2 * time.Second
 )
 
@@ -245,8 +245,8 @@ func (s *sequence) inspectPods() {
 	}
 }
 
-// finishRound lets the paused server and the paused pools continue. It waits until the state has converged, and checks
-// it.
+// finishRound lets the paused server and the paused pools continue. It waits until the state has converged, and then
+// checks the state.
 func (s *sequence) finishRound() {
 	s.t.Helper()
 	s.record("round", "ends")

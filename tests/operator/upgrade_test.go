@@ -16,8 +16,8 @@ import (
 const oldScript = "scripts/old.sh"
 
 // TestUpgrade runs the operators of an earlier version and of this one against servers of both versions. The bucket
-// comes from the earlier version, and so do all programs at first. Each operator scales a pool up and down. There may
-// be no other creations than for this scaling, which shows that no instance was replaced.
+// comes from the earlier version, and so do all programs at first. Each operator scales a pool up and down. Only this
+// scaling may create instances, because any other creation would mean that an instance was replaced.
 func TestUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")

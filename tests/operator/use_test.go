@@ -195,8 +195,8 @@ func (l *lab) testApply(t *testing.T) {
 		}
 		return nil
 	}
-	// replicas checks the number of replicas and which client owns the field. It does not check an empty owner, because
-	// the field has no owner after Cluster API has set it.
+	// replicas checks the number of replicas, and which client owns the field. If "owner" is "", it does not check the
+	// owner, because the field has no owner after Cluster API has set it.
 	replicas := func(want int32, owner string) {
 		t.Helper()
 		mp := &clusterv1.MachinePool{}

@@ -1,6 +1,6 @@
 // Package release builds a release and installs it as a user would, with nothing but the files of the release. It
-// checks the signatures, the packages, the chart, and Terraform's provider and modules, which it serves like a
-// registry. scripts/release-check.sh runs it.
+// checks the signatures, the packages, the chart, and Terraform's provider and modules. It serves the provider and the
+// modules like a registry. scripts/release-check.sh runs it.
 package release
 
 import (
@@ -142,8 +142,8 @@ func files(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// testContents checks which files a release has, which versions the programs print, and one bill of materials. It also
-// checks the statement of provenance.
+// testContents checks which files a release has, and which versions the programs print. It also checks one bill of
+// materials and the statement of provenance.
 func (d *dist) testContents(t *testing.T) {
 	arch := runtime.GOARCH
 	rpm := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]

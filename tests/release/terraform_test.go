@@ -273,8 +273,8 @@ func (d *dist) registry(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// certify makes a certificate for hosts. It returns the certificate with its key, and the root certificate that
-// verifies it.
+// certify makes a certificate for hosts. It returns the certificate with its key, and the root certificate with which
+// clients verify the certificate.
 func certify(t *testing.T, hosts []string) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

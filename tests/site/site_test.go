@@ -82,7 +82,7 @@ func read(t *testing.T) map[string]page {
 }
 
 // TestLinks verifies that every link within the site leads to a file. If the link has a fragment, the file must have an
-// element with this ID. Links to the repository must lead to files of this clone.
+// element with this ID. Links to the repository must lead to files that exist.
 func TestLinks(t *testing.T) {
 	pages := read(t)
 	links := 0

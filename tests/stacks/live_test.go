@@ -199,9 +199,10 @@ module "shard" {
 // missingSecret is a secret that the leader's role may not read. The leader must refuse a configuration that uses it.
 const missingSecret = "no-such-secret"
 
-// refused applies two mistakes that the plan cannot find. For this, the provider connects to the leader. The first
-// mistake is a secret that does not exist, so the leader refuses the configuration. The second is an image that does
-// not exist, so the leader cannot create VMs. Each apply must report the error, and no VM may be replaced.
+// refused applies two mistakes, one after the other, that the plan cannot find. The provider connects to the leader, so
+// that the apply can report them. The first mistake is a secret that does not exist, so the leader refuses the
+// configuration. The second is an image that does not exist, so the leader cannot create VMs. Each apply must report
+// the error, and no VM may be replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")

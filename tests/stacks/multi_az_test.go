@@ -48,8 +48,8 @@ func multiAZ(t *testing.T, calls *ledger) {
 	balanced(t, l, 3)
 	calls.addPolicies(t, l, "trio")
 
-	// The second of three zones is removed. The resources of the other zones must keep their numbers, and none of their
-	// VMs may be replaced. The AWS provider replaces the load balancer.
+	// The second of three zones is removed. The others still have the numbers 0 and 2, so none of their resources and
+	// VMs may be replaced, except the load balancer that all zones share.
 	var kept []*fleet
 	var before [][]ec2.InstanceView
 	for name, s := range shards {

@@ -309,7 +309,7 @@ func ids(instances []ec2.InstanceView) []string {
 // shardCloud implements [scenario.Cloud] for a fleet's shard.
 type shardCloud struct{ *fleet }
 
-// scenario returns the shard for the package scenario, whose tests are the same on every cloud.
+// scenario returns the shard as the package scenario needs it. The checks in that package are the same on every cloud.
 func (f *fleet) scenario() *scenario.Shard {
 	return &scenario.Shard{Cloud: shardCloud{f}, LeaderIP: f.shard.LeaderIP, State: f.state}
 }

@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of them with terraform. It
-// compares the recorded calls with the servers' permissions and with the operations of the fake AWS.
+// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of the examples with terraform
+// instead. It compares the recorded calls with the servers' permissions and with the operations of the fake AWS.
 func TestStacks(t *testing.T) {
 	var calls ledger
 	t.Run("apply", func(t *testing.T) {

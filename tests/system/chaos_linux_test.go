@@ -46,7 +46,7 @@ func longForm() bool { return *chaosFlag == "long" }
 // fault is one fault and how the shard must react.
 type fault struct {
 	name, want string
-	// In the short form of the test, this fault is used only for the forms of shards in this list, such as withHeir.
+	// In its short form, the test uses this fault only for shards of the forms in this list, such as withHeir.
 	short []string
 	// run makes the fault, ends it, and returns what it observed.
 	run func(ctx context.Context, s *shard) (seen string, err error)

@@ -42,8 +42,9 @@ func launch() error {
 	if err := os.Unsetenv(launchVariable); err != nil {
 		return err
 	}
-	// With this filter, the kernel reports calls of clock_gettime(CLOCK_REALTIME, …) to the other end. seccomp(2) has
-	// the offsets of struct seccomp_data; its 32-bit halves are in the byte order of the machine.
+	// With this filter, the kernel reports calls of clock_gettime(CLOCK_REALTIME, …) to the parent process, which
+	// answers them. seccomp(2) has the offsets of struct seccomp_data; its 32-bit halves are in the byte order of the
+	// machine.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -110,8 +111,8 @@ func (c *wallClock) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// hideVDSO traces the launcher until the launcher executes the program. Before the first instruction of the program, it
-// removes the program's vDSO.
+// hideVDSO traces the launcher until the launcher executes the program. hideVDSO then removes the program's vDSO,
+// before the program's first instruction.
 func hideVDSO(pid int) error {
 	for starts := 0; ; {
 		var status unix.WaitStatus

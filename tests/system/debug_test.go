@@ -50,7 +50,7 @@ const (
 // story is one run of TestDebugStory.
 type story struct {
 	refused
-	// sick is the path of a file. The health check of the instance whose ID is in the file fails.
+	// sick is the path of a file with the ID of an instance. The health check of that instance fails.
 	sick    string
 	scraped samples // the metrics before the present fault
 }
@@ -157,7 +157,8 @@ func (s *story) settled(ctx context.Context) error {
 	return err
 }
 
-// changed applies a change to the configuration that is in force, and returns the changed document.
+// changed returns the configuration that is in force, as text, after a change. The configuration in force remains as it
+// is.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {

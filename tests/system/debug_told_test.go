@@ -32,12 +32,12 @@ type told struct {
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
 	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
-	// metric selects the metric of which a series must rise. It is the metric's name, and may be followed by "{" and a
-	// label that the series must have.
+	// metric is the name of a metric. A series of the metric must rise. If the name is followed by "{" and a label, a
+	// series with that label must rise.
 	metric string
-	// alerts are the alert rules that must fire if the state after the fault lasts, as "RULE" or "RULE KIND". KIND is
-	// the alert's label "kind". doctor lists the checks of doctor that must find a problem, by the first words of their
-	// names.
+	// alerts are the alert rules that must fire if the state after the fault lasts. An element is "RULE" or "RULE
+	// KIND", where KIND is the alert's label "kind". doctor lists the checks of the command doctor that must find a
+	// problem. An element is the beginning of a check's name.
 	alerts, doctor []string
 
 	event journalEvent
@@ -149,8 +149,8 @@ func (s *story) checkLog(t told) error {
 	return fmt.Errorf("log: no line %+v at %v", want, t.event.At)
 }
 
-// checkExplain looks for the alert that t describes, if t describes an alert. The output of explain must contain an
-// alert of the group. The output of status must contain an alert of the shard.
+// checkExplain looks for the alert that t describes, if t describes an alert. An alert of the group must be in the
+// output of explain. An alert of the shard must be in the output of status.
 func (s *story) checkExplain(ctx context.Context, t told) error {
 	if t.kind != "alert_raised" {
 		return nil

@@ -50,8 +50,9 @@ func init() { //nolint:gochecknoinits // flags of a test must be defined before 
 // leader again and again. Each measurement begins with the signal. It ends when the other server logs that it became
 // leader. A paused leader must notice that it has lost its leadership before it does anything else.
 //
-// With -records the VMs and the servers' machines are instances of a fake EC2. Each round then also loses one VM. It
-// measures the time until the new leader creates the replacement, and until it has the leader's network interface.
+// With -records the VMs and the servers' machines are instances of a fake EC2. Each round then also loses one VM. The
+// test measures the time until the new leader creates the replacement, and until the leader has the leader's network
+// interface.
 func TestFailover(t *testing.T) {
 	f := &failover{ways: strings.Split(failoverOptions.how, ","), rounds: *roundsFlag}
 	if f.rounds < 0 {
@@ -110,7 +111,7 @@ type way struct {
 	restore func(ctx context.Context, n int) error
 }
 
-// measure runs all rounds, first those of one way to end the leader, then those of the next way.
+// measure runs all rounds. It runs all rounds of one way to end the leader before it begins with the next way.
 func (f *failover) measure(ctx context.Context) error {
 	ways := []way{
 		{"kill", "kill -9", func(p *local.Process) error { return p.Kill() }, f.startServer},

@@ -39,9 +39,9 @@ var (
 	seedFlag   = flag.Uint64("seed", 0, "seed of what kill9 kills and when; 0: a random seed")
 )
 
-// runShard runs fn on a stack in a temporary directory and removes the stack. SIGINT and SIGTERM end the context of fn.
-// The caller may set fields of "trial", such as Environment. runShard sets the name, the directories, the number of
-// servers and Keep.
+// runShard runs fn on a stack in a temporary directory, and afterwards removes the stack. SIGINT and SIGTERM end the
+// context of fn. The caller may set fields of "trial", such as Environment. runShard sets the name, the directories,
+// the number of servers and Keep.
 func runShard(t *testing.T, script string, trial local.Trial, fn func(context.Context, *local.Stack) error) {
 	t.Helper()
 	if *binFlag == "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// maxGap limits the time without a leader if no server has to wait for the end of the lease. It is enough for the
-// promise, its safety margin and the start of a term, on a busy machine.
+// maxGap limits the time without a leader if no server has to wait for the end of the lease. It is enough for an heir's
+// promise, the safety margin of the promise, and the start of a term on a busy machine.
 const maxGap = 5 * time.Second
 
 // heirFaults are the faults for shards with an heir.
@@ -217,8 +217,8 @@ var heirFaults = []fault{
 			if err := errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); err != nil {
 				return "", err
 			}
-			// The restarted server waits for the lease from the moment when it first sees the lock. That moment is
-			// later than the leader's last renewal.
+			// The restarted server waits until a lease has passed since it first saw the lock. It first saw the lock
+			// after the leader's last renewal.
 			if low, most := s.effectiveLease(), s.effectiveLease()*11/10+maxGap; next != heir || took < low ||
 				took > most {
 				return "", fmt.Errorf("%s led after %v, want %s after %v to %v", next, took, heir, low, most)
@@ -227,8 +227,8 @@ var heirFaults = []fault{
 		}},
 }
 
-// checkAlwaysLed kills a VM and waits for the time "full", but in the short form of the test at most for maxGap. It
-// fails if the shard had no leader for longer than maxGap. It returns the text of describeTerms.
+// checkAlwaysLed kills a VM and waits for the time "full". In the short form of the test it waits for maxGap at most.
+// It fails if the shard had no leader for longer than maxGap. It returns the text of describeTerms.
 func (s *shard) checkAlwaysLed(ctx context.Context, term uint64, full time.Duration) (string, error) {
 	if _, err := s.killVM(ctx); err != nil {
 		return "", err

@@ -76,7 +76,8 @@ func (h *howTo) pagesOfEveryDay() []guide {
 	}
 }
 
-// awaitHistory waits until the new leader has read the former leader's journal. It then knows when INSTANCE registered.
+// awaitHistory waits until the new leader has read the former leader's journal. The new leader then knows when INSTANCE
+// registered.
 func (h *howTo) awaitHistory(ctx context.Context) error {
 	for {
 		output, err := h.shell(ctx, "nstance-admin events --instance INSTANCE --shard SHARD", "")

@@ -182,7 +182,8 @@ func (h *howTo) loseEverything(ctx context.Context) error {
 	return h.healthy(2)(ctx)
 }
 
-// growAndStop adds an instance to the group and stops the servers. The backup does not contain this instance.
+// growAndStop adds an instance to the group and stops the servers. The backup was made before and does not contain this
+// instance.
 func (h *howTo) growAndStop(ctx context.Context) error {
 	if _, err := h.shell(ctx, "nstance-admin group scale GROUP 3 --wait", ""); err != nil {
 		return err

@@ -50,8 +50,8 @@ func TestLibvirt(t *testing.T) {
 	})
 }
 
-// hostNetwork is the network in this test. All programs run on the host, so each of them has the host's address in the
-// network of the VMs.
+// hostNetwork is the address of this host in the network of the VMs. All programs of the test run on this host, so each
+// of them has this address.
 type hostNetwork string
 
 func (n hostNetwork) Host(string) string                { return string(n) }
@@ -114,7 +114,8 @@ func (s *libvirtShard) start(ctx context.Context) error {
 	return nil
 }
 
-// lead starts the store, writes the configuration, starts the servers, and connects to the server that leads first.
+// lead starts the store, writes the configuration, starts the servers, and connects to the server that becomes the
+// first leader.
 func (s *libvirtShard) lead(ctx context.Context, configure func(context.Context) error) error {
 	if _, err := s.stack.StartStore(ctx); err != nil {
 		return err

@@ -71,8 +71,8 @@ func thread(f func() error) error {
 	return <-result
 }
 
-// newNetwork makes a network and its machines. "number" is the third byte of the machines' addresses. The observer is
-// in the namespace of this process.
+// newNetwork makes a network and its machines. "number" is the third byte of the machines' addresses. The machine
+// "observer" is in the namespace of this process.
 func newNetwork(number byte, seed uint64) (n *network, err error) {
 	n = &network{addresses: map[string]string{}, hosts: map[string]*host{}, clocks: map[string]*wallClock{},
 		ended: make(chan struct{}), rng: rand.New(rand.NewPCG(seed, 3)),
@@ -246,7 +246,7 @@ func (n *network) repair() (lost int) {
 }
 
 // moveLeaderAddress gives the leader's address to the server that holds the lock, again and again until ctx ends. On a
-// cloud, a network interface moves in this way.
+// cloud, a network interface moves to that server instead.
 func (n *network) moveLeaderAddress(ctx context.Context, holder func(context.Context) (string, error)) {
 	for ctx.Err() == nil {
 		if name, err := holder(ctx); err == nil && n.hosts[name] != nil {

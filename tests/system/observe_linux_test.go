@@ -184,7 +184,7 @@ func (j *actionLog) read(n int, path string) error {
 	return nil
 }
 
-// check returns an error if the logs read so far show a wrong action, or no action at all.
+// check returns the errors that read has recorded so far. It also returns an error if the logs contain no action.
 func (j *actionLog) check(context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -20,7 +20,8 @@ import (
 // TestRefusedConfiguration gives a running shard configurations that its servers cannot run. It does that in three
 // ways: with an apply of Terraform, with `nstance-admin config push`, and by writing to the bucket. Each configuration
 // must be refused, either before it is written or by the leader. Afterwards, the leader must still replace a killed VM.
-// If the leader is killed, its successor must do the same. In the end, the corrected configuration must be applied.
+// If the leader is killed, the next leader must also replace a killed VM. In the end, the corrected configuration must
+// be applied.
 func TestRefusedConfiguration(t *testing.T) {
 	runShard(t, "scripts/refused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("timeout after 10 minutes"))
@@ -175,8 +176,8 @@ func (r *refused) run(ctx context.Context) error {
 	return awaitConverged(ctx, r.stack, r.operator, refusedSize)
 }
 
-// refuse tries to give the shard a bad configuration in each of the three ways. Each must be refused, and the leader
-// must still replace a VM.
+// refuse tries to give the shard a bad configuration in three ways: with Terraform, with nstance-admin, and by writing
+// to the bucket. Each must be refused, and the leader must still replace a VM.
 func (r *refused) refuse(ctx context.Context, bad badConfiguration) error {
 	module, err := replaceOnce(r.module, bad.module[0], bad.module[1])
 	if err != nil {

@@ -25,18 +25,18 @@ import (
 )
 
 const (
-	// rotationSize is the size of the group. Its agents must change to the new CA.
+	// rotationSize is the size of the group. The agents of the group must change to the new CA.
 	rotationSize = 4
-	// rotationLimit limits the time of one rotation. The rotation waits in each step until the leaders and the agents
-	// have changed. Leaders need up to 3 minutes, and agents up to 5 minutes more.
+	// rotationLimit limits the time of one rotation. In each step, the rotation waits until the leaders and the agents
+	// use the CAs of the step. Leaders need up to 3 minutes, and agents up to 5 minutes more.
 	rotationLimit = 45 * time.Minute
 )
 
 // TestRotateCA rotates the cluster's CA and nonce key with `nstance-admin cluster rotate-ca` while a client of the
 // operator API calls the shard every half second. The rotation has two steps. In each step, the test interrupts the
 // command once and starts it again, and kills a VM, which must be replaced. In the first step it also kills the leader.
-// No call may fail because of a certificate, and no other VM may be replaced. In the end only the new CA may be
-// trusted, and only nonces of the new key accepted.
+// No call may fail because of a certificate, and no other VM may be replaced. In the end, programs may trust only the
+// new CA, and may accept only nonces of the new key.
 func TestRotateCA(t *testing.T) {
 	runShard(t, "scripts/rotate-ca.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, rotationLimit, fmt.Errorf("no end after %v", rotationLimit))

@@ -41,7 +41,7 @@ type shard struct {
 	running  map[string]*local.Process // by name
 }
 
-// form tells whether a shard under test has an heir, and in which network it is.
+// form tells whether a shard under test has an heir. It also has the number of the shard's network.
 type form struct {
 	name string
 	heir bool
@@ -173,8 +173,8 @@ func (s *shard) settings(c *config.Shard) {
 
 // startAll starts every program that does not run.
 func (s *shard) startAll(ctx context.Context) error {
-	// The tmux server, in which the VMs run, must be on the machine vms. If it does not run, nstance-server starts it
-	// on its own machine.
+	// The tmux server, in which the VMs run, must be on the machine "vms". If the tmux server does not run,
+	// nstance-server starts it on its own machine.
 	if s.process("tmux") == nil || !s.process("tmux").Running() {
 		p, err := s.StartTmux(ctx, vms)
 		if err != nil {

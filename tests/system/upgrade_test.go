@@ -345,7 +345,8 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 }
 
 // provider applies the unchanged configuration with the new Terraform provider. This apply must not change the shard's
-// configuration. Afterwards, the old provider must refuse to apply it, because it cannot read the new state.
+// configuration. Afterwards, the old provider must refuse to apply the configuration, because it cannot read the new
+// state.
 func (u *upgrade) provider(ctx context.Context) error {
 	if err := u.use(u.current, "terraform-provider-nstance"); err != nil {
 		return err
@@ -373,7 +374,8 @@ func (u *upgrade) provider(ctx context.Context) error {
 	return u.use(u.current, "terraform-provider-nstance")
 }
 
-// handOver stops the new server that leads, so that another one leads, and starts the stopped server again.
+// handOver stops the leader, which is a server of the current version, so that another server leads. It then starts the
+// stopped server again.
 func (u *upgrade) handOver(ctx context.Context) error {
 	holder, err := lockHolder(ctx, u.stack)
 	if err != nil {

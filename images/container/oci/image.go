@@ -59,8 +59,8 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 		index = mutate.AppendManifests(index,
 			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				Platform: &v1.Platform{OS: "linux", Architecture: binary.Architecture}}},
-			// Clients that select an image by its platform skip this bill of materials, because its platform is
-			// unknown.
+			// Clients that select an image by its platform skip the bill of materials, because its platform is
+			// "unknown".
 			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
 				ArtifactType: SPDX,
 				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})

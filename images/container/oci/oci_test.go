@@ -23,7 +23,7 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestBinaryIsStatic checks that no image is made from a binary that was built for another architecture.
+// TestBinaryIsStatic checks that Index refuses a binary that was built for another architecture than the Spec gives.
 func TestBinaryIsStatic(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

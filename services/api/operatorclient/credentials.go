@@ -45,7 +45,7 @@ func (c *Credentials) handshake(ctx context.Context, name string, raw net.Conn) 
 }
 
 // Failure returns the error of the last handshake. It returns nil if that handshake succeeded, or if Dial was called
-// after it.
+// after that handshake.
 func (c *Credentials) Failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -171,7 +171,8 @@ func TestCRDSchema(t *testing.T) {
 	t.Run("status is kept as it was written", func(t *testing.T) { roundTrip(ctx, t, cluster.Client) })
 }
 
-// roundTrip writes the status of a shard group and reads it back. The CRD has no schema for its field "config".
+// roundTrip writes the status of a shard group and reads it back. The status includes the field "config", for which the
+// CRD has no schema.
 func roundTrip(ctx context.Context, t *testing.T, c client.Client) {
 	t.Helper()
 	g := shardGroup()

@@ -6,7 +6,7 @@ const (
 	GroupLabel = "nstance.dev/group"
 	// ShardLabel contains the ID of the shard.
 	ShardLabel = "nstance.dev/shard"
-	// ImportedLabel is "true" on objects that the operator created for an existing group of the servers.
+	// ImportedLabel is "true" on objects that the operator created for a group that already existed on the servers.
 	ImportedLabel = "nstance.dev/imported"
 	// PodUIDLabel contains the UID of the pod for which an on-demand machine was created.
 	PodUIDLabel = "nstance.dev/pod-uid"
@@ -53,7 +53,7 @@ const (
 )
 
 // Finalizers. ClusterFinalizer keeps a deleted Cluster until the operator has recorded its deletion. The other
-// finalizers are on kinds whose objects stand for a group or an instance on the servers.
+// finalizers are on objects that represent a group or an instance on the servers.
 const (
 	ClusterFinalizer     = "infrastructure.cluster.x-k8s.io/nstancecluster"
 	MachinePoolFinalizer = "infrastructure.cluster.x-k8s.io/nstancemachinepool"
@@ -77,8 +77,8 @@ const (
 	PoolSharedCondition = "PoolShared"
 	// InstanceCreatedCondition: the shard accepted the request for the instance. Machines have it.
 	InstanceCreatedCondition = "InstanceCreated"
-	// ServerDeletedCondition: the server reported that the instance is gone, so the operator sends no delete request
-	// for it. Machines have it.
+	// ServerDeletedCondition: the server reported that a machine's instance is gone, so the operator sends no delete
+	// request for the instance. Machines have this condition.
 	ServerDeletedCondition = "ServerDeleted"
 )
 

@@ -145,7 +145,8 @@ func check(t *testing.T, client kubernetes.Interface, acked map[string]string) {
 		case !ok:
 			t.Errorf("%s is lost", name)
 		case strings.HasPrefix(name, "counter-"):
-			// The value may be newer than the acknowledged one, from a write that the process did not acknowledge.
+			// The value may be newer than the acknowledged one: a later write may have taken effect without an
+			// acknowledgment.
 			if value < want || len(value) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", name, value, want)
 			}

@@ -135,7 +135,8 @@ func check(t *testing.T, store objstore.Store, acked map[string]string) {
 		}
 		got := string(obj.Body)
 		if strings.HasPrefix(key, "counter/") {
-			// The value may be newer than the acknowledged one, from a write that the process did not acknowledge.
+			// The value may be newer than the acknowledged one: a later write may have taken effect without an
+			// acknowledgment.
 			if got < want || len(got) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", key, got, want)
 			}

@@ -27,8 +27,9 @@ import (
 var version = "dev"
 
 // heir contains three durations, such as "9s 3s 1s". Only scripts/chaos.sh sets it, at link time, so that takeovers
-// take a few seconds instead of about 90 s. The first two are the lease of a lock with an heir, and its renewal
-// interval. The third is how long a standby must answer the leader's heartbeats before it becomes the heir.
+// take a few seconds instead of about 90 s. The first duration is the lease of a lock with an heir. The second is the
+// interval at which the leader renews the lock. The third is how long a standby must answer the leader's heartbeats
+// before it becomes the heir.
 var heir string
 
 func main() { os.Exit(run()) }

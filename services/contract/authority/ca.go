@@ -33,7 +33,7 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how long before its time of issue a certificate or nonce becomes valid, because the clock of a new VM may
+	// Skew is how far the validity of a certificate or nonce begins before its time of issue. The clock of a new VM may
 	// be slow.
 	Skew = 5 * time.Minute
 )
@@ -375,7 +375,7 @@ func Fingerprint(cert *x509.Certificate) string {
 }
 
 // Trust returns 16 hexadecimal characters that identify the issuing CA together with the trust bundle. The result is
-// empty if the bundle contains only that CA, which is so outside a rotation.
+// empty if the bundle contains only the issuing CA. That is always so while no rotation is under way.
 func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	if len(bundle) == 1 && bundle[0].Equal(ca) {
 		return ""

@@ -52,7 +52,8 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// The certificate of any signer opens a document. The content of the document may itself be a signed document.
+// TestDocumentOfSeveralSigners checks that the certificate of each signer alone can verify a document. The content of
+// the document is itself a signed document.
 func TestDocumentOfSeveralSigners(t *testing.T) {
 	first, second := newCA(t), must[authority.CA](t)(authority.CreateCA("example", random(9), t0))
 	doc := document()
@@ -104,8 +105,8 @@ func TestOpenDocumentRefuses(t *testing.T) {
 	}
 }
 
-// An imported CA may have an ECDSA or RSA key. Each of these keys signs the same document with the same bytes. A write
-// with an unknown result can therefore be repeated.
+// TestDocumentKeyKinds checks imported CAs with an ECDSA or RSA key. When such a CA signs a document twice, the results
+// must be equal. A write with an unknown result can therefore be repeated.
 func TestDocumentKeyKinds(t *testing.T) {
 	for name, key := range map[string]crypto.Signer{
 		"ECDSA": must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), cryptorand.Reader)),

@@ -43,7 +43,7 @@ type Common struct {
 	// Binaries maps architectures ("amd64" or "arm64") to downloads. A script downloads the program only if the image
 	// lacks it. If Binaries is empty, the image must have the program.
 	Binaries map[string]Binary
-	// Environment contains further variables for the unit's environment. If a server's Environment sets
+	// Environment contains the caller's variables for the unit's environment. If a server's Environment sets
 	// [ScalingGroupVariable], the machine reports the server's health to that scaling group.
 	Environment map[string]string
 	// CommandsBefore are lines of sh that run before everything else. The script exits when one of them fails.
@@ -73,7 +73,7 @@ type Agent struct{ Common }
 
 // FieldError is the error of one field.
 type FieldError struct {
-	// Field is the name of the field in Terraform, such as "shard", `binaries["arm64"].url` or "extra_args[2]".
+	// Field is the name of the wrong field in Terraform, such as "shard", `binaries["arm64"].url` or "extra_args[2]".
 	Field string
 	Err   error
 }

@@ -22,9 +22,9 @@ type LeaderNetwork struct {
 	Gateway string
 }
 
-// networkFile is the path of the configuration. systemd-networkd sorts files by name and uses the first one that
-// matches an interface. The names of other tools' files begin with higher numbers: 10 for netplan, and 07 or more for
-// the others.
+// networkFile is the path of the leader interface's configuration. systemd-networkd sorts files by name and uses the
+// first one that matches an interface. The names of other tools' files begin with higher numbers: 10 for netplan, and
+// 07 or more for the others.
 const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 
 // leaderTable is the routing table for the packets that are sent from the leader's addresses.

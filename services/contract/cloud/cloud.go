@@ -46,8 +46,8 @@ type Block struct {
 	CheckZone func(region, zone string) []Problem
 	// CheckOptions checks server.provider.options. The paths in its problems are relative to the options.
 	CheckOptions func(options map[string]string) []Problem
-	// CheckArgs checks the args of defaults, an instance template or a group before the texts in them are rendered. The
-	// paths in its problems are relative to the args.
+	// CheckArgs checks the args of defaults, of an instance template or of a group. The texts in the args are not
+	// rendered yet. The paths in the problems are relative to the args.
 	CheckArgs func(args map[string]any) []Problem
 
 	// ObjectStores are the kinds of bucket that the cloud has.
@@ -57,7 +57,7 @@ type Block struct {
 }
 
 // Checker adds rules for the fields of a struct of [Block.LeaderNetwork] or [Block.LoadBalancer]. Check is called only
-// for the cloud of the struct. Other code checks that required fields are set.
+// for shards of the cloud that has this struct. Other code checks that required fields are set.
 type Checker interface {
 	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for a load balancer.
 	Check(kind string) []Problem

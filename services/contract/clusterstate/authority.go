@@ -35,8 +35,8 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
 // EnsureCA makes a CA and returns created as true. If `ca.key` is missing but any of the other objects exists, the
 // error is [ErrCALost]. Two concurrent callers get the same CA. EnsureCA writes a missing `ca.crt`, and signs the
-// documents that an older version of Nstance left unsigned. It never takes an object that it cannot read for a missing
-// one.
+// documents that an older version of Nstance left unsigned. If an object cannot be read, EnsureCA fails: such an object
+// does not count as missing.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err

@@ -16,9 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. Those that
-// do have followed the step. Followers remembers the result, so that repeated checks read only what changed. It is not
-// safe for concurrent use.
+// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. These have
+// followed the step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
+// concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
@@ -98,8 +98,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 			out.Shards = append(out.Shards, followed)
 		}
 	}
-	// Check operators after leaders. A leader with the CAs of the earlier step may renew an operator's certificate, and
-	// then records the earlier trust value with it.
+	// Check operators after leaders. A leader with the CAs of the earlier step may renew an operator's certificate. The
+	// operator's record then has the earlier trust value.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
@@ -109,8 +109,9 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	return out, nil
 }
 
-// checkFiles returns the expiry of the last certificate that the old CA signed for a file of an instance, or zero if
-// none is left. The cluster's CA signs certificates in files until the workload CA starts.
+// checkFiles returns when the last certificate that the old CA signed for a file of an instance expires at the latest.
+// It returns zero if no such certificate is left. The cluster's CA signs certificates in files until the workload CA
+// starts to sign them.
 func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
 		return time.Time{}, nil
@@ -197,8 +198,7 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust value, and whether its holder has used the key
-// of that certificate.
+// has reports whether a certificate was issued with the rotation's trust value and its holder has used its key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

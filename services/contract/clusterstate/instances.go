@@ -61,7 +61,7 @@ func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
 }
 
 // DeleteInstance removes a tombstone after its retention. It is no error if the tombstone is gone already. The caller
-// must have read the tombstone, and must delete nothing but tombstones. No version ever replaces a tombstone.
+// must have read the record and found that it is a tombstone. A tombstone never changes again.
 func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
 	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
 		return fmt.Errorf("delete instance %s: %w", id, err)

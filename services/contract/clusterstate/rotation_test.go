@@ -304,7 +304,7 @@ func TestFollowers(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("an operator that has followed", true, 2, 0, 0)
-	// The next step begins. No leader, instance or operator uses its CAs yet.
+	// The next step begins. No leader, instance or operator uses the CAs of this step yet.
 	issued, err := s.IssueFromNewCA(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -39,8 +39,8 @@ func (s *State) ConfigModified(ctx context.Context, shard string) (time.Time, er
 }
 
 // WriteConfig writes a shard's configuration, which the caller has validated. It returns objstore.ErrConflict unless
-// the present version has the given token; "" means that there is none. The Terraform provider and nstance-admin use
-// it. Servers have no permission to write the configuration.
+// the present version has the given token. The token "" means that the shard has no configuration yet. The Terraform
+// provider and nstance-admin use WriteConfig. Servers have no permission to write the configuration.
 func (s *State) WriteConfig(ctx context.Context, shard string, body []byte, token objstore.Token) (objstore.Token,
 	error) {
 	if err := ident.ValidateName(shard); err != nil {
@@ -145,8 +145,8 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 		return fmt.Errorf("write applied configuration: %w", err)
 	}
 	for {
-		// The signature is not checked here. A forged revision only makes the next revision higher. A forged term can
-		// only make this write fail.
+		// The signature of the present version is not checked here. A forged revision only makes the next revision
+		// higher. A forged term can only make this write fail.
 		have, token, err := s.unverifiedApplied(ctx)
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return err
@@ -156,7 +156,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 				objstore.ErrConflict)
 		}
 		// Highest returns the highest revision that this process has seen. So the revision rises even if someone
-		// restored an older version of the document.
+		// restored an older version of the applied configuration.
 		revision := max(have.Revision, s.options.Marks.Highest(keys.Applied(s.options.ShardID))) + 1
 		next := record.Applied{Schema: record.AppliedSchema, Revision: revision, Term: term,
 			Source: string(source), Trust: s.Trust(), Body: body}

@@ -101,8 +101,9 @@ func belongs(what, says, want string) error {
 }
 
 // put writes an object if its present version has the given token ("" for no object). It repeats the write until the
-// result is known. put also succeeds if the store already contains the same bytes. A record contains the name of its
-// writer, so an earlier call must have written it. For a configuration it does not matter who wrote it.
+// result is known. put also succeeds if the store already contains the same bytes. If the object is a record, an
+// earlier call has written these bytes, because they contain the name of the writer. For a configuration it does not
+// matter who wrote it.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

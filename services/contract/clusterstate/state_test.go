@@ -270,7 +270,8 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// backwards makes all calls concurrently, and starts the last call first. It stores its limit in "most".
+	// backwards makes all calls concurrently, and starts the last call first. It stores its parameter "limit" in
+	// "most".
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit

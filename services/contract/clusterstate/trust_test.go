@@ -148,7 +148,8 @@ func TestRotatedBundle(t *testing.T) {
 	if _, _, err := open(t, bucket, 4).GetOperator(t.Context(), "prod", rec.ID); err != nil {
 		t.Errorf("after the old CA was removed: %v", err)
 	}
-	// A program that knows only the old CA, and has no key, must refuse a bundle that only the new CA signed.
+	// A program that knows only the old CA, and cannot read the CA's key, must refuse a bundle that only the new CA
+	// signed.
 	if _, err := s.CABundleSignedBy(t.Context(), []*x509.Certificate{old.Certificate()}); !errors.Is(err,
 		authority.ErrSignature) {
 		t.Error(err)

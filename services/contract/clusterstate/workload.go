@@ -12,12 +12,12 @@ import (
 )
 
 // WorkloadNotice is how long a workload CA exists before it signs its first certificate, unless the cluster is new.
-// During this time every instance receives the CA's certificate, and services on the instances must load it. The people
-// who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
+// During this time every instance receives the CA's certificate, and services on the instances must load it. Within
+// this time, the people who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance depends yet on certificates
-// in files that the cluster's CA signed.
+// newCluster is the maximum age of the CA of a new cluster. No instance of a new cluster depends yet on a file with a
+// certificate that the cluster's CA signed.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two

@@ -13,8 +13,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// TestRotateWorkloadCA takes all steps of a rotation, and repeats each at a time when nothing is to be done. The new CA
-// issues when "notice" has passed, and the old one is removed when its last certificate has expired.
+// TestRotateWorkloadCA takes all steps of a rotation, and calls RotateWorkloadCA also between the steps, when nothing
+// may change. The new CA issues certificates when "notice" has passed. The old CA is removed when its last certificate
+// has expired.
 func TestRotateWorkloadCA(t *testing.T) {
 	const notice, day = 48 * time.Hour, 24 * time.Hour
 	now, bucket := t0, mem.New()
@@ -89,8 +90,8 @@ func TestRotateWorkloadCATooSoon(t *testing.T) {
 }
 
 // TestInterruptedWorkloadCARotation lets the write of each step fail. In one half of the cases, the failed write takes
-// effect nevertheless. Afterwards the CAs from before or after the step are stored, and the repeated command continues
-// from there.
+// effect nevertheless. Afterwards the stored CAs must be those from before the step or those from after it. The
+// repeated command must continue from there.
 func TestInterruptedWorkloadCARotation(t *testing.T) {
 	for _, landed := range []bool{false, true} {
 		now := t0

@@ -229,10 +229,10 @@ func (c *Cluster) AddPool(name string) {
 	c.pools[name] = true
 }
 
-// GrantPool gives the token the privileges on VMs, but only on the members of a pool.
+// GrantPool gives the API token the privileges that [Role] lists for VMs, but only on VMs that are members of a pool.
 func (c *Cluster) GrantPool(name string) { c.grant("/pool/"+name, Role["/vms"]) }
 
-// GrantStorage gives the token the privileges on a storage that [Role] lists for the storage local.
+// GrantStorage gives the API token privileges on a storage. They are those that [Role] lists for the storage local.
 func (c *Cluster) GrantStorage(name string) { c.grant("/storage/"+name, Role["/storage/local"]) }
 
 func (c *Cluster) grant(path string, privileges []string) {

@@ -50,8 +50,8 @@ func (p param) check(value string) string {
 	return ""
 }
 
-// The formats of parameters. Those for a VM's settings are defined in PVE::QemuServer, and the others in
-// PVE::JSONSchema.
+// These expressions are the formats of parameters. The formats for a VM's settings are defined in PVE::QemuServer, and
+// the others in PVE::JSONSchema.
 var (
 	dnsName   = regexp.MustCompile(`^(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?)(\.(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?))*$`)
 	nodeName  = regexp.MustCompile(`^(?i:[a-z0-9]([a-z0-9-]*[a-z0-9])?)$`)
@@ -192,8 +192,7 @@ func findOperation(method, path string) (name string, op operation, params url.V
 	return "", operation{}, nil
 }
 
-// checkParams checks the parameters of a call. It returns one error text for each wrong parameter, by the parameter's
-// name.
+// checkParams checks the parameters of a call. It returns a map from the name of each wrong parameter to an error text.
 func (op operation) checkParams(given url.Values) map[string]string {
 	wrong := map[string]string{}
 	for name, values := range given {

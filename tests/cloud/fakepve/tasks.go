@@ -14,7 +14,7 @@ type task struct {
 }
 
 // startTask starts a task that runs the function work, and returns the ID of the task. work runs while the mutex is not
-// held. It returns the error text with which the task ends, or "" if the task succeeds.
+// held. work returns the error text with which the task ends, or "" if the task succeeds.
 func (c *Cluster) startTask(in request, node, kind string, id any, work func() string) string {
 	upid := fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%v:%s:", node, len(c.tasks)+1, 0x8c93f3, 0x66a1b2c3, kind, id,
 		in.tokenID)

@@ -200,8 +200,8 @@ func (c *Cluster) readConfig(in request) (any, *apiError) {
 	return conf, nil
 }
 
-// configPrivileges maps each setting of a VM to the privilege that a caller needs to change it. They are those of
-// check_vm_modify_config_perm.
+// configPrivileges maps each setting of a VM to the privilege that a caller needs to change it. The map is from
+// check_vm_modify_config_perm of Proxmox VE.
 var configPrivileges = map[string]string{"cores": "VM.Config.CPU", "sockets": "VM.Config.CPU",
 	"memory": "VM.Config.Memory", "balloon": "VM.Config.Memory", "smbios1": "VM.Config.HWType",
 	"net0": "VM.Config.Network", "ide2": "VM.Config.CDROM"}

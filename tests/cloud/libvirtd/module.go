@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// ErrDownload is the error of a command of tofu or terraform. Either the command hangs, or it cannot read a seed (an
-// ISO image). The cause is the provider's library: on a busy machine, it can miss the end of a download, or deadlock.
+// ErrDownload means that a command of tofu or terraform hangs, or cannot read a seed (an ISO image). The cause is the
+// provider's library: on a busy machine, it can miss the end of a download, or deadlock.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
 // Module is a copy of modules/libvirt/servers. The CLI and the provider dmacvicar/libvirt apply the copy to a daemon.

@@ -17,8 +17,8 @@ import (
 var servers = []string{"nstance-server-1", "nstance-server-2"}
 
 // TestServers applies modules/libvirt/servers with the provider dmacvicar/libvirt to a real libvirtd. It checks that
-// the VMs run and have their disks and seeds, and that a new boot script replaces them. After a destroy, the pool must
-// have only the files that the test added. The VMs boot nothing, because their disks are empty.
+// the VMs run and have their disks and seeds, and that the VMs are replaced when the boot script changes. After a
+// destroy, the pool must have only the files that the test added. The VMs boot nothing, because their disks are empty.
 func TestServers(t *testing.T) {
 	for range 3 {
 		err := applyServers(t)
@@ -111,8 +111,8 @@ func variables(version string) map[string]any {
 	}
 }
 
-// checkVMs checks that all VMs run with the expected definition and that their boot script prints the version. It
-// returns their UUIDs.
+// checkVMs checks that all VMs run with the expected definition, and that the boot script of each VM prints the
+// version. It returns the VMs' UUIDs.
 func checkVMs(t *testing.T, daemon *libvirtd.Daemon, version string) map[string]string {
 	t.Helper()
 	ids := map[string]string{}

@@ -123,8 +123,8 @@ func (r *Runner) DialVPC(ctx context.Context, vpc, network, address string) (net
 	return v.ns.dial(ctx, network, address)
 }
 
-// ListenVPC listens on a host that is in the VPC but is not a machine. It is for the servers of a VPC that are not
-// instances, such as load balancers and endpoints. ListenVPC adds the address to the host, with the VPC's prefix
+// ListenVPC listens on a host that is in the VPC but is not a machine. Such a host represents a server that is not an
+// instance, for example a load balancer or an endpoint. ListenVPC adds the address to the host, with the VPC's prefix
 // length. Port 0 selects any free port.
 func (r *Runner) ListenVPC(vpc string, address netip.Prefix, port uint16) (net.Listener, error) {
 	v, err := r.network(vpc)

@@ -66,7 +66,7 @@ func (n *netns) enter() error {
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
 // ip runs commands of ip(8) inside the namespace, until the first one fails. IPv6 commands must begin with -6, because
-// ip does not detect the address family of commands that it reads. They run after the others.
+// ip does not detect the address family of commands that it reads. The IPv6 commands run after all others.
 func (n *netns) ip(lines ...string) error {
 	var four, six []string
 	for _, l := range lines {

@@ -47,7 +47,7 @@ var settings = map[string]string{
 	"ipv6/conf/all/accept_redirects": "0", "ipv6/conf/default/accept_redirects": "0",
 }
 
-// forwarding are the kernel settings that the namespace of a VPC's router has in addition to the general ones.
+// forwarding are the kernel settings for the namespace of a VPC's router, in addition to those in "settings".
 var forwarding = map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
 
 // network returns the network of a VPC. It creates the network on the first call.

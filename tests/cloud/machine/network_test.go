@@ -178,7 +178,7 @@ func TestMoveAddress(t *testing.T) {
 			}
 		}
 	}
-	// When the machine that has the interface stops, the interface can be plugged into the other machine.
+	// When a machine stops, the interface that was plugged into it can be plugged into another machine.
 	w.plug(one, moving)
 	holder, _ := w.Machine(one)
 	holder.Stop()

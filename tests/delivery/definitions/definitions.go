@@ -1,6 +1,6 @@
 // Package definitions imports the types of other projects whose objects Nstance delivers. The imports fix the versions
-// in go.mod, and no program contains them. scripts/k8s-check.sh generates CRDs from these types with controller-gen and
-// checks the delivered objects against them.
+// of these types in go.mod. No program contains the types. scripts/k8s-check.sh generates CRDs from them with
+// controller-gen and checks the delivered objects against the CRDs.
 package definitions
 
 import (

@@ -197,7 +197,8 @@ func closeObjects(schema object) {
 			closeObjects(child)
 		}
 	}
-	// closeObjects leaves out the schemas in anyOf, oneOf and not, because these only add conditions to the object.
+	// closeObjects does not change the schemas in anyOf, oneOf and not, because these only add conditions to the
+	// object.
 	for _, key := range []string{"items", "additionalProperties"} {
 		if child, ok := schema[key].(object); ok {
 			closeObjects(child)

@@ -55,15 +55,16 @@ func cli(t *testing.T, terraform string) string {
 var settings = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
-// attested returns the settings, and in addition requires that each agent proves on which VM it runs.
+// attested returns a copy of "settings" that also requires each agent to prove on which VM it runs.
 func attested() map[string]any {
 	with := maps.Clone(settings)
 	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
 	return with
 }
 
-// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of them with terraform. It
-// compares the recorded calls of the servers with the permissions of their roles and with docs/reference/gcp.md.
+// TestStacks applies the examples with tofu. With the flag -terraform, it applies one of the examples with terraform
+// instead. It compares the recorded calls of the servers with the permissions of their roles and with
+// docs/reference/gcp.md.
 func TestStacks(t *testing.T) {
 	var calls scenario.Ledger
 	t.Run("apply", func(t *testing.T) {
@@ -92,8 +93,8 @@ module "cluster" {
 }
 `
 
-// singleShard applies the example single-shard with tofu and runs the scenario. The leader's address is an alias IP
-// address of the server's VM.
+// singleShard applies the example single-shard with tofu and runs the checks of the package scenario. The leader's
+// address is an alias IP address of the server's VM.
 func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a")
 	c.makeKey(t)
@@ -175,7 +176,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
-	// When the machine type changes, the group replaces the server.
+	// When the machine type changes, the instance group replaces the server's VM.
 	vars["server_instance_type"] = "e2-small"
 	old = s.Servers()
 	stack.Apply(t)
@@ -204,8 +205,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	}
 }
 
-// changesAddress applies another number of servers, which gives the leader another address. The connected VMs must
-// learn the address, and none of them may be replaced.
+// changesAddress changes the number of servers, which gives the leader another address. The connected VMs must learn
+// the new address, and none of them may be replaced.
 func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stack, servers int) {
 	t.Helper()
 	kept := s.Workers()

@@ -51,7 +51,7 @@ type cloud struct {
 	environment map[string]string
 }
 
-// cliConfig returns the CLIs' configuration with the Google provider. All clouds of the test process use the same one.
+// cliConfig returns the path of a CLI configuration with the Google provider. All clouds of the test process share it.
 var cliConfig = sync.OnceValues(func() (string, error) {
 	programs, err := lab.Build()
 	if err != nil {
@@ -138,8 +138,8 @@ func (c *cloud) postSecret(t *testing.T, path, body string) {
 	}
 }
 
-// state gives access to the documents of a shard, as nstance-admin has it. The secrets are in Secret Manager, and their
-// names have the given prefix. If the prefix is "", the secrets are in the bucket, encrypted.
+// state gives access to the documents of a shard, like the access of nstance-admin. The secrets are in Secret Manager,
+// and their names have the given prefix. If the prefix is "", the secrets are in the bucket, encrypted.
 func (c *cloud) state(t *testing.T, bucket, cluster, shard, prefix string) *clusterstate.State {
 	t.Helper()
 	client := option.WithHTTPClient(c.client())

@@ -65,8 +65,8 @@ func build() (p Programs, err error) {
 	return p, nil
 }
 
-// CLIConfig returns the path of a CLI configuration with this repository's provider. source is --mirror or --google,
-// the option of scripts/tf-env.sh that adds a cloud's provider.
+// CLIConfig returns the path of a CLI configuration with this repository's provider and the provider of a cloud. The
+// parameter source is the option of scripts/tf-env.sh for the cloud's provider: --mirror or --google.
 func (p Programs) CLIConfig(source string) (path string, err error) {
 	return run(context.Background(), "scripts/tf-env.sh", source, filepath.Join(p.dir, "bin",
 		"terraform-provider-nstance"), filepath.Join(p.dir, "terraform.rc"))

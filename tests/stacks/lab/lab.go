@@ -126,7 +126,7 @@ func New(t *testing.T) *Lab {
 	return l
 }
 
-// awsConfig returns the CLIs' configuration with the AWS provider. All labs of a process use the same one.
+// awsConfig returns the path of a CLI configuration with the AWS provider. All labs of a process share it.
 var awsConfig = sync.OnceValues(func() (string, error) {
 	programs, err := Build()
 	if err != nil {
@@ -233,7 +233,8 @@ func (l *Lab) Config() awssdk.Config {
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}
 }
 
-// State gives access to the documents of a shard in a bucket, as nstance-admin has it. "key" is the encryption key.
+// State gives access to the documents of a shard in a bucket, like the access of nstance-admin. "key" is the encryption
+// key.
 func (l *Lab) State(t *testing.T, bucket, cluster, shard, key string) *clusterstate.State {
 	t.Helper()
 	store := l.store(t, bucket)
@@ -283,7 +284,7 @@ func SecretsInBucket(t *testing.T, store objstore.Store, cluster, key string) se
 		Ring: keyring.Ring{Current: current}, Rand: rand.Reader})
 }
 
-// Operator registers a new operator. It connects to the shard's leader from the shard's network.
+// Operator registers a new operator. The operator connects to the shard's leader from the shard's network.
 func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 	host string) nstancev1.OperatorServiceClient {
 	t.Helper()

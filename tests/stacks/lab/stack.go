@@ -36,7 +36,7 @@ func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, 
 }
 
 // NewStack is like StackWith, but the example may be for any cloud. "environment" has the variables that make the CLI
-// use this cloud.
+// use the example's cloud.
 func NewStack(t *testing.T, cli, example string, vars map[string]any, override string,
 	environment map[string]string) *Stack {
 	t.Helper()

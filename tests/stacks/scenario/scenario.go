@@ -1,5 +1,5 @@
 // Package scenario checks what a shard does on every cloud: its leader answers at its address, its agents register, and
-// lost VMs are replaced. The tests of each cloud's stacks call its methods.
+// lost VMs are replaced. The tests of each cloud's stacks call the methods of [Shard].
 package scenario
 
 import (
@@ -164,8 +164,8 @@ var WebCommands = []string{"nohup python3 -m http.server 8080 --directory /usr/s
 func (s *Shard) ReplacesUnhealthyInBalancer(t *testing.T, size int, asked func() int,
 	exec func(id string, command ...string) (string, error)) {
 	t.Helper()
-	// The leader must first learn that the VM is healthy for the load balancer. Until then it gives a new VM several
-	// minutes before it replaces the VM.
+	// The leader must first learn that the load balancer calls the VM healthy. Until then, the leader waits several
+	// minutes before it replaces a new VM.
 	before := asked()
 	lab.Eventually(t, 2*Soon, "the load balancer is asked twice", func() string {
 		if n := asked(); n < before+2 {

@@ -39,5 +39,5 @@ func checkArgs(args map[string]any) []cloud.Problem {
 	return problems
 }
 
-// argsDecoder checks args against the fields and types of the API, and against the server's own rules.
+// argsDecoder checks args against the fields and types of the API, and against the additional rules of the server.
 type argsDecoder struct{ apiargs.Decoder }

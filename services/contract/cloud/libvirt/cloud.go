@@ -112,8 +112,8 @@ func parseHosts(text string) (map[string]*url.URL, error) {
 	return hosts, nil
 }
 
-// The keys of insecure are the parameters of a URI that can switch off the check of the host's identity. The values are
-// those that leave the check on.
+// insecure maps each URI parameter that can switch off the check of the host's identity to the values that leave the
+// check on.
 var insecure = map[string][]string{
 	"no_verify":          {"", "0"},
 	"known_hosts_verify": {"", "normal"},

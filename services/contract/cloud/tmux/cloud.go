@@ -28,8 +28,9 @@ var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LeaderNetwork
 // variableName matches the names of environment variables (POSIX.1-2017, 8.1).
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// ParseArgs returns the environment variables that args add to a VM: `env` is a map of strings. It reports all
-// problems. It ignores other args, so that the args of another cloud's template can be used unchanged.
+// ParseArgs returns the environment variables that args add to a VM. They are in the arg `env`, a map of strings.
+// ParseArgs reports all problems. It ignores all other args, so that a template for another cloud can be used
+// unchanged.
 func ParseArgs(args map[string]any) (env map[string]string, found []cloud.Problem) {
 	report := func(message string, path ...any) {
 		found = append(found, cloud.Problem{Path: path, Message: message})

@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// Size is the size of a VM. The value of instance_type has the form CPUS x MIB, for example 2x4096.
+// Size is the size of a VM. The text of instance_type is the number of CPUs, the letter x, and the MiB of memory, such
+// as 2x4096.
 type Size struct {
 	CPUs      int
 	MemoryMiB int64

@@ -243,8 +243,8 @@ func (m *Machines) check(ctx context.Context) {
 	m.forward(checks)
 }
 
-// forward updates instances whose load balancer addresses have changed. It also routes these addresses to instances
-// that pass their health checks.
+// forward tells instances that their load balancer addresses have changed. It also routes each load balancer address to
+// an instance that passes the load balancer's health check.
 func (m *Machines) forward(checks []compute.HealthCheck) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

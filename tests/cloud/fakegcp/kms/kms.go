@@ -46,8 +46,8 @@ func (k *KMS) SetDisabled(name string, disabled bool) {
 // PermissionDenied is the reason of the error about a key that a service may not use.
 const PermissionDenied = "kmsPermissionDenied"
 
-// Use returns an error unless a service can encrypt and decrypt with a key. The parameter member is the service account
-// with which the service uses the key.
+// Use returns an error if a service cannot encrypt and decrypt with a key. The service acts as the service account
+// "member".
 func (k *KMS) Use(name, member string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

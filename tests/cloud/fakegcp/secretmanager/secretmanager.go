@@ -20,8 +20,8 @@ const pageSize = 10
 
 // SecretManager holds secrets in memory.
 type SecretManager struct {
-	// Lag delays the alias "latest". After a version is added to a secret, the next Lag reads of the alias still return
-	// the previous version.
+	// Lag delays the alias "latest". After a version is added to a secret, this number of reads of the alias still
+	// return the previous version.
 	Lag int
 	// Now replaces the clock.
 	Now func() time.Time

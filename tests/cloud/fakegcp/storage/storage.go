@@ -19,8 +19,8 @@ const pageSize = 1000
 
 // Storage holds buckets in memory.
 type Storage struct {
-	// If OneWriteASecond is true, the fake refuses a write less than a second after the previous write of the same
-	// object. The real service does the same. https://cloud.google.com/storage/quotas#objects
+	// If OneWriteASecond is true, the fake refuses to write an object that was written less than a second before. The
+	// real service does the same. https://cloud.google.com/storage/quotas#objects
 	OneWriteASecond bool
 	// UseKey is called before objects are encrypted or decrypted with a key of Cloud KMS. It returns an error if that
 	// is impossible. If UseKey is nil, no key can be used.

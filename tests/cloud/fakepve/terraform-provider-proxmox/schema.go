@@ -2,8 +2,9 @@ package main
 
 import "github.com/hashicorp/terraform-plugin-framework/resource/schema"
 
-// The schemas have the arguments that the module sets. Their types are those of bpg/proxmox, and the same arguments are
-// required. The defaults of bpg/proxmox are missing: the plan shows an argument without a value as known after apply.
+// The schemas of this fake provider have the arguments that modules/proxmox/servers sets. Each argument has the same
+// type as in bpg/proxmox, and is required if it is required there. The fake has no defaults, so a plan shows an
+// argument without a value as known after apply.
 var (
 	id       = schema.StringAttribute{Computed: true}
 	required = schema.StringAttribute{Required: true}

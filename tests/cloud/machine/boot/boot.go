@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/rootfs"
 )
 
-// The first process inherits files with these descriptors. Its standard output is the machine's log.
+// The first process of a machine inherits files with these descriptors. Its standard output is the machine's log.
 const (
 	// Spec is the descriptor of a file with the [Config] in JSON.
 	Spec = 3 + iota

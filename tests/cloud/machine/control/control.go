@@ -24,8 +24,8 @@ const JournalSocket = "/run/machine/journal"
 // Guest is the path, inside the machine, of the program that serves as init, systemctl and the related programs.
 const Guest = "/usr/lib/machine/guest"
 
-// With these values of Request.Program the runner tells init that a network interface was plugged in or unplugged. The
-// argument of LinkAdded is a networkd.Link in JSON. The argument of LinkRemoved is the name of the device.
+// The runner uses these values of Request.Program to tell init that a network interface was plugged in or unplugged.
+// The argument of LinkAdded is a networkd.Link in JSON. The argument of LinkRemoved is the name of the device.
 const (
 	LinkAdded   = "link-added"
 	LinkRemoved = "link-removed"

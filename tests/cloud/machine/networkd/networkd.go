@@ -232,7 +232,7 @@ func Find(files []*Network, l Link) *Network {
 
 // Up returns the commands of ip(8) that configure the link. It adds the link's index to the metrics of default routes,
 // so that the first interface's default route has priority. If metrics were equal, the kernel's choice would depend on
-// which routers are reachable (fib_select_default of Linux), and so would the tests.
+// which routers are reachable (fib_select_default of Linux). The tests' results would then vary.
 func (n *Network) Up(l Link) (lines []string) {
 	metric := n.metric + l.Index
 	add := func(a netip.Addr, format string, args ...any) {

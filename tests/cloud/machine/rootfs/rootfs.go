@@ -39,8 +39,8 @@ type Tree struct {
 }
 
 // "kept" lists the only top-level directories of the host that a machine sees. "kernel" lists the mount points of file
-// systems that the kernel provides. "hidden" lists paths in the kept directories that a machine sees as after a fresh
-// installation.
+// systems that the kernel provides. "hidden" lists paths in the kept directories. Machines do not see the host's files
+// at these paths, as if the host were newly installed.
 var (
 	kept   = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "usr", "var"}
 	kernel = []string{"dev", "proc", "run", "sys", "tmp"}
@@ -99,8 +99,8 @@ func Enter(t Tree) error {
 func (t Tree) directories(root string, layers []string) error {
 	upper, work, settings := filepath.Join(t.Mount, "upper"), filepath.Join(t.Mount, "work"), ""
 	if t.Upper != "" {
-		// Other trees will use Upper as a layer, above other directories than now. With these options, Upper contains
-		// no references to the present lower layers.
+		// Later, Upper will be a layer of other trees, above other layers. With these options, Upper contains no
+		// references to the lower layers of this tree.
 		upper, work, settings = t.Upper, t.Work, ",redirect_dir=off,index=off,metacopy=off"
 	}
 	names, err := topNames(layers)
@@ -195,9 +195,8 @@ func existing(layers []string, name string) (dirs []string) {
 	return dirs
 }
 
-// like creates the upper and the work directory of an overlay. The upper directory gets the mode and the owner of the
-// lowest layer, because the machine sees those of the upper directory. The lowest layer is the host's directory, if
-// any.
+// like creates the upper and the work directory of an overlay. A machine sees the mode and the owner of the upper
+// directory. like therefore copies the mode and the owner of the last directory in "lower", the lowest layer.
 func like(lower []string, name, upper, work string) error {
 	mode, uid, gid := fresh[name], 0, 0
 	if mode == 0 {

@@ -19,9 +19,9 @@ const (
 	userdataSize = 16 << 20 // Bytes, after decompression.
 )
 
-// Script returns the script in the user data. It decompresses the user data if necessary. Other formats that cloud-init
-// accepts are an error, because this package does not implement them. Without user data Script returns nil.
-// https://docs.cloud-init.io/en/latest/explanation/format.html
+// Script returns the script in the user data. It decompresses the user data if necessary. cloud-init also accepts other
+// formats than scripts. These are an error, because this package does not implement them. Without user data Script
+// returns nil. https://docs.cloud-init.io/en/latest/explanation/format.html
 func Script(userdata []byte) ([]byte, error) {
 	if bytes.HasPrefix(userdata, []byte("\x1f\x8b")) {
 		r, err := gzip.NewReader(bytes.NewReader(userdata))

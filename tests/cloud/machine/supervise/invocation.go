@@ -10,8 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/unit"
 )
 
-// lastOutput limits the time after the end of a service in which init still waits for the service's last output. A
-// process that left the service may hold the output open.
+// lastOutput limits how long init waits for the last output of a service that has ended. A process that left the
+// service may keep the output open.
 const lastOutput = time.Second
 
 // invocation is one run of a service. It lasts until the last process of the service has ended.
@@ -98,7 +98,7 @@ func (i *invocation) spawn() (err error) {
 	return err
 }
 
-// fail sets the result of the invocation. The first failure counts: fail does not replace the result of an earlier one.
+// fail sets the result of the invocation, unless an earlier failure has set it already.
 func (i *invocation) fail(result string) {
 	if i.result == success {
 		i.result = result

@@ -47,9 +47,9 @@ func (j *journal) logf(format string, args ...any) {
 	j.write("systemd", 1, fmt.Sprintf(format, args...))
 }
 
-// pipe returns a file that a process can use as its output. The lines written to the file go to the journal and, unless
-// it is nil, to the writer "also". The caller starts the process and then closes the file. The channel "ended" is
-// closed when all writers have closed the file and the journal contains everything.
+// pipe returns a file that a process can use as its output. The lines written to the file go to the journal. They also
+// go to the writer "also", unless that is nil. The caller starts the process and then closes the file. The channel
+// "ended" is closed when all writers have closed the file and the journal contains everything.
 func (j *journal) pipe(source string, pid func() int, also io.Writer) (w *os.File, ended <-chan struct{}, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -172,8 +172,8 @@ func list(environment map[string]string) (assignments []string) {
 	return assignments
 }
 
-// launch starts a process. The process's output goes to the journal and, unless it is nil, to the writer "also". The
-// channel "ended" is closed when all output was read.
+// launch starts a process. The process's output goes to the journal. It also goes to the writer "also", unless that is
+// nil. The channel "ended" is closed when all output was read.
 func (m *Manager) launch(source string, s spec, also io.Writer) (p *process, ended <-chan struct{}, err error) {
 	known := make(chan struct{})
 	w, ended, err := m.journal.pipe(source, func() int {

@@ -24,7 +24,7 @@ type network struct {
 
 	mu    sync.Mutex
 	files []*networkd.Network
-	// links has the links by device. applied has the files that configured the links, also by device.
+	// links maps each device to its link. applied maps each device to the .network file that configured its link.
 	links   map[string]networkd.Link
 	applied map[string]*networkd.Network
 }
@@ -147,7 +147,8 @@ func (n *network) removed(device string) error {
 	return n.ip(file.Down())
 }
 
-// reload reads the files again. If another file than before applies to a link, reload configures the link again.
+// reload reads the .network files again. If another file than before applies to a link, reload configures the link
+// again.
 func (n *network) reload() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

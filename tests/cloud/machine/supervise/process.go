@@ -151,11 +151,11 @@ func memory(data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Become executes the program that the file with descriptor 3 describes, in place of the present one. It never returns.
+// Become replaces the program of this process by the one that the file with descriptor 3 describes. It never returns.
 func Become() {
 	runtime.LockOSThread() // The settings below apply per thread, and this thread executes the program.
-	// The kernel closes both descriptors when it executes the program. If it cannot execute the program, descriptor 4
-	// is still needed.
+	// The kernel closes descriptors 3 and 4 when it executes the new program. If that fails, descriptor 4 is still
+	// needed.
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
 	err := become(os.NewFile(3, "spec"))

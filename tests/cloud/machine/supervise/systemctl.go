@@ -177,8 +177,8 @@ func (c *call) journalctl(args []string) error {
 
 func (c *call) start(name string) (int, error) {
 	if c.noBlock {
-		// init answers before the service has started. It reads the unit before that, so that the client learns of
-		// errors in the unit.
+		// init answers before the service has started. It reads the unit before it answers, so that the client learns
+		// of errors in the unit.
 		if _, err := c.m.load(name); err != nil {
 			return 1, err
 		}

@@ -12,8 +12,8 @@ import (
 // Entry is one assignment in a unit file.
 type Entry struct {
 	Section, Key, Value string
-	// Number is the number of section headers before the entry. Entries of two sections with the same name have
-	// different numbers.
+	// Number is the number of section headers before the entry. It distinguishes entries of two sections that have the
+	// same name.
 	Number int
 	// Where is the file:line of the assignment, for error messages.
 	Where string

@@ -114,8 +114,9 @@ var directives = map[string]func(s *Service, value string) error{
 	},
 }
 
-// ignored lists the directives that this package ignores. Some only describe the unit. Unit.After only names units that
-// are up before any service starts. The others restrict what the service may do, so that it also works without them.
+// ignored lists the directives that this package ignores. Description and Documentation only describe the unit. The
+// units in After are up before any service starts. The directives of Service restrict what a service may do. A service
+// also works without these restrictions.
 var ignored = strings.Fields(`
 	Unit.Description Unit.Documentation Unit.After
 
