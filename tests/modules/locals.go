@@ -62,7 +62,7 @@ func parseFile(path string) (file, error) {
 }
 
 // locals evaluates all locals of the file. "given" maps the other names that the file uses, such as "var", to their
-// values. The name "local" has the locals of other files.
+// values. Its entry "local" has the locals of other files.
 func (f file) locals(given map[string]cty.Value) (map[string]cty.Value, error) {
 	known := map[string]cty.Value{}
 	if others, ok := given["local"]; ok {

@@ -157,8 +157,7 @@ func (s *story) settled(ctx context.Context) error {
 	return err
 }
 
-// changed returns the configuration that is in force, as text, after a change. The configuration in force remains as it
-// is.
+// changed applies a change to a copy of the configuration that is in force, and returns the copy as text.
 func (s *story) changed(change func(*config.Shard)) (string, error) {
 	shard, problems := config.ParseStored("config", []byte(s.document))
 	if err := problems.Err(); err != nil {

@@ -39,7 +39,8 @@ func Write(dir string, index v1.ImageIndex) error {
 	return nil
 }
 
-// Push pushes an index under a name. It uses the registry credentials that the container tools have stored.
+// Push pushes an index to a registry. reference is the name of the image, including the registry. Push uses the
+// registry credentials that the container tools have stored.
 func Push(ctx context.Context, reference string, insecure bool, index v1.ImageIndex) error {
 	named, err := Reference(reference, insecure)
 	if err != nil {

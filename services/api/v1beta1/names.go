@@ -23,7 +23,7 @@ const (
 	PodAnnotation = "nstance.dev/pod"
 	// OwnedFieldsAnnotation on the NstanceShardGroup of a static group lists the fields that were ever set in the spec
 	// of the NstanceShardGroup, separated by commas. When a listed field is removed from the spec, the operator removes
-	// the override from the server.
+	// the field's override from the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
 	// RemoveAnnotation on a shard group lists instance IDs, separated by commas. When the group's size is lowered, the
 	// shard deletes these instances. The operator writes the annotation together with the lower size.

@@ -57,8 +57,8 @@ func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	return cmd, client
 }
 
-// TestKill starts the process three times in the same directory, and kills it during many writes. Every acknowledged
-// object must be complete in the directory.
+// TestKill starts the process three times in the same directory, and kills it during many writes. Every object whose
+// write was acknowledged must be complete in the directory.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Log("left out of a short run: it builds the binary")

@@ -33,8 +33,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how far the validity of a certificate or nonce begins before its time of issue. The clock of a new VM may
-	// be slow.
+	// Skew is the time from the beginning of the validity of a certificate or nonce to its issue. It allows for the
+	// slow clock of a new VM.
 	Skew = 5 * time.Minute
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. These have
-// followed the step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
-// concurrent use.
+// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. A leader,
+// instance or operator that uses these CAs "has followed" the step. Followers remembers the result, so that repeated
+// checks read only what changed. It is not safe for concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
@@ -109,8 +109,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	return out, nil
 }
 
-// checkFiles returns when the last certificate that the old CA signed for a file of an instance expires at the latest.
-// It returns zero if no such certificate is left. The cluster's CA signs certificates in files until the workload CA
+// checkFiles returns the latest possible expiry of the certificates in instances' files that the old CA signed. It
+// returns zero if no such certificate is left. The cluster's CA signs the certificates in files until the workload CA
 // starts to sign them.
 func (f *Followers) checkFiles(ctx context.Context) (time.Time, error) {
 	if f.old == nil {
@@ -198,7 +198,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust value and its holder has used its key.
+// has reports whether a certificate was issued with the rotation's trust value and its holder has already used the
+// certificate's key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

@@ -62,8 +62,8 @@ func (s *State) DeleteConfig(ctx context.Context, shard string) error {
 	return nil
 }
 
-// ReadGroups reads the shard's dynamic groups and overrides. Problems that do not prevent the use of the document are
-// returned as warnings. ReadGroups returns objstore.ErrNotFound if there is no document yet.
+// ReadGroups reads the document with the shard's dynamic groups and overrides. Problems that do not prevent the use of
+// the document are returned as warnings. ReadGroups returns objstore.ErrNotFound if there is no document yet.
 func (s *State) ReadGroups(ctx context.Context) (config.Groups, objstore.Token, config.Problems, error) {
 	key := keys.Groups(s.options.ShardID)
 	object, err := s.options.Shard.Get(ctx, key)
