@@ -283,7 +283,8 @@ func (l *lab) withoutWest(t *testing.T) (before []byte) {
 	return before
 }
 
-// poolWaitsFor returns an error unless a pool is being deleted and a condition of the pool names the shard.
+// poolWaitsFor returns an error unless a pool is being deleted and a condition of the pool says that the deletion waits
+// for the shard.
 func (l *lab) poolWaitsFor(ctx context.Context, pool, shard string) error {
 	return has(ctx, l, &v1beta1.NstanceMachinePool{}, pool, func(p *v1beta1.NstanceMachinePool) error {
 		return deletingBecause(p.Status.Conditions, "shard "+shard+", which")

@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// These pages are about Kubernetes. Tests run their commands.
+// These pages of the documentation are about Kubernetes. Tests run the commands on them.
 const (
 	deletePage    = "how-to/delete-a-cluster.md"
 	karpenterPage = "how-to/migrate-from-karpenter.md"

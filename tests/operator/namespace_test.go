@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// TestNamespace deletes the operator's namespace too early, and recovers with the steps in the documentation. Then it
-// runs nstance-operator uninstall, and deletes the namespace again.
+// TestNamespace deletes the operator's namespace before it runs nstance-operator uninstall. It recovers with the steps
+// in the documentation. Then it runs nstance-operator uninstall, and deletes the namespace again.
 func TestNamespace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -40,7 +40,7 @@ func TestNamespace(t *testing.T) {
 }
 
 // testRecoverNamespace deletes the namespace while it has objects of all kinds and the server of the shard "west" is
-// paused. Before that, the test kills the operator: in a real installation, its Deployment is in the same namespace.
+// paused. Before that, the test kills the operator, because a real namespace also contains the operator's Deployment.
 func (l *lab) testRecoverNamespace(t *testing.T) {
 	l.dynamicPool(t, dynamic)
 	l.machine(t, "single", "west")

@@ -49,7 +49,7 @@ func TestPools(t *testing.T) {
 }
 
 // testOrphan creates a Machine whose NstanceMachine does not exist. Cluster API creates such a Machine if the
-// NstanceMachine is deleted at the same moment.
+// NstanceMachine is deleted at the moment of the creation.
 func (l *lab) testOrphan(t *testing.T) {
 	const orphan = "wrk01k1bnbb2we2dbk3cgk8v7tz41"
 	none, pool := "", &clusterv1.MachinePool{}

@@ -139,8 +139,8 @@ func singleShard(t *testing.T, calls *ledger) {
 	// The cloud announces that a VM will be interrupted. The replacement must start while the VM still runs.
 	f.scenario().ReplacesInterrupted(t, 2)
 
-	// Moving the encryption key to another service rotates the key: the cluster's secrets are sealed under a new key
-	// before the old one is destroyed. The next server that starts can open them only with the new key.
+	// Moving the encryption key to another service rotates the key: the cluster's secrets are encrypted with a new key
+	// before the old key is destroyed. The next server that starts can decrypt them only with the new key.
 	calls.addPolicies(t, l, f.cluster)
 	vars["key_provider"] = "aws-parameter-store"
 	oldKey := f.key

@@ -107,7 +107,8 @@ type failover struct {
 type way struct {
 	name, signal string
 	end          func(p *local.Process) error
-	// restore makes the ended server n a standby. It is called after the other server has become leader.
+	// restore makes server n, which was ended or paused, a standby. It is called after the other server has become
+	// leader.
 	restore func(ctx context.Context, n int) error
 }
 

@@ -77,7 +77,7 @@ var faults = []fault{
 					replaced++
 				}
 			}
-			// At most 40 % of the VMs may be replaced at a time, but two always may.
+			// At most 40 % of the VMs, or two VMs if that is more, may be replaced at a time.
 			if replaced > 2 {
 				err = errors.Join(err, fmt.Errorf("%d of %d VMs were replaced although they ran", replaced, size))
 			}

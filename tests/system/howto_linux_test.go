@@ -68,7 +68,7 @@ type step struct {
 	// "until" is set for commands that run until they are interrupted. The test interrupts them when they have printed
 	// this text.
 	until string
-	// after, if not nil, is called with the output.
+	// after, if not nil, is called with the output of the commands.
 	after func(ctx context.Context, output string) error
 }
 

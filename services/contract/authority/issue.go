@@ -75,8 +75,8 @@ type ServerSpec struct {
 	TTL       time.Duration    // 0: ServerTTL
 }
 
-// IssueServer makes a server's certificate. It is valid for both ends of a connection, because the servers of a shard
-// call each other.
+// IssueServer makes a server's certificate. The server may use it both as a TLS server and as a TLS client, because the
+// servers of a shard call each other.
 func (ca CA) IssueServer(spec ServerSpec, rand io.Reader, now time.Time) (*x509.Certificate, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: spec.Identity.name()},

@@ -3,8 +3,8 @@
 //
 // A script writes the service's environment file, installs the program and its units if the image lacks them, and
 // starts the unit. A server's script also writes the network configuration of the leader's interface. A script is for
-// POSIX sh and can be run repeatedly. A script that downloads no program has less than 4 KiB, others less than 8 KiB.
-// This does not count the caller's commands.
+// POSIX sh and can be run repeatedly. Without the caller's commands, a script that downloads no program has less than 4
+// KiB, and any other script has less than 8 KiB.
 //
 // Invariant: for all values of the fields, a returned script runs only the commands of this package and the caller's
 // commands.

@@ -36,8 +36,8 @@ type Following struct {
 	Shards []ShardFollowing `json:"shards"`
 	// Operators are the operators that do not use the CAs of the present step yet.
 	Operators []OperatorName `json:"operators"`
-	// FilesUntil is the expiry of the last certificate that the old CA signed for a file of an instance. It is zero if
-	// no such certificate is left, or if the next step does not remove the old CA.
+	// FilesUntil is the latest possible expiry of the certificates in instances' files that the old CA signed. It is
+	// zero if no such certificate is left, or if the next step does not remove the old CA.
 	FilesUntil time.Time `json:"files_until,omitzero"`
 }
 

@@ -34,8 +34,8 @@ type request struct {
 	content []byte // of an uploaded file
 }
 
-// serve answers a request. The status line of an error has a reason phrase of its own. net/http cannot write such a
-// phrase.
+// serve answers a request. It writes an error to the connection itself, because the reason phrase in the status line is
+// the error's text. net/http can write only the standard phrases.
 func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
 	data, fault, failed := c.handle(r)
 	if fault.Then != nil {

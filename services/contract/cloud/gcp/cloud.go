@@ -51,8 +51,8 @@ var Block = cloud.Block{
 const (
 	// LeaderAlias means that the leader's address is an alias address, which the leader moves to its VM.
 	LeaderAlias = "alias"
-	// LeaderLoadBalancer means that the leader's address is that of an internal passthrough load balancer. Its health
-	// check finds the leader.
+	// LeaderLoadBalancer means that the leader's address is that of an internal passthrough load balancer. The load
+	// balancer's health check finds the leader.
 	LeaderLoadBalancer = "load_balancer"
 )
 

@@ -30,7 +30,7 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 
 // Options are server.provider.options.
 type Options struct {
-	// Hosts are the hosts by name. A subnet in the configuration is written HOST/NETWORK.
+	// Hosts maps the name of each libvirt host to its URI. In the configuration, a subnet has the form HOST/NETWORK.
 	Hosts map[string]*url.URL
 	// Pool is the storage pool with images and disks on every host, default "default".
 	Pool string

@@ -36,8 +36,8 @@ type Options struct {
 	TokenFile string
 	// Fingerprints are SHA-256 hashes of the nodes' certificates. If there are any, no other certificate is accepted.
 	Fingerprints [][]byte
-	// CAFile contains the certificates of the CAs that sign the nodes' certificates. If it is "", the system's CAs are
-	// used.
+	// CAFile is the path of a file with the certificates of the CAs that sign the nodes' certificates. If it is "", the
+	// system's CAs are used.
 	CAFile string
 	// Pool is the resource pool that new VMs become members of; "": none.
 	Pool string
@@ -136,9 +136,10 @@ func parseFingerprints(text string) (all [][]byte, err error) {
 // Args are the args of a template or group.
 type Args struct {
 	// Template is the name of the VM template. If the VM's node has no such template, a template of this name on
-	// another node is used, which must be on shared storage. A template with new content needs a new name.
+	// another node is used. That template must be on shared storage. A template with new content needs a new name.
 	Template string
-	// Storage is where a full clone stores its disks. If it is "", the VM is a linked clone on the template's storage.
+	// Storage is the storage for the disks of a full clone. If it is "", the VM is a linked clone on the template's
+	// storage.
 	Storage string
 	// VLAN is the tag of the network interface. 0 means none.
 	VLAN int

@@ -57,8 +57,8 @@ type Machines struct {
 	guests   map[uint64]*guest // by the number of their instance
 }
 
-// New returns the machines of a fake cloud and connects the cloud to them. While Run runs, health checks and operations
-// make progress.
+// New returns the machines of a fake cloud and connects the cloud to them. Call [Machines.Run]: while it runs, health
+// checks and operations make progress.
 func New(o Options) *Machines {
 	m := &Machines{Options: o, failures: map[string]int{}, routed: map[string]netip.Addr{},
 		guests: map[uint64]*guest{}}

@@ -179,8 +179,8 @@ func (s *Storage) list(c *rest.Call, bucket map[string]object) (any, error) {
 	return answer, nil
 }
 
-// checkConditions compares the object's generation with the generations in the request. A missing object has generation
-// 0.
+// checkConditions returns an error unless the object's generation meets the conditions in the request. A missing object
+// has generation 0.
 func checkConditions(c *rest.Call, o object) error {
 	if want := c.Query.Get("generation"); want != "" && want != strconv.FormatInt(o.generation, 10) {
 		return rest.NotFound("No such object: %s/%s#%s", c.Params["bucket"], c.Params["object"], want)

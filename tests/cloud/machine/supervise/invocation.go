@@ -229,7 +229,7 @@ func (i *invocation) processes() []int {
 func signalProcess(pid int, sig syscall.Signal) { _ = syscall.Kill(pid, sig) } // It may have ended.
 
 // mainResult translates the exit status of the main process into a result of the service. A process that ends by
-// SIGHUP, SIGINT, SIGTERM or SIGPIPE has succeeded.
+// SIGHUP, SIGINT, SIGTERM or SIGPIPE counts as successful.
 func (i *invocation) mainResult() string {
 	status := i.main.status
 	i.service.setMain(0)
