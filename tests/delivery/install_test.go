@@ -122,7 +122,8 @@ func (i *installed) testHelm(t *testing.T) {
 		t.Errorf("configuration after the upgrade: %q, %v", config.Data["config.yaml"], err)
 	}
 
-	// A second operator, for another tenant, can be installed beside the first one. Every option is enabled.
+	// A second operator, for another tenant, can be installed beside the first one. It is installed with every option
+	// of the chart.
 	i.namespace(t, "team-a")
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f",
 		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")

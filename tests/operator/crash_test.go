@@ -31,7 +31,8 @@ type trap struct {
 	sprung  string // The write or record that sprang the trap.
 }
 
-// set makes the trap kill an operator at the given write or record.
+// set makes the trap kill an operator at the write with the number "writes", or at the record with the number
+// "records".
 func (k *trap) set(victim *kube.Process, writes, records int, arrives bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

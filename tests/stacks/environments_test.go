@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// environments applies the example with two environments in one account, staging and production. Destroying staging
+// environments applies the two environments of an example, staging and production, in one account. Destroying staging
 // must not change production. While production is protected, its destruction must be refused. A destroyed environment
 // can be applied again.
 func environments(t *testing.T, calls *ledger) {

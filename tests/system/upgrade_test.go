@@ -130,7 +130,7 @@ func (u *upgrade) checkLoad() error {
 	return nil
 }
 
-// use makes programs in bin links to the programs of a version, so that the next starts use that version.
+// use makes programs in bin links to the programs of a version. A program that is started afterwards has that version.
 func (u *upgrade) use(version string, programs ...string) error {
 	for _, program := range programs {
 		link := filepath.Join(u.bin, program)

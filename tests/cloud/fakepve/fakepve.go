@@ -373,8 +373,8 @@ type Fault struct {
 	Text   string
 	// TaskFails is the text with which the call's task fails. The task has no effect.
 	TaskFails string
-	// AnswerLost breaks the connection after the call has taken effect. RequestLost breaks the connection before the
-	// call, so that the call has no effect.
+	// If AnswerLost is true, the connection breaks after the call has taken effect. If RequestLost is true, it breaks
+	// before the call, so that the call has no effect.
 	AnswerLost, RequestLost bool
 	// The function in Then, if any, is called after the call has taken effect and before the answer is sent.
 	Then func()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/bpf"
 )
 
-// The return values of a program that tc(8) runs as a classifier with direct actions. See tc-bpf(8).
+// These are the return values of a program that tc(8) runs as a classifier with direct actions. See tc-bpf(8).
 const (
 	pass = 0
 	drop = 2
