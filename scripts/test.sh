@@ -274,22 +274,41 @@ step_bench() {
 	scripts/bench.sh short
 }
 
-# Three lists of steps at the same time. The steps in the background mostly wait for Kubernetes, for machines and for faults; the others compute.
-# Steps that measure times run alone, after these.
+# What `make test` runs, in two lists at the same time.
+step_basic() {
+	side_by_side 'unit sim' 'race acceptance demo'
+}
+
+# Most of the rest, in three lists at the same time. The lists in the background mostly wait for Kubernetes, for machines and for faults. The
+# first one computes. Steps that measure times run alone, after these.
 step_parallel() {
-	echo "-- in the background, with the output at the end: $kubernetes $waiting"
-	scripts/test.sh "$kubernetes" >"$work/kubernetes" 2>&1 &
-	first=$!
-	# shellcheck disable=SC2086 # lists of steps
-	scripts/test.sh $waiting >"$work/waiting" 2>&1 &
-	second=$!
-	trap 'kill "$first" "$second" 2>/dev/null || true' EXIT
+	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
+		kube 'stacks gcpstack upgrade refused debug chaos'
+}
+
+# side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the
+# end.
+side_by_side() {
+	first=$1
+	shift
+	pids=
+	echo "-- in the background, with the output at the end: $*"
+	for list; do
+		# shellcheck disable=SC2086 # lists of steps
+		scripts/test.sh $list >"$work/${list%% *}.list" 2>&1 &
+		pids="$pids $!"
+	done
+	# shellcheck disable=SC2064,SC2086
+	trap "kill $pids 2>/dev/null || true" EXIT
 	status=0
 	# shellcheck disable=SC2086
-	scripts/test.sh $computing || status=$?
-	wait "$first" || status=$?
-	wait "$second" || status=$?
-	cat "$work/kubernetes" "$work/waiting"
+	scripts/test.sh $first || status=$?
+	for pid in $pids; do
+		wait "$pid" || status=$?
+	done
+	for list; do
+		cat "$work/${list%% *}.list"
+	done
 	return "$status"
 }
 
@@ -317,10 +336,7 @@ run() {
 "
 }
 
-basic='tools unit race sim acceptance demo'
-kubernetes=kube
-waiting='stacks gcpstack upgrade refused debug chaos'
-computing='monitoring long terraform mutants cloud modules images dev docs libvirt release'
+basic='tools basic'
 rest='alltools generated lint parallel kill9 failover paused web bench'
 case ${1:-} in
 '') eval "set -- $basic" ;;
