@@ -7,8 +7,8 @@ type Wrapper interface {
 }
 
 // Capability returns an optional capability of a provider, and whether the provider has it. A [Wrapper] has exactly the
-// capabilities of the provider that it wraps. Capability returns the wrapper if that implements the capability too,
-// otherwise the wrapped provider.
+// capabilities of the provider that it wraps. If the wrapper implements the capability too, Capability returns the
+// wrapper. Otherwise it returns the wrapped provider.
 func Capability[T any](p Provider) (capability T, ok bool) {
 	own, implements := p.(T)
 	wrapper, wraps := p.(Wrapper)

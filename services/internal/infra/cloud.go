@@ -29,12 +29,13 @@ type Cloud struct {
 // Name returns the cloud's name, as in server.provider.kind.
 func (c Cloud) Name() string { return c.Config.Name }
 
-// Env holds what a provider needs to be made.
+// Env contains the inputs with which a cloud makes its provider.
 type Env struct {
 	// Shard is the configuration with defaults filled in.
 	Shard *config.Shard
 	Log   *slog.Logger
-	// Throttled is called for each API call that the cloud refused because of too many calls, with the call's name.
+	// Throttled is called for each API call that the cloud refused because the server makes too many calls. Its
+	// argument is the call's name.
 	Throttled func(call string)
 }
 

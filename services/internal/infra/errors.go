@@ -26,8 +26,8 @@ const (
 	Denied Class = "denied"
 	// Invalid means that the request is wrong and will stay wrong.
 	Invalid Class = "invalid"
-	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. If a read
-	// fails with this class, it says nothing about the VM.
+	// Indeterminate means that it is unknown whether the call took effect, and that it may still take effect. A read
+	// that fails with this class says nothing about the VM.
 	Indeterminate Class = "indeterminate"
 )
 
@@ -43,8 +43,8 @@ func (c Class) Error() string { return string(c) }
 type Error struct {
 	Class Class
 	Op    string
-	// Quota names the quota that the call exceeded, in the provider's words. It is "" if there is none, or if it is not
-	// known.
+	// Quota names the quota that the call exceeded, in the provider's words. It is "" if the call exceeded no quota, or
+	// if the quota is not known.
 	Quota string
 	Err   error
 }
@@ -101,9 +101,9 @@ func (e *PartialError) Error() string {
 // Unwrap returns the cause.
 func (e *PartialError) Unwrap() error { return e.Err }
 
-// UnlistedBy examines the error of a List. For a [PartialError], it returns the prefixes of the provider IDs that the
-// list may lack. For a nil error, ok is true and there are no prefixes. For any other error, ok is false: the list then
-// says nothing about any VM.
+// UnlistedBy examines the error of a List, and says which VMs may be missing from the list. For a [PartialError], it
+// returns prefixes: VMs whose provider IDs begin with one of them may be missing. For a nil error, ok is true and there
+// are no prefixes. For any other error, ok is false: the list then says nothing about any VM.
 func UnlistedBy(err error) (prefixes []string, ok bool) {
 	if err == nil {
 		return nil, true

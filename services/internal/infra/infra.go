@@ -46,7 +46,7 @@ type Tags struct {
 	OnDemand              bool
 	CreatedAt             time.Time
 	// In a create request, Spot asks for a spot instance. In the description of a VM, Spot means that the VM is a spot
-	// instance. The leader's decisions depend on Spot, but on no other field of this block.
+	// instance. Spot is the only field of the second block on which the leader's decisions depend.
 	Spot bool `json:",omitempty"`
 }
 
@@ -75,7 +75,7 @@ type VM struct {
 	// Account is the cloud's account that owns the VM. It is empty if it is not known.
 	Account    string
 	LaunchedAt time.Time // the provider's time stamp
-	// EndReason is the provider's text that says why the VM ended, unless the leader requested the end. It is empty if
+	// EndReason is the provider's text that says why the VM ended. It is empty if the leader requested the end, or if
 	// no reason is known.
 	EndReason string
 	// Warning describes a problem with the VM's data, for example a tag that cannot be parsed.
@@ -100,8 +100,8 @@ type Provider interface {
 	// List returns every VM tagged with owner, including terminated VMs while the provider still reports them. If parts
 	// of the provider do not answer, such as one of several hosts, it returns the VMs of all others together with a
 	// [PartialError]. After any other error, nothing is known. The absence of a VM from a list proves that the VM is
-	// gone only if two conditions hold: the list covers the VM's part of the provider, and a grace period has passed
-	// since the VM was created.
+	// gone only if two conditions hold: the part of the provider that had the VM has answered, and a grace period has
+	// passed since the VM was created.
 	List(ctx context.Context, owner Owner) ([]VM, error)
 	// FindByInstance looks up one VM by its instance tag. [NotFound] has the same meaning as for Get.
 	FindByInstance(ctx context.Context, owner Owner, id ident.ID) (VM, error)
@@ -141,10 +141,11 @@ type InstanceType struct {
 	MemoryMiB int64 // the whole memory, including what firmware and kernel reserve
 }
 
-// LoadBalancers is an optional capability. Both methods are idempotent. For a VM that is gone or being deleted,
-// Deregister succeeds and Register fails with class [Invalid]. Elastic Load Balancing refuses such VMs too ("targets
-// are not in a running state"; RegisterTargets, InvalidTarget). If Register accepted such a VM, a late call of a former
-// leader could add it after its removal. Nothing would then ever remove it again.
+// LoadBalancers is an optional capability: it adds VMs to load balancers and removes them. Both methods are idempotent.
+// For a VM that is gone or being deleted, Deregister succeeds and Register fails with class [Invalid]. Elastic Load
+// Balancing refuses such VMs too ("targets are not in a running state"; RegisterTargets, InvalidTarget). If Register
+// accepted such a VM, a late call of a former leader could add it after its removal. Nothing would then ever remove it
+// again.
 type LoadBalancers interface {
 	Register(ctx context.Context, lb string, vm VM) error
 	Deregister(ctx context.Context, lb string, vm VM) error

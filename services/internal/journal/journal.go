@@ -127,8 +127,8 @@ func (j *Journal) take() []record.Event {
 	return events
 }
 
-// Run stores events until ctx ends at the end of the leadership. Then it adds an event about that end, and writes the
-// last part. It returns nil.
+// Run stores events until ctx ends, which happens when the leadership ends. Then it records the end of the leadership
+// as an event, and writes the last part. It returns nil.
 func (j *Journal) Run(ctx context.Context) error {
 	defer j.hub.Close()
 	w := &writer{Journal: j}
@@ -180,8 +180,8 @@ type writer struct {
 	untrimmed    int
 }
 
-// store puts events into the SQLite file and hands them to subscribers. If the file fails, store only logs the error,
-// because the events still go to the bucket.
+// store puts events into the SQLite file and hands them to subscribers. If it cannot write the file, store only logs
+// the error, because the events still go to the bucket.
 func (w *writer) store(ctx context.Context, events []record.Event) {
 	if len(events) == 0 {
 		return

@@ -89,7 +89,7 @@ func ListParts(ctx context.Context, store objstore.Store, shard string, day time
 	return parts, nil
 }
 
-// ReadPart reads one part of a journal. All its events are of the part's term.
+// ReadPart reads one part of a journal. It fails if an event has another term than the part.
 func ReadPart(ctx context.Context, store objstore.Store, part keys.Key) ([]record.Event, error) {
 	key := keys.Journal(part.Shard, part.Time, part.Term, part.First)
 	object, err := store.Get(ctx, key)

@@ -67,8 +67,8 @@ type Replacements struct {
 	pruned  time.Time
 }
 
-// failure holds two times: lost is when the instance was lost, and other is when another sign of its failure first
-// came. Signs from before the instance was last healthy do not count.
+// failure holds the times of the first signs of an instance's failure: lost is when the leader found that the instance
+// is lost, and other is when any other sign came. When the instance becomes healthy, its failure is forgotten.
 type failure struct{ lost, other time.Time }
 
 // Add adds the next event of the journal. If the event completes a replacement, Add returns the replacement.

@@ -10,7 +10,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/journal"
 )
 
-// TestReplacements checks which events make a replacement, and the durations of its stages in milliseconds.
+// TestReplacements checks which events of the journal count as a replacement, and the durations of its stages in
+// milliseconds.
 func TestReplacements(t *testing.T) {
 	t0 := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
 	on := func(ms int, kind record.EventKind, instance string) record.Event {

@@ -20,10 +20,10 @@ const (
 	// settled is how long after the acquisition a former leader may still have the address. If another machine claims
 	// the address later than that, there is a conflict.
 	settled = 2 * Lifetime
-	// repeat is the time between two later announcements, which follow the first ones in the variable announcements. It
-	// is also the time between two probes.
+	// repeat is the time between two announcements after the last one in the variable announcements. It is also the
+	// time between two probes.
 	repeat = 30 * time.Second
-	// conflictFor is the time for which a conflict is reported after the last answer of another machine.
+	// conflictFor is the time for which a conflict is reported after the last claim of another machine.
 	conflictFor = repeat + 5*time.Second
 )
 
@@ -63,7 +63,7 @@ func (s *schedule) probe(now time.Duration) bool {
 	return true
 }
 
-// hear records that another machine claims the address. other identifies that machine. A claim earlier than settled
+// hear records that another machine claims the address. other identifies that machine. A claim before the time settled
 // does not count, because it can come from a former leader.
 func (s *schedule) hear(now time.Duration, other string) {
 	if now >= settled {

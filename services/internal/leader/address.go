@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	// AddressCheck is the time between two checks by the leader that it still has its address. It applies if a cloud
-	// moves the address.
+	// AddressCheck is the time between two checks by the leader that it still has its address, if the address belongs
+	// to a cloud.
 	AddressCheck = time.Minute
 	// addressRelease is the timeout for releasing the address when leadership ends.
 	addressRelease = 5 * time.Second
 )
 
-// HoldAddress acquires the shard's fixed address for this machine. It repeats the acquisition at the interval every
-// until ctx ends, and then releases the address. Nothing else in the leader waits for HoldAddress, because planning
-// needs no address.
+// HoldAddress acquires the shard's fixed address for this machine. It then repeats the acquisition until ctx ends, and
+// releases the address. The parameter every is the time between two acquisitions. Nothing else in the leader waits for
+// HoldAddress, because planning needs no address.
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string, every time.Duration) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.Executor.Env.Now(), false

@@ -19,7 +19,8 @@ type Records interface {
 	// LoadInstances reads every instance record of the shard in parallel. It calls take for each record. Only one call
 	// of take runs at a time.
 	LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error
-	// LoadUnseen is like LoadInstances, but skips a record if seen returns true for its listed version.
+	// LoadUnseen is like LoadInstances, but skips records that the caller already has. It calls seen with the ID of
+	// each record and with the version in the bucket's list. If seen returns true, it skips the record.
 	LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 		take func(record.Instance, objstore.Token)) error
 }

@@ -42,8 +42,8 @@ type Loop struct {
 	creates, others slots
 }
 
-// healthFresh is the maximum age of the shard's health in a plan that an event causes. For a plan that a schedule
-// causes, the health is computed anew.
+// healthFresh is how long the loop reuses the computed health of the shard for plans that events cause. For a plan at a
+// scheduled time, the loop computes the health anew.
 const healthFresh = 50 * time.Millisecond
 
 const (
@@ -149,8 +149,8 @@ func (l *Loop) plan(ctx context.Context, key config.GroupKey, health plan.ShardH
 	}
 }
 
-// snapshot returns the input for the plan of a group. It does not apply the limit of concurrent creates. It reuses the
-// array of the parameter instances. Call with mu held.
+// snapshot returns the input for the plan of a group. It does not apply the limit of concurrent creates. It may
+// overwrite the elements of the parameter instances. The caller must hold mu.
 func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances []plan.Instance) (plan.Snapshot, bool) {
 	snapshot, ok := l.State.Snapshot(key, instances)
 	if !ok {

@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// TestCreateRateLimit checks that create_rate_limit applies to the creates of all groups together, and that a changed
-// limit counts from the last create.
+// TestCreateRateLimit checks that create_rate_limit applies to the creates of all groups together. If the limit
+// changes, the new pause counts from the last create.
 func TestCreateRateLimit(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	state := shardstate.New(shardstate.Options{Term: 1, Now: func() time.Time {
@@ -61,7 +61,7 @@ func TestCreateRateLimit(t *testing.T) {
 		if started != want {
 			t.Fatalf("half a pause later %d creates were started, want %d", started, want)
 		}
-		// The status of both groups, and the explanation, say when the next create may start.
+		// The status of both groups, and the result of Explain, say when the next create may start.
 		const text = "create_rate_limit allows 1 create per 1m in the shard, and it is used"
 		for key := range groups {
 			if want == 3 {

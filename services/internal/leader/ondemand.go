@@ -93,7 +93,7 @@ func (l *Leader) DeleteInstance(ctx context.Context, id ident.ID, reason string)
 var (
 	// ErrNoGroup means that the group does not exist.
 	ErrNoGroup = errors.New("no such group")
-	// ErrNoInstance means that there is neither such an instance nor a tombstone of it.
+	// ErrNoInstance means that the shard has neither an instance with this ID nor a tombstone of one.
 	ErrNoInstance = errors.New("no such instance")
 	// ErrDead means that the instance ID was used, or may have been used, and cannot be used again.
 	ErrDead = errors.New("instance ID may have been used before")

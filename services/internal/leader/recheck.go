@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// recheckFirst is the delay of the first check. An earlier leader may have sent writes before its lease ended.
-	// Almost all of them have succeeded or failed within a minute, because clients time out sooner.
+	// recheckFirst is the delay of the first check for late writes. An earlier leader may have sent writes before its
+	// lease ended. Almost all of them have succeeded or failed within a minute, because clients time out sooner.
 	recheckFirst = time.Minute
 	// recheckEvery is the interval of later checks. A record that the State lacks is found after this time at the
 	// latest. A check costs one request per thousand records.

@@ -96,7 +96,7 @@ func (m *member) setCut(cut bool) {
 	m.cut = cut
 }
 
-// heirPair returns a leader a with b as its heir.
+// heirPair returns two servers: a is the leader, and b is its heir.
 func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leader *member) {
 	t.Helper()
 	s = newShard(t)
@@ -177,8 +177,8 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 	})
 }
 
-// TestRunHeirLearnsMarks checks that the heir learns the lock's marks from heartbeats, because it does not read the
-// lock.
+// TestRunHeirLearnsMarks checks that the heir learns the marks in the lock (the highest versions seen of objects) from
+// heartbeats, because it does not read the lock.
 func TestRunHeirLearnsMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a, b, _, leader := heirPair(t)

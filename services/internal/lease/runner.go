@@ -28,9 +28,11 @@ type Config struct {
 	Disabled bool
 	Clock    Clock
 	// Links connect the shard's servers. If Links is nil, there is no heir, even if Options have a PeerLease. If
-	// Options have no PeerLease, the links only report when the link to a leader has ended.
+	// Options have no PeerLease, there is no heir either. A standby then uses Links only to notice that its link to the
+	// leader has ended.
 	Links Links
-	// Marks, if not nil, collect the marks of each lock that is read. All collected marks are written into each lock.
+	// Marks, if not nil, are the highest versions that were seen of the bucket's objects. Run adds the marks of each
+	// lock that it reads, and writes all marks into each lock.
 	Marks *highwater.Marks
 	// Machine asks the provider for the state of a lock holder's machine. Nil means MachineUnknown.
 	Machine func(ctx context.Context, id string) election.MachineState

@@ -539,7 +539,8 @@ func TestAppliedETagGoesIntoTheLock(t *testing.T) {
 	})
 }
 
-// TestMarksStayInTheLock checks that a new server learns the marks of earlier servers from the lock.
+// TestMarksStayInTheLock checks that a new server learns from the lock which versions of objects earlier servers have
+// seen.
 func TestMarksStayInTheLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)

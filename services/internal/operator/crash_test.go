@@ -76,7 +76,7 @@ type roundTripper struct {
 	next http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. Events do not count as changes.
+// RoundTrip implements http.RoundTripper. A request that writes a Kubernetes Event does not count as a change.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 	change := request.Method != http.MethodGet && !strings.Contains(request.URL.Path, "/events")
 	turn, ok := r.enter(request.Method+" "+request.URL.Path, change)
@@ -113,12 +113,12 @@ func (s *killer) intercept(c *operator.Config) {
 	c.Dial = []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.unary)}
 }
 
-// runKilled runs the scenario with an operator that is killed at one change and started again. It returns the changes
-// of the first process.
+// runKilled runs the scenario with an operator that is killed at one change, and then starts another operator. It
+// returns the changes that the first operator made.
 func runKilled(deployment *testDeployment, at int, after bool) []string {
 	s := &killer{at: at, after: after}
-	// The killer must kill only the first process. Pass that process to it through a channel: when the killer acts, the
-	// process may already have ended, and the variable p may be the next one.
+	// The killer must kill only the first process, so give it this process through a channel. The variable p does not
+	// suffice: the first process may have ended before the killer acts, and p is then the second process.
 	born := make(chan *process, 1)
 	s.kill = func() { (<-born).kill() }
 	p := deployment.start(s.intercept)

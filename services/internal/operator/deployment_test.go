@@ -277,7 +277,7 @@ type process struct {
 	err   error // valid once done is closed
 }
 
-// start starts an operator. change may modify its configuration and may be nil.
+// start starts an operator. If change is not nil, it may modify the operator's configuration.
 func (deployment *testDeployment) start(change func(*operator.Config)) *process {
 	deployment.t.Helper()
 	file, err := settings.Load(deployment.file)

@@ -13,7 +13,7 @@ import (
 )
 
 // FuzzParseOptions parses a command line with one argument per line. Either the result has valid listen addresses, or
-// the error contains the flag.
+// the error mentions a flag or an argument.
 func FuzzParseOptions(f *testing.F) {
 	for _, args := range []string{
 		"--config=c.yaml\n--health-probe-bind-address=127.0.0.1:1\n--metrics-bind-address=:8080\n--leader-elect",

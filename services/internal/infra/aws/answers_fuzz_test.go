@@ -91,7 +91,8 @@ func (c cannedIMDS) GetMetadata(context.Context, *imds.GetMetadataInput,
 	return &imds.GetMetadataOutput{Content: io.NopCloser(bytes.NewReader(c))}, nil
 }
 
-// FuzzMachineID checks that an answer of the metadata service is either exactly an instance ID, or an error.
+// FuzzMachineID checks that, for any answer of the metadata service, MachineID returns either exactly an instance ID or
+// an error.
 func FuzzMachineID(f *testing.F) {
 	for _, text := range []string{"i-0123456789abcdef0", "i-0123456789abcdef0\n", "", "i-", "I-0123456789ABCDEF0",
 		"<html>", "i-" + strings.Repeat("0", 200)} {

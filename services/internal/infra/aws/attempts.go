@@ -113,7 +113,7 @@ type limitedError struct{ err error }
 func (e *limitedError) Error() string { return "held back after throttling: " + e.err.Error() }
 func (e *limitedError) Unwrap() error { return e.err }
 
-// limited is a retryer that returns limitedError for attempts that were held back.
+// limited is a retryer that returns limitedError if the deadline passes while it delays an attempt.
 type limited struct{ sdk.RetryerV2 }
 
 // GetAttemptToken implements aws.RetryerV2.

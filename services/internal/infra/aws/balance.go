@@ -101,8 +101,8 @@ func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
 	return arns, ok
 }
 
-// each calls do for every target group, even after an error. It joins the errors. The class of the joined error is the
-// class of the first one. So each puts the error first that is most likely to disappear by itself.
+// each calls do for every target group, even after an error, and joins the errors. The class of a joined error is the
+// class of its first error. So the errors that are most likely to disappear by themselves come first.
 func each(arns []string, do func(arn string) error) error {
 	var errs []error
 	for _, arn := range arns {

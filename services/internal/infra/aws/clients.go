@@ -114,8 +114,9 @@ const (
 )
 
 // SDK loads the AWS SDK's configuration for the provider. It uses the SDK's default credential chain, endpoints from
-// AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. For every throttled attempt it
-// calls throttled, if not nil, with the API action. SDK sends only the requests that the credential chain needs.
+// AWS_ENDPOINT_URL and related variables, adaptive retries, and the shard's region. If the function throttled is not
+// nil, SDK makes the clients call it with the API action of each throttled attempt. SDK sends only the requests that
+// the credential chain needs.
 func SDK(ctx context.Context, provider config.Provider, throttled func(call string)) (sdk.Config, error) {
 	if throttled == nil {
 		throttled = func(string) {}

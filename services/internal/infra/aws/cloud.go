@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// Cloud returns the description of AWS as a cloud of EC2 instances.
+// Cloud returns the infra.Cloud of AWS. Its VMs are EC2 instances.
 func Cloud() infra.Cloud {
 	return infra.Cloud{Config: contract.Block, Open: openProvider, Identity: identify, Member: openMember,
 		Consoles: readConsoles}

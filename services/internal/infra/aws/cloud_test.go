@@ -223,8 +223,8 @@ func wantClass(t *testing.T, what string, err error, class infra.Class, words ..
 	}
 }
 
-// here returns a function that checks that an address belongs to the given machine. Every address of the interface
-// belongs to the machine while the interface is attached to it.
+// here returns a function that checks that an address belongs to the machine. All addresses of the network interface
+// eni belong to a machine while eni is attached to it.
 func (r *testCloud) here(eni, machine string) func(context.Context, netip.Addr) error {
 	return func(ctx context.Context, addr netip.Addr) error {
 		out, err := r.root.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{

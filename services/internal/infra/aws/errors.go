@@ -57,7 +57,7 @@ var classes = map[string]infra.Class{
 	"TooManyTargets":                        infra.Capacity,
 	"TooManyRegistrationsForTargetId":       infra.Capacity,
 
-	// After these codes, the same call can succeed later.
+	// These codes mean that there were too many calls. The same call can succeed later.
 	"EC2ThrottledException":    infra.Throttled,
 	"PriorRequestNotComplete":  infra.Throttled,
 	"RequestLimitExceeded":     infra.Throttled,

@@ -21,7 +21,7 @@ const maxProof = 8 << 10
 // maxNesting bounds the depth of the objects in a proof. EC2's proofs have a depth of about 10.
 const maxNesting = 32
 
-// identityDocument holds the parts of an instance identity document that are checked.
+// identityDocument holds those parts of an instance identity document that the provider checks.
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-identity-documents.html
 type identityDocument struct {
 	AccountID  string `json:"accountId"`

@@ -21,7 +21,7 @@ func (r *testCloud) proof(id string) []byte {
 	return []byte(text)
 }
 
-// requireProof configures a provider to require a proof with a signature that one of the given certificates verifies.
+// requireProof configures a provider to require a proof that was signed with the key of one of the given certificates.
 func requireProof(p *aws.Provider, certificates string) {
 	p.Configure(&config.Shard{Server: config.Server{Provider: config.Provider{Region: region},
 		Attestation: &config.Attestation{Method: "aws-iid", Certificates: certificates}}})

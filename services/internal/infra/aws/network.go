@@ -21,8 +21,8 @@ import (
 const (
 	// acquireTimeout bounds one attempt to acquire the address. The caller must retry.
 	acquireTimeout = 90 * time.Second
-	// firmAfter is the time within which a live holder may release the interface itself. The time counts from the start
-	// of the attempt to acquire. After that time, the interface is detached by force.
+	// firmAfter is the time that the machine with the interface has to release it, if that machine still runs. The time
+	// counts from the start of the attempt to acquire. After that time, the interface is detached by force.
 	firmAfter = 5 * time.Second
 	// lookSoon and lookLater are the intervals between two checks of the interface.
 	lookSoon, lookLater = 250 * time.Millisecond, 2 * time.Second
@@ -72,7 +72,8 @@ type takeover struct {
 }
 
 // step asks EC2 for the state of the interface and makes the next call that the takeover needs. done is true if the
-// takeover is complete. After an error for which the function passing returns true, the caller may call step again.
+// takeover is complete. If step fails, and the function passing returns true for the error, the caller may call step
+// again.
 func (t *takeover) step(ctx context.Context) (done bool, err error) {
 	eni, err := t.p.networkInterface(ctx, t.what)
 	if err != nil {
@@ -259,8 +260,8 @@ func sight(eni types.NetworkInterface) string {
 	return cmp.Or(string(a.Status), "attached") + " to " + holder
 }
 
-// passingCodes lists the error codes of temporary problems: another server has changed the interface first, or a change
-// is in progress.
+// passingCodes lists the error codes of temporary problems. Examples: another server has just changed the interface, or
+// a change is in progress.
 var passingCodes = []string{
 	"IncorrectState", "IncorrectInstanceState", "InvalidAttachment.NotFound", "InvalidAttachmentID.NotFound",
 	"InvalidNetworkInterface.InUse",

@@ -61,8 +61,8 @@ func TestConformance(t *testing.T) {
 			Adapt:   func(req *infra.CreateRequest) { req.Args = map[string]any{"ImageId": r.image} },
 			Reopen:  func(*testing.T) infra.Provider { return open() },
 			Unknown: "i-0123456789abcdef0",
-			// The values of tags are XML text, so EC2 accepts no control characters, but all other characters. It may
-			// drop leading and trailing spaces.
+			// The values of tags are XML text, so EC2 accepts all characters except control characters. It may drop
+			// leading and trailing spaces.
 			OddTags: []string{"", "grüße-世界-🙂", `a "b" 'c' \d`, "$(reboot) `x` ${HOME} #{pane_id} %d % <&>",
 				"a=b,c:d;e/f@g+h", "-f", "~", "*", strings.Repeat("ü", 256)},
 		}

@@ -85,7 +85,7 @@ func (p *Provider) rememberKeys(tags *infra.Tags, keys []string) {
 // describe translates an instance to an infra.VM. If the instance ended because of a KMS key, EndReason names the key.
 func (p *Provider) describe(instance types.Instance) infra.VM {
 	vm := describe(instance)
-	// EC2 gives this reason if the caller has no permission for the key.
+	// EC2 gives this reason if the caller has no permission for the KMS key of a volume.
 	// https://repost.aws/knowledge-center/kms-iam-ec2-permission
 	denied := strings.HasPrefix(vm.EndReason, "Client.InternalError")
 	if !denied && !strings.Contains(vm.EndReason, "KMS") {

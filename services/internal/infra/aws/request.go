@@ -81,7 +81,7 @@ func place(in *ec2.RunInstancesInput, subnet, zone string) {
 		in.SubnetId = sdk.String(subnet)
 		return
 	}
-	// If the request has network interfaces, the subnet belongs to the interfaces, not to the instance.
+	// If the request has network interfaces, EC2 requires the subnet in the interfaces, not in the instance.
 	if first := &in.NetworkInterfaces[primaryInterface(in.NetworkInterfaces)]; first.DeviceIndex == nil {
 		first.DeviceIndex = sdk.Int32(0)
 	}

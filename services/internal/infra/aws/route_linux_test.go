@@ -13,7 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// inNetwork is set in the environment of the process that runs TestAnswers in its own network.
+// inNetwork is an environment variable. TestAnswers starts itself again in a process with a separate network, and sets
+// the variable there.
 const inNetwork = "NSTANCE_TEST_IN_NETWORK"
 
 // TestAnswers gives a machine a second interface in the subnet of the first one. Both interfaces have routes in the

@@ -15,8 +15,8 @@ import (
 // the subnet need addresses too.
 const fewAddresses = 10
 
-// HasRoom implements infra.SubnetCapacity. It reads the utilization from subnetworks.get. A subnet whose answer has no
-// utilization counts as having room.
+// HasRoom implements infra.SubnetCapacity. It reads the utilization from subnetworks.get. If Google reports no
+// utilization for a subnet, the subnet counts as having room.
 func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
 	room := make(map[string]bool, len(subnets))
 	for _, name := range subnets {

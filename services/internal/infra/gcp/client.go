@@ -134,7 +134,8 @@ func (c client) operations(ctx context.Context, filter string) (all []*compute.O
 }
 
 // soonest and latest are the first and the longest pause between two wait calls for an operation. Each pause is twice
-// as long as the one before. Without pauses, calls that Google answers immediately would keep the CPU busy.
+// as long as the one before. The pauses are necessary because Google may answer a wait call immediately, although the
+// operation still runs.
 const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 
 // wait waits until an operation has ended. If the operation failed, wait returns its error.

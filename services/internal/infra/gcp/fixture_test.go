@@ -79,7 +79,7 @@ func newTestCloud(t *testing.T) *testCloud {
 
 func (c *testCloud) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// RoundTrip sends each request for Google's API to the fake instead.
+// RoundTrip sends each request for Google's API to the fake of Compute Engine instead.
 func (c *testCloud) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.URL.Scheme, r.URL.Host = c.url.Scheme, c.url.Host

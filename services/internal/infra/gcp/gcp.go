@@ -1,9 +1,9 @@
 // Package gcp makes VMs from Compute Engine instances. It is the only package that changes anything in Google Cloud.
 //
 // Invariants: the instance ID is the VM's name, and the UUID in the instance ID is the requestId of every insert. So
-// each instance ID has at most one VM at a time. Google remembers a requestId for about an hour. Before the provider
-// repeats an older request, it reads the log of operations, and it never inserts twice. VMs are addressed by their
-// numeric IDs, which are not reused. The package makes only the calls that [Calls] lists.
+// each instance ID has at most one VM at a time. Google remembers a requestId for about an hour. If a request may be
+// older than that, the provider first reads the log of operations, so that it never makes a second VM. VMs are
+// addressed by their numeric IDs, which are not reused. The package makes only the calls that [Calls] lists.
 package gcp
 
 import (

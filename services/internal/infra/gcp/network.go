@@ -56,8 +56,8 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	}
 }
 
-// stepToAddress takes the next step towards acquiring the address. If the function passing returns true for the error,
-// the caller may try again.
+// stepToAddress takes the next step towards acquiring the address. If it fails, and the function passing returns true
+// for the error, the caller may try again.
 func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (done bool, err error) {
 	self, err := p.api.get(ctx, machineID)
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *Provider) stepToAddress(ctx context.Context, what, machineID string) (d
 	return false, p.setAliases(ctx, what, self.Name, nic, append(slices.Clone(nic.AliasIpRanges), alias))
 }
 
-// clearHolder removes the address from all machines of the zone except this one.
+// clearHolder removes the leader's address from all machines of the zone except the machine with the ID machineID.
 func (p *Provider) clearHolder(ctx context.Context, what, machineID string) error {
 	all, err := p.api.list(ctx, "")
 	if err != nil {
@@ -118,8 +118,8 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 }
 
 // setAliases replaces the alias ranges of a machine's interface and waits for the change. An empty list removes all
-// ranges. The call identifies the machine by its name, because IAM conditions compare names. If a new machine has the
-// same name by then, the call fails: the new machine's interface has another fingerprint.
+// ranges. The call identifies the machine by its name, because IAM conditions compare names. If a new machine has got
+// this name since nic was read, the call fails, because the new machine's interface has another fingerprint.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,
@@ -175,9 +175,9 @@ func (p *Provider) checkNetwork(machineID string) error {
 	return nil
 }
 
-// answers checks with the kernel that an address belongs to this machine. Google's guest agent gives an alias address a
-// local route, not an interface. So answers checks whether this machine can listen on the address. The check sends no
-// packets to other machines.
+// answers checks with the kernel that an address belongs to this machine. Google's guest agent adds a local route for
+// an alias address. It does not add the address to an interface. So answers checks whether this machine can listen on
+// the address. The check sends no packets to other machines.
 func answers(ctx context.Context, addr netip.Addr) error {
 	var cfg net.ListenConfig
 	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())

@@ -26,8 +26,8 @@ func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 // productUUID is the file with the UUID of this machine. If libvirt runs the machine, this is the UUID of its domain.
 const productUUID = "/sys/class/dmi/id/product_uuid"
 
-// identity reads the UUID of this machine from its firmware. If the machine is not a VM on one of the hosts, no host
-// knows the UUID.
+// identity reads the UUID of this machine from its firmware. If the machine is not a VM on one of the provider's hosts,
+// none of these hosts knows the UUID.
 func identity(context.Context, infra.Env) (infra.Machine, error) {
 	text, err := os.ReadFile(productUUID)
 	if err != nil {

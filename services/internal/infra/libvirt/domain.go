@@ -45,7 +45,7 @@ func (m metadata) encode() (string, error) {
 	return text.String(), nil
 }
 
-// element returns the XML element for the description of a domain.
+// element returns the XML element with the given content, for the metadata of a domain.
 func element(content string) string {
 	return fmt.Sprintf(`<nstance:vm xmlns:nstance=%q>%s</nstance:vm>`, namespace, content)
 }
@@ -296,8 +296,8 @@ func readLeases(c *libvirt.Libvirt, d domain) map[string][]string {
 	return leases
 }
 
-// addLeases adds the IP addresses that libvirt's DHCP server assigned in a network to leases, by MAC address. It adds
-// none if the network has no such server.
+// addLeases adds the addresses that libvirt's DHCP server has assigned in a network to the map leases. The keys of the
+// map are MAC addresses. If the network has no DHCP server of libvirt, addLeases adds nothing.
 func addLeases(c *libvirt.Libvirt, network string, leases map[string][]string) {
 	n, err := c.NetworkLookupByName(network)
 	if err != nil {

@@ -90,7 +90,8 @@ func (v *volumes) claim(name string) error {
 	return v.create(libvirtxml.StorageVolume{Name: name, Capacity: &libvirtxml.StorageVolumeSize{Value: 0}})
 }
 
-// overlay makes a disk that starts as a copy of an image. gib is its size; 0: the size of the image.
+// overlay makes a disk that starts as a copy of an image. gib is the size of the disk. If gib is 0, the disk has the
+// size of the image.
 func (v *volumes) overlay(name string, image libvirt.StorageVol, gib int) error {
 	text, err := v.c.StorageVolGetXMLDesc(image, 0)
 	if err != nil {
@@ -146,7 +147,7 @@ func (v *volumes) deleteOf(instance string) error {
 	return nil
 }
 
-// collectClaims deletes claims that are older than keepClaim and have no disk any more.
+// collectClaims deletes claims that are older than keepClaim and whose instance no longer has a seed.
 func (v *volumes) collectClaims(now time.Time) error {
 	all, _, err := v.c.StoragePoolListAllVolumes(v.pool, 1, 0)
 	if err != nil {

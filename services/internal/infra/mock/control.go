@@ -13,8 +13,8 @@ import (
 // all subnets.
 type Place struct{ Type, Subnet string }
 
-// all returns p and every wider place: all subnets with the type of p, all types in the subnet of p, and all types in
-// all subnets. It returns each place once.
+// all returns p and every place that includes p: all subnets with the type of p, all types in the subnet of p, and all
+// types in all subnets. It returns each place once.
 func (p Place) all() []Place {
 	places := []Place{p}
 	for _, wider := range []Place{{Type: p.Type}, {Subnet: p.Subnet}, {}} {
@@ -114,7 +114,8 @@ func (p *Provider) Instance(id ident.ID) (infra.VM, bool) {
 	return m.at(now)
 }
 
-// Land applies each late call whose time has come. Without Land, the provider's next call applies them.
+// Land applies each late call (see Outcome.Late) whose delay has passed. Without Land, the provider's next call applies
+// them.
 func (p *Provider) Land() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,8 @@ const (
 	MemberHealth   Kind = "member_health"
 )
 
-// Call describes one call for the hooks. Fields that do not apply to the kind are zero.
+// Call describes one call for the functions Script and Yield of [Config]. Fields that do not apply to the kind are
+// zero.
 type Call struct {
 	Kind       Kind
 	Seq        uint64 // 1 for the provider's first call
@@ -82,8 +83,8 @@ type Config struct {
 	// in it.
 	Yield func(context.Context, Call)
 	// Changed is called for every state that a VM enters. It is called in advance for a state that the VM will enter
-	// later, at the time at. Another change before that time cancels the later state. The lock is held, so Changed must
-	// not call the provider.
+	// later. The parameter at is the time at which the VM enters the state. Another change before that time cancels the
+	// later state. The provider's lock is held, so Changed must not call the provider.
 	Changed func(vm infra.VM, at time.Time)
 	// Boot is the time for which a new VM is pending. If Boot is negative, the VM is pending until SetState changes its
 	// state. Shutdown is the time that it takes to delete a VM.
@@ -95,7 +96,8 @@ type Config struct {
 	// Images answers Resolve. If Images is nil, there are no images.
 	Images func(infra.ImageQuery) (string, error)
 	// Health supplies the result of MemberHealth: the health of each member of a load balancer, by provider ID. The
-	// lock is held, so Health must not call the provider. If Health is nil, there are no load balancers to ask.
+	// provider's lock is held, so Health must not call the provider. If Health is nil, there are no load balancers to
+	// ask.
 	Health func(lb string) (map[string]infra.MemberHealth, error)
 }
 
@@ -243,8 +245,8 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	return vms, nil
 }
 
-// change runs a call that changes the cloud's state. It calls effect under the lock at most once: immediately or, for a
-// late call, after the delay.
+// change runs a call that changes the cloud's state. It calls the function effect at most once, with the lock held:
+// immediately or, for a late call, after the delay.
 func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Time) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error {
 		if out.Late <= 0 {
@@ -261,8 +263,8 @@ func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf ti
 	return p.run(ctx, call, func(now time.Time, out Outcome) error { return answer(now, now.Add(-out.Lag)) })
 }
 
-// run counts the call, asks Config.Script for the outcome of the call, waits for the outcome's latency, and calls
-// effect under the lock.
+// run counts the call, asks Config.Script for the outcome of the call, and waits for the outcome's latency. Then it
+// calls the function effect with the lock held, unless the outcome is an error.
 func (p *Provider) run(ctx context.Context, call Call, effect func(now time.Time, out Outcome) error) error {
 	call.At = p.cfg.Now()
 	p.mu.Lock()

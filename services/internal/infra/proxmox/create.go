@@ -308,7 +308,8 @@ func uuidOf(digest string) string {
 	return digest[:8] + "-" + digest[8:12] + "-8" + digest[13:16] + "-8" + digest[17:20] + "-" + digest[20:32]
 }
 
-// writeMetadata writes the metadata of a VM. It fails as errChanged if the configuration has changed since it was read.
+// writeMetadata writes the metadata of a VM. It fails as errChanged if the VM's configuration has changed since the
+// caller read it.
 func (p *Provider) writeMetadata(ctx context.Context, node string, vmid int, config vmConfig) error {
 	description, err := config.metadata.encode()
 	if err != nil {

@@ -29,7 +29,7 @@ func TestLostDelete(t *testing.T) {
 	}
 }
 
-// TestDeletedStaysADay deletes a VM. The VM stays for a day, without disks. The first deletion of any VM after that day
+// TestDeletedStaysADay deletes a VM. The VM stays for a day, without disks. After that day, the deletion of another VM
 // removes it.
 func TestDeletedStaysADay(t *testing.T) {
 	t.Parallel()

@@ -50,8 +50,7 @@ func (m metadata) encode() (string, error) {
 	return "Nstance made this VM and deletes it. Do not change this text.\n\n" + marker + string(raw), err
 }
 
-// decodeMetadata reads the metadata from a description that the method encode made. ok is false if a description has no
-// metadata.
+// decodeMetadata reads the metadata from a VM's description. ok is false if the description has no metadata.
 func decodeMetadata(description string) (m metadata, ok bool, err error) {
 	_, text, ok := strings.Cut(description, marker)
 	if !ok {

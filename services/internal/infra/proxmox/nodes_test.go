@@ -53,8 +53,7 @@ func TestMigrationDuringList(t *testing.T) {
 }
 
 // TestNodeDown takes one of two nodes down. The VMs of this node are neither gone nor running, and cannot be deleted.
-// New VMs are made on the other node. If a server starts while the node is down, its list also contains the VMs of this
-// node.
+// New VMs are made on the other node. A server that starts while the node is down must list the VMs of this node too.
 func TestNodeDown(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -141,7 +141,7 @@ func find(t *testing.T, p *proxmox.Provider, req infra.CreateRequest) infra.VM {
 	return vm
 }
 
-// list returns the states of the owner's VMs by provider ID.
+// list returns the states of the VMs of the test's owner, by provider ID.
 func list(t *testing.T, p *proxmox.Provider) map[string]infra.State {
 	t.Helper()
 	vms, err := p.List(t.Context(), owner)

@@ -44,7 +44,8 @@ type Provider struct {
 	client  *client
 	// cloning bounds the number of concurrent clones, because all clones wait for the same lock.
 	cloning chan struct{}
-	// changing lets only one call at a time create or delete an instance. The VMID, modulo 64, selects the mutex.
+	// changing makes calls that create or delete the same instance run one after the other. The VMID, modulo 64,
+	// selects the mutex.
 	changing [64]sync.Mutex
 
 	mu    sync.Mutex
@@ -359,7 +360,7 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 	for _, r := range guests {
 		status := live[r.VMID].Status
 		m, ok := p.recall(r)
-		// The remembered metadata of a VM that was started and runs are up to date, because they no longer change.
+		// If a VM was started and runs, its metadata no longer change, so the remembered metadata are up to date.
 		// Another server may have started or deleted any other VM, so read its metadata.
 		if status == "stopped" || status == "running" && (!ok || !m.Started) {
 			config, err := p.readConfig(ctx, node, r.VMID)

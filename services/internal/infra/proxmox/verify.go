@@ -126,8 +126,8 @@ func (p *Provider) verifyNode(ctx context.Context, node string, bridges []string
 	return mistakes, nil
 }
 
-// verifyArgs checks that the VM templates in args exist. It adds each storage that args contain to the map storages. It
-// skips values with a template expression, because the final value is known only when a VM is made.
+// verifyArgs checks that the VM templates in the configuration's args exist. It adds each storage in the args to the
+// map storages. It skips values with a template expression, because the final value is known only when a VM is made.
 func verifyArgs(shard *config.Shard, inv inventory, storages map[string]string) (mistakes []error) {
 	check := func(path string, raw map[string]any) {
 		args, _ := contract.ParseArgs(raw) // the configuration was checked

@@ -60,8 +60,8 @@ func startOf(pid int) (string, bool) {
 	return fmt.Sprintf("%d@%s", s.ticks, bytes.TrimSpace(boot)), true
 }
 
-// killSession kills all remaining processes of the session whose first process is leader. Some children are in other
-// process groups, and so get no SIGHUP when the terminal closes.
+// killSession kills all remaining processes of a session. leader is the first process of the session. Some children are
+// in other process groups, and so get no SIGHUP when the terminal closes.
 func killSession(leader process) {
 	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
 		return // another process has the PID, which is impossible while the session has members

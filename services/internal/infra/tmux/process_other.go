@@ -26,7 +26,7 @@ func startOf(pid int) (string, bool) {
 	return strconv.FormatInt(ms, 10), true
 }
 
-// killSession kills the process group whose first process is leader.
+// killSession kills a process group. leader is the first process of the group.
 func killSession(leader process) {
 	if leader.alive() {
 		_ = unix.Kill(-leader.PID, unix.SIGKILL) // it may have ended in the meantime

@@ -132,8 +132,8 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	copyOutput := "exec cat >> " + strings.NewReplacer("#", "##", "%", "%%").Replace(quote(log))
 	command := append([]string{"-n", window, "-P", "-F", "#{pane_pid}", "--"}, argv...)
 	command = append(command, ";", "pipe-pane", "-t", "="+s.name+":="+window, copyOutput)
-	// Try several times. The session ends with its last window, so other calls can end or begin the session between the
-	// two tmux calls.
+	// Try several times. The session ends with its last window, so another process can end or begin the session between
+	// new-window and new-session.
 	for range 3 {
 		var out string
 		out, err = s.run(ctx, append([]string{"new-window", "-d", "-t", "=" + s.name + ":"}, command...)...)

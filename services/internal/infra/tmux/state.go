@@ -47,7 +47,8 @@ type document struct {
 	// lock and first wrote this document.
 	LaunchedAt time.Time `json:"launched_at"`
 	AcceptedAt time.Time `json:"accepted_at"`
-	// PID and Start identify the window's process, which is the machine. They are zero until the start is known.
+	// PID and Start identify the window's process, which is the machine. They are zero until the provider knows the
+	// process.
 	PID       int       `json:"pid,omitempty"`
 	Start     string    `json:"start,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`

@@ -41,7 +41,7 @@ var ratios = func() map[string]int64 {
 	return all
 }()
 
-// medium lists the families that have a size medium, with one vCPU.
+// medium lists the families that have a type with the size "medium" and one vCPU.
 var medium = strings.Fields(
 	"a1 c6g c6gd c6gn c7a c7g c7gd c7gn c8a c8g c8gb c8gd c8gn is4gen m6g m6gd m7a m7g m7gd m8a m8g m8gb m8gd m8gn " +
 		"r6g r6gd r7a r7g r7gd r8a r8g r8gb r8gd r8gn x2gd x8g")

@@ -103,11 +103,12 @@ type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
 	kubeconfig *kubeconfigKeeper
-	// recreate: the next reconciliation may remove the record of a deletion and create the Cluster again.
+	// recreate reports whether the next reconciliation may remove the record of a deletion and create the Cluster
+	// again.
 	recreate bool
 	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
 	cleared types.UID
-	// reported: the log already says that the Cluster is not created again.
+	// reported reports whether the log already says that the Cluster is not created again.
 	reported bool
 }
 
@@ -165,7 +166,7 @@ func (r *reconciler) gatherInput(ctx context.Context) (in phaseInput, err error)
 	return in, nil
 }
 
-// maintain creates the missing objects and updates their statuses.
+// maintain creates the Cluster and the NstanceCluster if they are missing, and updates their statuses.
 func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	if in.cluster == nil || in.cluster.UID != r.cleared {
 		if err := r.removeRecord(ctx); err != nil {
@@ -195,8 +196,8 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 	return r.markInitialized(ctx, cluster)
 }
 
-// ensureInfraCluster creates the NstanceCluster if c is nil. If c exists, it adds the finalizer and the endpoint if c
-// lacks them. A new NstanceCluster is created with the finalizer, so that every deletion is handled.
+// ensureInfraCluster creates the NstanceCluster if c is nil. Otherwise, it adds the finalizer and the endpoint to c if
+// they are missing. A new NstanceCluster is created with the finalizer, so that every deletion is handled.
 func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceCluster) (*v1beta1.NstanceCluster,
 	error) {
 	if c == nil {

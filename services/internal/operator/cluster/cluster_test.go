@@ -47,7 +47,7 @@ type testReconciler struct {
 	recorder *events.FakeRecorder
 	tokens   int
 	clusters int
-	// limited: the operator may not create ServiceAccounts and roles, as in an installation by the chart.
+	// limited means that the operator may not create ServiceAccounts and roles, as in an installation by the chart.
 	limited bool
 }
 

@@ -26,8 +26,8 @@ const (
 	regionAttribute = "region"
 )
 
-// updateStatus updates the status of the NstanceCluster. The infrastructure exists before the operator runs, so it is
-// provisioned from the start.
+// updateStatus updates the status of the NstanceCluster. The infrastructure exists before the operator runs, so the
+// status says from the start that it is provisioned.
 func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *clusterv1.Cluster) {
 	set := func(kind string, is bool, reason, message string) {
 		scope.SetCondition(&infra.Status.Conditions, infra.Generation, r.Now(), kind, is, reason, message)
@@ -49,7 +49,8 @@ func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *cluste
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// failureDomains returns the shards of the configuration file. A shard that is unreachable keeps its last known zone.
+// failureDomains returns a failure domain for each shard of the operator. A shard that is unreachable keeps its last
+// known zone.
 func (r *reconciler) failureDomains(before []clusterv1.FailureDomain) []clusterv1.FailureDomain {
 	var out []clusterv1.FailureDomain
 	for _, shard := range r.Shards.All() {

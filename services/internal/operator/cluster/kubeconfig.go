@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// kubeconfigKey is the key in the Secret. Cluster API's util/secret defines it as KubeconfigDataName.
+	// kubeconfigKey is the Secret's key for the kubeconfig. Cluster API's util/secret defines it as KubeconfigDataName.
 	kubeconfigKey = "value"
 	// tokenLife is the requested lifetime of a token. The API server may choose another.
 	tokenLife = time.Hour
@@ -240,7 +240,7 @@ func caOf(config *rest.Config) ([]byte, error) {
 	return text, nil
 }
 
-// encodeKubeconfig returns a kubeconfig for the API server of config.
+// encodeKubeconfig returns a kubeconfig for the API server in a client configuration.
 func encodeKubeconfig(name string, config *rest.Config, ca []byte, token string) ([]byte, error) {
 	endpoint, err := endpointOf(config)
 	if err != nil {

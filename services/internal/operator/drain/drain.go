@@ -45,7 +45,7 @@ func indexMachine(object client.Object) []string {
 }
 
 // Setup adds the coordinator, which drains and removes Nodes while this process is the leader. workload is the cluster
-// with the Nodes. It is mgr if that is the manager's own cluster.
+// with the Nodes. If the Nodes are in the manager's own cluster, workload is mgr.
 func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	err := workload.GetFieldIndexer().IndexField(context.Background(), &corev1.Node{}, nodeByProviderID,
 		func(object client.Object) []string {

@@ -55,8 +55,8 @@ func (t *task) evict(ctx context.Context, nodes []corev1.Node) error {
 	return errors.New("evict: new pods keep appearing on a cordoned Node")
 }
 
-// runUntilDone calls the function do and returns its error. If ctx ends first, runUntilDone returns the cause. It does
-// not wait for do then, because kubectl's pause after a refused eviction cannot be interrupted. While do runs,
+// runUntilDone calls the function do and returns its error. If ctx ends first, runUntilDone returns the cause without
+// waiting for the end of do, because kubectl's pause after a refused eviction cannot be interrupted. While do runs,
 // runUntilDone logs the remaining pods every minute.
 func (t *task) runUntilDone(ctx context.Context, nodes []corev1.Node, do func() error) error {
 	done := make(chan error, 1)

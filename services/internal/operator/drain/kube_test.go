@@ -158,7 +158,7 @@ func (kube *testKubernetes) addBudget(name string) (allow func()) {
 	kube.mustSucceed(kube.client.Create(kube.Context(), pdb))
 	set := func(allowed int32) {
 		kube.Helper()
-		// The API server writes this status at an eviction, so the update may conflict.
+		// The API server writes the budget's status too, when it handles an eviction. So this update may conflict.
 		kube.mustSucceed(clientretry.RetryOnConflict(clientretry.DefaultRetry, func() error {
 			if err := kube.client.Get(kube.Context(), client.ObjectKeyFromObject(pdb), pdb); err != nil {
 				return err

@@ -231,7 +231,7 @@ func (c *coordinator) mark(ctx context.Context, name string, k key) {
 	}
 }
 
-// removeIfGone asks the shard's leader about an instance. If the instance does not exist, it removes the instance's
+// removeIfGone asks the shard's leader about an instance. If the instance does not exist, removeIfGone removes its
 // Nodes.
 func (c *coordinator) removeIfGone(ctx context.Context, k key, nodes []*corev1.Node) {
 	shard, ok := c.Shards.Shard(k.shard)

@@ -171,7 +171,8 @@ func TestPoolStaysBusy(t *testing.T) {
 	create(t, p, req)
 }
 
-// usePool keeps the storage pool in use until release is called: libvirtd makes a volume with a qemu-img that waits.
+// usePool keeps the storage pool in use until release is called. To do so, it makes libvirtd create a volume with a
+// fake qemu-img that waits.
 func usePool(t *testing.T, daemon *libvirtd.Daemon) (release func()) {
 	t.Helper()
 	check := func(err error) {
