@@ -21,8 +21,8 @@ type Cloud struct {
 	Identity func(ctx context.Context, env Env) (Machine, error)
 	// Member describes this machine as a member of the named scaling group. It is nil for a cloud without such groups.
 	Member func(ctx context.Context, group string) (Member, error)
-	// Consoles reads the consoles of the machines of a shard's servers, also of machines that were terminated recently.
-	// It is nil for a cloud without consoles.
+	// Consoles reads the consoles of the machines on which a shard's servers run or recently ran. It is nil for a cloud
+	// without consoles.
 	Consoles func(ctx context.Context, shard *config.Shard) ([]Console, error)
 }
 

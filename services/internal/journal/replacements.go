@@ -30,7 +30,7 @@ type Step struct {
 // Took returns the duration of the step.
 func (s Step) Took() time.Duration { return s.Ended.Sub(s.Began) }
 
-// Steps returns the stages of the replacement whose times are known, in their order. An agent may register before the
+// Steps returns those stages of the replacement whose times are known, in their order. An agent may register before the
 // answer of the create call is recorded. The stage between these two events then has the duration 0.
 func (r *Replacement) Steps() (steps []Step) {
 	for _, s := range []Step{

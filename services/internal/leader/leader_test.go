@@ -613,7 +613,7 @@ func TestDeleteInstance(t *testing.T) {
 }
 
 // TestExplicitDeletionShortensADrain checks a requested deletion of an instance that is already being deleted. The
-// deadline of the drain moves forward to the group's present drain time-out, and watchers receive the new deadline.
+// drain now ends after the group's present drain time-out at the latest, and watchers receive the new deadline.
 func TestExplicitDeletionShortensADrain(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *shard) {
 		ctx, id := t.Context(), s.newID()

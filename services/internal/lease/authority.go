@@ -112,8 +112,8 @@ func (a *Authority) Refuse(term uint64) {
 	a.end(fmt.Errorf("%w: %w", ErrLost, &higherTermError{term}))
 }
 
-// higherTermError is why a leadership without an election ends: a record of a higher term was found. Run reads the
-// higher term from the error.
+// higherTermError means that a leadership without an election ended because a record of a higher term was found. Run
+// reads the higher term from the error.
 type higherTermError struct{ term uint64 }
 
 func (e *higherTermError) Error() string { return fmt.Sprintf("%s: %d", election.ReasonTerm, e.term) }

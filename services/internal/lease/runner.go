@@ -381,7 +381,7 @@ func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
 }
 
 // refuseReplay checks the lock that a read has returned. If the lock is older than one that this process read before,
-// someone has written an old version back. The holder, the heir and the release in the old version are no longer true.
+// someone has written an old version back. The holder, the heir and the release in the old version are no longer valid.
 // So refuseReplay returns LockUnreadable instead, and this process does not take the lock over.
 func (r *runner) refuseReplay(in election.Input) election.Input {
 	read, ok := in.(election.LockRead)

@@ -32,7 +32,7 @@ func (c *bubbleClock) Now() election.Instant {
 	return election.Instant(time.Since(c.start)) + election.Instant(c.slept.Load())
 }
 
-// shard is a bucket and the servers of its election.
+// shard is a bucket with the servers that elect a leader through it.
 type shard struct {
 	t       *testing.T
 	start   time.Time
@@ -114,7 +114,7 @@ type server struct {
 	result chan error
 }
 
-// cut is a store that a test can cut off. Requests then wait until their context ends.
+// cut is a store that a test can cut off. While it is cut off, requests wait until their context ends.
 type cut struct {
 	objstore.Store
 	off atomic.Bool

@@ -161,7 +161,8 @@ func (s *Server) zero() {
 	}
 }
 
-// SetCluster sets the label cluster of all metrics. The server knows it only once it has read its configuration.
+// SetCluster sets the label cluster of all metrics. The server knows its cluster only after it has read the
+// configuration.
 func (s *Server) SetCluster(cluster, shard string) {
 	s.setLabels(prometheus.Labels{"cluster": cluster, "shard": shard})
 }

@@ -60,7 +60,7 @@ func newScheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// newControllerManager returns the manager. Its cache holds the objects of the namespace and the Pods of all
+// newControllerManager returns the manager. Its cache holds the objects of the operator's namespace and the Pods of all
 // namespaces. Secrets and ConfigMaps are not cached.
 func newControllerManager(c Config, r *rest.Config) (ctrl.Manager, error) {
 	scheme, err := newScheme()

@@ -53,7 +53,8 @@ type ELB interface {
 		*elbv2.DescribeTargetHealthOutput, error)
 }
 
-// AutoScaling lists the methods of Amazon EC2 Auto Scaling that a server's health report uses.
+// AutoScaling lists the methods of Amazon EC2 Auto Scaling by which a server reports its health to its Auto Scaling
+// group.
 type AutoScaling interface {
 	CompleteLifecycleAction(context.Context, *autoscaling.CompleteLifecycleActionInput,
 		...func(*autoscaling.Options)) (*autoscaling.CompleteLifecycleActionOutput, error)
@@ -101,8 +102,7 @@ var Calls = []Call{
 		"a server stays unhealthy, so that its machine is replaced"},
 }
 
-// These limits apply to the HTTP requests of a call. The caller's context bounds the whole call, including all
-// attempts.
+// Limits of the HTTP requests of a call. The caller's context bounds the whole call, including all attempts.
 const (
 	dialTimeout   = 5 * time.Second
 	answerTimeout = 20 * time.Second // RunInstances sometimes takes several seconds

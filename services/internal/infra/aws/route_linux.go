@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Addresses for documentation (RFC 5737, RFC 3849). Machines have no special route to them, so they stand for any
-// address in another subnet.
+// Addresses for documentation (RFC 5737, RFC 3849). A machine has no special route to them, so it sends packets to them
+// by the same route as to any other subnet.
 var (
 	elsewhere4 = net.ParseIP("192.0.2.1")
 	elsewhere6 = net.ParseIP("2001:db8::1")

@@ -22,8 +22,9 @@ const (
 	// young is the maximum age of a create request whose requestId alone prevents a second VM. Google remembers a
 	// requestId for about an hour. young is shorter than an hour, because clocks differ.
 	young = 30 * time.Minute
-	// old is the maximum age of a create request for which Create may insert a VM. If a request is older, its earlier
-	// insert may be missing from the log of operations. Google keeps operations for longer than old, but not forever.
+	// old is the maximum age of a create request for which Create may insert a VM. If a request is older, the log of
+	// operations may no longer contain an earlier insert for it. Google keeps operations for longer than old, but not
+	// forever.
 	old = 3 * 24 * time.Hour
 )
 

@@ -22,7 +22,8 @@ import (
 // https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations
 const maxUserdata = 256 << 10
 
-// instance makes the body of the insert of one VM. It depends only on the request and the configuration.
+// instance returns the Compute Engine instance that the insert for a create request sends. It depends only on the
+// request and the configuration.
 func (p *Provider) instance(req infra.CreateRequest) (*compute.Instance, error) {
 	if req.InstanceType == "" || req.Subnet == "" {
 		return nil, fmt.Errorf("instance type %q, subnet %q: both are needed", req.InstanceType, req.Subnet)
@@ -112,10 +113,11 @@ func setDisks(in *compute.Instance, labels map[string]string) error {
 // userdataEncoding is the metadata key with the encoding of the userdata for cloud-init.
 const userdataEncoding = "user-data-encoding"
 
-// addUserdata adds userdata to the metadata. Userdata that is a script is run at every boot by the guest environment of
-// Google's images, which have no cloud-init. All other userdata is for cloud-init. Userdata that is not text is encoded
+// addUserdata adds userdata to the metadata. Google's own images have no cloud-init: their guest environment runs
+// userdata that is a script at every boot. All other userdata is for cloud-init. Userdata that is not text is encoded
 // as base64 and marked as base64. Userdata that the configuration has encoded (encoding base64, gzip+base64) is only
-// marked. https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
+// marked.
+// https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
 func addUserdata(items map[string]string, userdata []byte) error {
 	text := string(userdata)
 	_, err := base64.StdEncoding.Strict().DecodeString(text)

@@ -168,7 +168,7 @@ func (s *suite) wantClass(what string, err error, want infra.Class) {
 	}
 }
 
-// wantLiving checks that exactly the given provider IDs are alive.
+// wantLiving checks that exactly the VMs with the given provider IDs are alive.
 func (s *suite) wantLiving(want ...string) {
 	s.Helper()
 	got := map[string]bool{}

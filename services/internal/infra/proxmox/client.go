@@ -383,7 +383,7 @@ func (e *apiError) class() infra.Class {
 	return infra.Indeterminate
 }
 
-// has reports whether err is an error of the API or of a failed task whose text contains one of the given texts.
+// has reports whether err comes from the API or from a failed task, and contains one of the given texts.
 func has(err error, texts ...string) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(answer.text, text) })

@@ -43,7 +43,8 @@ type Options struct {
 	scope.Scope
 	// Config is the operator's client configuration for the API server.
 	Config *rest.Config
-	// External is the API server of an external workload cluster. If nil, the operator's own cluster is the workload.
+	// External is the API server of an external workload cluster. If nil, the operator's own cluster is the workload
+	// cluster.
 	External *clusterv1.APIEndpoint
 	// ServiceAccount is the account for the tokens in the kubeconfig. It is not used with External.
 	ServiceAccount string

@@ -66,7 +66,7 @@ func (k *kubeconfigKeeper) problem() string {
 	return k.err.Error()
 }
 
-// notifyChanges calls fn when the result of problem changes, until ctx ends.
+// notifyChanges calls fn whenever the method problem returns another result than before, until ctx ends.
 func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
 	for {
 		select {

@@ -90,7 +90,7 @@ func (c *coordinator) run(ctx context.Context) {
 	c.work.Wait()
 }
 
-// loop calls check after each signal on due, and at least once per maxInterval.
+// loop calls the function check after each signal on the channel due, and at least once per maxInterval.
 func (c *coordinator) loop(ctx context.Context, due chan struct{}, check func(context.Context)) {
 	ticker := time.NewTicker(maxInterval)
 	defer ticker.Stop()

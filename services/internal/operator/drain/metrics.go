@@ -34,15 +34,15 @@ func newMetrics() *drainMetrics {
 	}
 }
 
-// DescribeMetrics sends the descriptions of the metrics, for the reference.
+// DescribeMetrics sends the descriptions of this package's metrics, for docs/reference/metrics.md.
 func DescribeMetrics(out chan<- *prometheus.Desc) {
 	m := newMetrics()
 	m.active.Describe(out)
 	m.duration.Describe(out)
 }
 
-// registerMetrics registers the metrics. If an earlier manager in this process has registered them, registerMetrics
-// returns those.
+// registerMetrics registers the metrics and returns them. If an earlier manager in this process has registered them,
+// registerMetrics returns the registered metrics.
 func registerMetrics(registry prometheus.Registerer) (*drainMetrics, error) {
 	i := newMetrics()
 	var there prometheus.AlreadyRegisteredError
