@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// Connections that clients keep open never block a probe.
+// TestOpenConnectionsDoNotBlockProbes checks that connections which clients keep open never block a probe.
 func TestOpenConnectionsDoNotBlockProbes(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -68,7 +68,8 @@ func TestOpenConnectionsDoNotBlockProbes(t *testing.T) {
 	}
 }
 
-// A client that does not read the answer, or does not finish a header, is disconnected after the timeout.
+// TestClientsThatDoNotRead checks that a client is disconnected after the timeout if it does not read the answer or
+// does not finish a header.
 func TestClientsThatDoNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, say := range map[string]string{"answer not read": "GET /big HTTP/1.1\r\nHost: x\r\n\r\n",

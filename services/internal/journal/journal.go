@@ -167,7 +167,7 @@ func (j *Journal) Run(ctx context.Context) error {
 	return nil
 }
 
-// writer holds what only the goroutine of Run uses.
+// writer contains the fields of a running Journal that only the goroutine of Run uses.
 type writer struct {
 	*Journal
 	// unsent are events that no part (an object in the bucket) contains yet. part contains the events of a part whose

@@ -177,8 +177,8 @@ func TestRunHeirIsHandedTheLeadership(t *testing.T) {
 	})
 }
 
-// TestRunHeirLearnsMarks checks that the heir learns the marks in the lock (the highest versions seen of objects) from
-// heartbeats, because it does not read the lock.
+// TestRunHeirLearnsMarks checks that the heir learns the marks in the lock (the highest seen version of each object)
+// from heartbeats, because it does not read the lock.
 func TestRunHeirLearnsMarks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a, b, _, leader := heirPair(t)

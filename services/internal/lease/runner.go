@@ -31,8 +31,8 @@ type Config struct {
 	// Options have no PeerLease, there is no heir either. A standby then uses Links only to notice that its link to the
 	// leader has ended.
 	Links Links
-	// Marks, if not nil, are the highest versions that were seen of the bucket's objects. Run adds the marks of each
-	// lock that it reads, and writes all marks into each lock.
+	// Marks, if not nil, contain the highest version that was seen of each object in the bucket. Run adds the marks of
+	// each lock that it reads, and writes all marks into each lock.
 	Marks *highwater.Marks
 	// Machine asks the provider for the state of a lock holder's machine. Nil means MachineUnknown.
 	Machine func(ctx context.Context, id string) election.MachineState

@@ -136,8 +136,8 @@ func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shar
 }
 
 // renewCertificate gets a certificate for a new key from the first shard that accepts the request. It asks the
-// reachable shards first. It asks the unreachable ones too: after an interrupted renewal, a shard may refuse the
-// operator's old key except to repeat that renewal. Such a shard counts as unreachable.
+// reachable shards first. It asks the unreachable ones too: after an interrupted renewal, a shard may refuse all calls
+// with the operator's old key except a repetition of that renewal. Such a shard counts as unreachable.
 func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.PublicKey) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	var problems []error

@@ -119,7 +119,7 @@ func (p *Provider) without(nic *compute.NetworkInterface) []*compute.AliasIpRang
 
 // setAliases replaces the alias ranges of a machine's interface and waits for the change. An empty list removes all
 // ranges. The call identifies the machine by its name, because IAM conditions compare names. If a new machine has got
-// this name since nic was read, the call fails, because the new machine's interface has another fingerprint.
+// this name since the caller read nic, the call fails, because the new machine's interface has another fingerprint.
 func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compute.NetworkInterface,
 	aliases []*compute.AliasIpRange) error {
 	err := p.api.updateInterface(ctx, name, &compute.NetworkInterface{Name: nic.Name, Fingerprint: nic.Fingerprint,

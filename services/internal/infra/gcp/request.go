@@ -113,10 +113,10 @@ func setDisks(in *compute.Instance, labels map[string]string) error {
 // userdataEncoding is the metadata key with the encoding of the userdata for cloud-init.
 const userdataEncoding = "user-data-encoding"
 
-// addUserdata adds userdata to the metadata. Google's own images have no cloud-init: their guest environment runs
-// userdata that is a script at every boot. All other userdata is for cloud-init. Userdata that is not text is encoded
-// as base64 and marked as base64. Userdata that the configuration has encoded (encoding base64, gzip+base64) is only
-// marked.
+// addUserdata adds userdata to the metadata. If userdata is a script, the guest environment of Google's own images runs
+// it at every boot, because these images have no cloud-init. All other userdata is for cloud-init. Userdata that is not
+// text is encoded as base64 and marked as base64. Userdata that the configuration has encoded (encoding base64,
+// gzip+base64) is only marked.
 // https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html
 func addUserdata(items map[string]string, userdata []byte) error {
 	text := string(userdata)

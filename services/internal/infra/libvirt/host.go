@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// host is one host with its connection. Its methods are safe for concurrent use.
+// host is one of the provider's hosts, with the connection to it. Its methods are safe for concurrent use.
 type host struct {
 	name string
 	uri  *url.URL
@@ -25,7 +25,7 @@ type host struct {
 	changing [64]sync.Mutex
 }
 
-// connect returns the connection, and makes it if there is none.
+// connect returns the connection to the host, and makes it if there is none.
 func (h *host) connect() (*libvirt.Libvirt, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// volumes are the volumes of a host's storage pool.
+// volumes reads and changes the volumes in the storage pool of a host.
 type volumes struct {
 	c    *libvirt.Libvirt
 	pool libvirt.StoragePool
@@ -147,7 +147,7 @@ func (v *volumes) deleteOf(instance string) error {
 	return nil
 }
 
-// collectClaims deletes claims that are older than keepClaim and whose instance no longer has a seed.
+// collectClaims deletes claims that are older than keepClaim and whose instance has no seed volume.
 func (v *volumes) collectClaims(now time.Time) error {
 	all, _, err := v.c.StoragePoolListAllVolumes(v.pool, 1, 0)
 	if err != nil {

@@ -41,7 +41,7 @@ func (m *machine) at(t time.Time) (infra.VM, bool) {
 	return infra.VM{}, false
 }
 
-// set changes the state at t and cancels all later state changes.
+// set makes the machine enter the state s at time t, and cancels all later state changes.
 func (m *machine) set(t time.Time, s infra.State) {
 	m.history = slices.DeleteFunc(m.history, func(c change) bool { return c.at.After(t) })
 	if n := len(m.history); n == 0 || m.history[n-1].state != s {

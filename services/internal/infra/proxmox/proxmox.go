@@ -36,7 +36,7 @@ type Config struct {
 	Now       func() time.Time  // nil: time.Now
 }
 
-// Provider implements infra.Provider and several of its optional capabilities.
+// Provider implements infra.Provider and several optional capabilities.
 type Provider struct {
 	options contract.Options
 	log     *slog.Logger

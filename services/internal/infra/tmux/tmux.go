@@ -217,8 +217,8 @@ func (p *Provider) checkRoom() error {
 	return nil
 }
 
-// start opens the VM's window if no process of the VM has started yet, and adds the window's pane to panes. If
-// bootGrace has passed, it opens no window. The caller holds the lock.
+// start opens the VM's window if no process of the VM has started yet, and returns panes with the pane of the new
+// window added. If the document is older than bootGrace, start opens no window. The caller holds the lock.
 func (p *Provider) start(ctx context.Context, d *document, panes []pane) ([]pane, error) {
 	machine, started := p.started(*d, panes)
 	if !started {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// machine is the size of a type. Memory is in MiB.
+// machine is the size of a machine type. Memory is in MiB.
 type machine struct {
 	cpus int64
 	mib  int64

@@ -104,12 +104,11 @@ type reconciler struct {
 	Options
 	endpoint   clusterv1.APIEndpoint
 	kubeconfig *kubeconfigKeeper
-	// recreate reports whether the next reconciliation may remove the record of a deletion and create the Cluster
-	// again.
+	// recreate is true if the next reconciliation may remove the record of a deletion and create the Cluster again.
 	recreate bool
 	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
 	cleared types.UID
-	// reported reports whether the log already says that the Cluster is not created again.
+	// reported is true if the log already says that the Cluster is not created again.
 	reported bool
 }
 

@@ -47,7 +47,7 @@ type testReconciler struct {
 	recorder *events.FakeRecorder
 	tokens   int
 	clusters int
-	// limited means that the operator may not create ServiceAccounts and roles, as in an installation by the chart.
+	// limited is true if the operator may not create ServiceAccounts and roles, as in an installation by the chart.
 	limited bool
 }
 
@@ -429,8 +429,8 @@ func TestKubeconfigComesWithTheCluster(t *testing.T) {
 	}
 }
 
-// An operator with the rights of an administrator, as in a development cluster, creates the account and its permissions
-// itself.
+// TestKubeconfigCreatesTheAccount checks that an operator with the rights of an administrator, as in a development
+// cluster, creates the account and its permissions itself.
 func TestKubeconfigCreatesTheAccount(t *testing.T) {
 	w := newTestReconciler(t)
 	w.reconcile(t)
