@@ -60,7 +60,7 @@ const (
 )
 
 // Replacements finds replacements in the events of a journal. It finds a replacement only if all events of the
-// replacement are of one term. The zero value is ready for use. It is not safe for concurrent use.
+// replacement have the same term. The zero value is ready for use. It is not safe for concurrent use.
 type Replacements struct {
 	failed  map[string]failure
 	running map[string]*Replacement
@@ -124,7 +124,7 @@ func (r *Replacements) fail(e *record.Event) {
 }
 
 // before returns the time at which an instance failed: when it was lost or, if that is not known, when another sign of
-// failure came. creating is the start of the create call for the replacement. A loss or sign after creating does not
+// failure came. creating is the start of the create call for the replacement. A loss or a sign after that time does not
 // count. If none counts, before returns the zero time.
 func (f failure) before(creating time.Time) time.Time {
 	for _, at := range []time.Time{f.lost, f.other} {

@@ -84,7 +84,8 @@ func (r gcpRenderer) Render(ctx context.Context, group config.Group, rec record.
 	return m, err
 }
 
-// ofType returns a fault that makes the cloud accept inserts of a machine type and then fail them.
+// ofType returns a fault for inserts of VMs with a machine type: the cloud accepts such an insert, and its operation
+// then fails.
 func ofType(machineType string, failure *compute.Failure) compute.Fault {
 	matches := func(r *compute.Resource) bool {
 		return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/"+machineType)

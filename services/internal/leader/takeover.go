@@ -83,9 +83,9 @@ func (l *Leader) list(ctx context.Context) (vms []infra.VM, err error) {
 // readParallel is the number of stray records that are read in parallel.
 const readParallel = 16
 
-// readStrays reads the records of VMs that the bucket's list did not contain. Most of them have no record. A record
-// that was written just before the bucket was listed may be missing from the list, and its group would then get a VM
-// too many.
+// readStrays reads the record of each VM of the provider for which the bucket's list contained no record. Most of these
+// VMs have no record. A record that was written just before the bucket was listed may be missing from the list, and its
+// group would then get a VM too many.
 func (l *Leader) readStrays(ctx context.Context) error {
 	strays := l.State.Orphans()
 	return l.Executor.Env.ForEach(ctx, len(strays), readParallel, func(ctx context.Context, i int) error {

@@ -218,7 +218,8 @@ func (r *runner) step(in election.Input) {
 	r.timer.Reset(max(wait, 0))
 }
 
-// mergeMarks merges the marks of the lock in an input into the marks of this process.
+// mergeMarks adds the marks of a lock that this server received, in a read or a heartbeat, to the marks of this
+// process.
 func (r *runner) mergeMarks(in election.Input) {
 	marks := r.merged
 	switch in := in.(type) {

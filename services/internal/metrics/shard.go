@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Shard is what a server knows of its shard at the time of a scrape. A standby knows only CAs.
+// Shard is what a server knows of its shard at the time of a scrape.
 type Shard struct {
 	// Leads is true while this server serves as leader. On a standby, only the field CAs is set.
 	Leads                                bool

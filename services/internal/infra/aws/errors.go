@@ -28,8 +28,8 @@ import (
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonErrors.html, and the Errors sections of RegisterTargets
 // and DeregisterTargets in the reference of Elastic Load Balancing, version 2015-12-01.
 var classes = map[string]infra.Class{
-	// These codes mean that there is no room for the instance in this place now. Another type or subnet may succeed.
-	// This type may succeed later, when an account limit is raised or usage drops.
+	// These codes mean that there is no room for an instance of this type in this subnet now. Another type or subnet
+	// may succeed. The same type may succeed later, when an account limit is raised or usage drops.
 	"InsufficientAddressCapacity":           infra.Capacity,
 	"InsufficientCapacity":                  infra.Capacity,
 	"InsufficientCapacityOnHost":            infra.Capacity,
@@ -203,7 +203,8 @@ func plain(call string, err error) *awsError {
 // maxMessage bounds an error's message in bytes, because AWS sends the text and it is written to logs and alerts.
 const maxMessage = 1000
 
-// oneLine makes a text from the API fit for one log line: without control characters, and with at most `most` bytes.
+// oneLine makes a text from the API fit for one log line: it replaces control characters by spaces, and cuts the text
+// after most bytes.
 func oneLine(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
@@ -218,10 +219,10 @@ func oneLine(text string, most int) string {
 	return text
 }
 
-// classify gives the error of a call its class. The argument what names the operation in words.
+// classify gives the error of a call its class. The parameter what describes the operation in words.
 //
-// The SDK repeats calls. If an earlier attempt got no answer and the last one was refused, the earlier one may have had
-// an effect. classify then returns Indeterminate, except after a Conflict.
+// The SDK repeats calls. If an earlier attempt got no answer and the last attempt was refused, the earlier one may have
+// had an effect. classify then returns Indeterminate, except after a Conflict.
 func classify(what, call string, tries *attempts, err error) error {
 	if err == nil {
 		return nil

@@ -267,7 +267,8 @@ func vmAddresses(instance types.Instance) (out []string) {
 	return out
 }
 
-// endedBy returns the reason why an instance ended without a request, such as a spot interruption or a failed launch.
+// endedBy returns the reason why an instance ended, such as a spot interruption or a failed launch. It returns "" if a
+// user or the instance itself requested the end.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 func endedBy(instance types.Instance) string {
 	reason := instance.StateReason

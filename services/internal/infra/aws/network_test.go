@@ -241,8 +241,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestInterfaceIsDetachedByForce checks that a live holder that does not release the interface is detached by force
-// after some time.
+// TestInterfaceIsDetachedByForce checks that the interface is detached by force if another machine still runs and does
+// not release it within firmAfter.
 func TestInterfaceIsDetachedByForce(t *testing.T) {
 	n := newNetwork().held(types.InstanceStateNameRunning)
 	n.stubborn = true

@@ -21,8 +21,8 @@ import (
 // Sources: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
 // https://cloud.google.com/compute/docs/api/error-messages-api and https://cloud.google.com/compute/api-quota.
 var classes = map[string]infra.Class{
-	// There is no room for the VM in this subnet or of this type now. Another type or subnet may succeed. The same type
-	// may succeed later, when a quota is raised or usage drops.
+	// There is no room for a VM of this type in this subnet now. Another type or subnet may succeed. The same type may
+	// succeed later, when a quota is raised or usage drops.
 	"ZONE_RESOURCE_POOL_EXHAUSTED":              infra.Capacity,
 	"ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": infra.Capacity,
 	"RESOURCE_POOL_EXHAUSTED":                   infra.Capacity,

@@ -127,8 +127,8 @@ func (p *Provider) setAliases(ctx context.Context, what, name string, nic *compu
 	return p.classify(what, "instances.updateNetworkInterface", err)
 }
 
-// passing reports whether an error is temporary, so that the caller should try again. Examples: another server took the
-// address first, or a change of the interface is in progress.
+// passing reports whether an error is temporary, so that the caller should try again. Examples: another server has just
+// taken the address, or a change of the interface is in progress.
 func passing(err error) bool {
 	if code := codeOf(err); code == "IP_IN_USE_BY_ANOTHER_RESOURCE" || code == "resourceNotReady" ||
 		code == "RESOURCE_NOT_READY" || googlecloud.StatusOf(err) == http.StatusPreconditionFailed {

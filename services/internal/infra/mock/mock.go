@@ -67,7 +67,7 @@ type Outcome struct {
 	// Late, if positive, is the delay of the effect. The caller gets infra.Indeterminate immediately. A late read never
 	// gets an answer.
 	Late time.Duration
-	// Lag is how old the state is that a read returns. Zero means the current state.
+	// Lag is the age of the state that a read returns. Zero means the current state.
 	Lag time.Duration
 }
 
@@ -258,7 +258,7 @@ func (p *Provider) change(ctx context.Context, call Call, effect func(at time.Ti
 	})
 }
 
-// read runs a call that changes nothing. It calls the function answer under the lock.
+// read runs a call that changes nothing. It calls the function answer with the lock held.
 func (p *Provider) read(ctx context.Context, call Call, answer func(now, asOf time.Time) error) error {
 	return p.run(ctx, call, func(now time.Time, out Outcome) error { return answer(now, now.Add(-out.Lag)) })
 }

@@ -76,8 +76,8 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// tlsConfig returns the configuration for checking the nodes' certificates, either by fingerprint or by authority and
-// name.
+// tlsConfig returns the configuration for checking the nodes' certificates. If the option fingerprints is set, a
+// certificate must have one of these fingerprints. Otherwise a known CA must have signed it for the node's name.
 func tlsConfig(o contract.Options) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	switch {

@@ -171,9 +171,8 @@ func TestTaskIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestLockedTemplate asks for a VM of a template that is locked. If another task of Proxmox VE holds the lock for too
-// long, Create fails as Throttled. If an administrator or a backup has locked the template, the error mentions that
-// lock.
+// TestLockedTemplate asks for a VM whose template is locked. If another task of Proxmox VE holds the lock for too long,
+// Create fails as Throttled. If an administrator or a backup has locked the template, the error mentions that lock.
 func TestLockedTemplate(t *testing.T) {
 	t.Parallel()
 	pve := fakepve.Start(t)

@@ -155,7 +155,7 @@ func (s *session) open(ctx context.Context, window, log string, argv []string) (
 	return 0, err
 }
 
-// close closes a window by tmux's ID of the window. The window's processes get SIGHUP. A missing window is not an
+// close closes the window with the given ID of tmux. The window's processes get SIGHUP. A missing window is not an
 // error.
 func (s *session) close(ctx context.Context, window string) error {
 	_, err := s.run(ctx, "kill-window", "-t", window)

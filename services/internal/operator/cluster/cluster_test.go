@@ -494,7 +494,8 @@ func TestEndpointOf(t *testing.T) {
 	}
 }
 
-// kubeconfigOf returns a kubeconfig with one extra line in its cluster and one in its user.
+// kubeconfigOf returns a kubeconfig. It adds the text cluster to the entry of the cluster, and the text user to the
+// entry of the user.
 func kubeconfigOf(cluster, user string) []byte {
 	return []byte(
 		"apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n" +
