@@ -63,8 +63,8 @@ func (s *schedule) probe(now time.Duration) bool {
 	return true
 }
 
-// hear records that another machine claims the address. other identifies that machine. While now is below the constant
-// settled, the claim does not count, because it can come from a former leader.
+// hear records that another machine claims the address. other identifies that machine. Within the time [settled] after
+// the acquisition, a claim does not count, because it can come from a former leader.
 func (s *schedule) hear(now time.Duration, other string) {
 	if now >= settled {
 		s.heard, s.other = now, other

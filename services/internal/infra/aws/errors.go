@@ -204,7 +204,7 @@ func plain(call string, err error) *awsError {
 const maxMessage = 1000
 
 // oneLine makes a text from the API fit for one log line: it replaces control characters by spaces, and cuts the text
-// after most bytes.
+// after `most` bytes.
 func oneLine(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
@@ -219,7 +219,7 @@ func oneLine(text string, most int) string {
 	return text
 }
 
-// classify gives the error of a call its class. The parameter what describes the operation in words.
+// classify gives the error of a call its class. The parameter "what" describes the operation in words.
 //
 // The SDK repeats calls. If an earlier attempt got no answer and the last attempt was refused, the earlier one may have
 // had an effect. classify then returns Indeterminate, except after a Conflict.

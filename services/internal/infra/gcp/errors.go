@@ -132,8 +132,8 @@ func classOf(err error) infra.Class {
 	return infra.Invalid
 }
 
-// classify adds a class to the error of a call. what describes the operation in words, and call is the name of the API
-// call.
+// classify adds a class to the error of a call. The parameter "what" describes the operation in words, and "call" is
+// the name of the API call.
 func (p *Provider) classify(what, call string, err error) error {
 	if err == nil {
 		return nil
