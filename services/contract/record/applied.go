@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// AppliedSchema is the newest schema version of an applied configuration. Its first line contains the version.
+// AppliedSchema is the newest schema version of an applied configuration. The first line of an applied configuration
+// contains its version.
 const AppliedSchema = 1
 
 // MaxConfig is the maximum size of the configuration in an applied configuration document, in bytes.
@@ -19,7 +20,7 @@ const appliedMark = "// nstance-applied "
 // first line says where the configuration came from. The configuration is below that line, unchanged.
 type Applied struct {
 	Schema int `json:"schema"`
-	// Revision counts writes, so that no two versions have the same bytes.
+	// Revision counts the writes of this document, so that no two versions have the same bytes.
 	Revision uint64 `json:"revision"`
 	// Term of the leader that applied it.
 	Term uint64 `json:"term"`

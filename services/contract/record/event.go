@@ -40,7 +40,7 @@ const (
 	EventLost EventKind = "events_lost"
 )
 
-// EventKinds lists all kinds, in the order in which the documents list them.
+// EventKinds lists all kinds of events.
 func EventKinds() []EventKind {
 	return []EventKind{EventInstanceCreating, EventInstanceCreated, EventInstanceRegistered, EventInstanceHealthy,
 		EventInstanceUnhealthy, EventInstanceLost, EventInstanceNotice, EventInstancePendingDeletion,

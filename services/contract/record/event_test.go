@@ -60,7 +60,7 @@ func TestLongMessage(t *testing.T) {
 	}
 }
 
-// FuzzEvents checks that no bytes make DecodeEvents panic, and that what it accepts can be written and read again.
+// FuzzEvents checks that DecodeEvents never panics, and that events which it accepts can be encoded and decoded again.
 func FuzzEvents(f *testing.F) {
 	body, err := record.EncodeEvents(journalEvents())
 	if err != nil {

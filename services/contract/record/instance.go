@@ -16,7 +16,8 @@ const (
 	Reserved State = "reserved"
 	// Created: the provider's ID is known.
 	Created State = "created"
-	// Registered: the agent consumed its nonce; identity public key and certificate serial are known.
+	// Registered: the agent has registered with its nonce. The record has the agent's public key and the serial number
+	// of its certificate.
 	Registered State = "registered"
 	// Deleting: the intent to delete is durable, with its reason and deadline. An instance never leaves this state
 	// except to Deleted.
@@ -33,7 +34,7 @@ type Instance struct {
 	Schema int      `json:"schema"`
 	ID     ident.ID `json:"id"`
 	State  State    `json:"state"`
-	// Revision counts writes, so that no two versions have the same bytes.
+	// Revision counts the writes of this record, so that no two versions have the same bytes.
 	Revision uint64 `json:"revision"`
 	// Term is the term of the leader that wrote this version. ReservedTerm is the term of the leader that reserved the
 	// ID.

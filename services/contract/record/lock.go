@@ -19,16 +19,16 @@ const (
 	maxCount = 1 << 62
 )
 
-// Lock is the election lock of a shard, `shard/{shard}/leader.json`: the leader, its term, and how long other servers
-// wait after they have read the lock. Servers replace the lock by conditional writes and never delete it. Values are
-// comparable.
+// Lock is the election lock of a shard, `shard/{shard}/leader.json`: the leader (the lock's holder), its term, and how
+// long other servers wait after they have read the lock. Servers replace the lock by conditional writes and never
+// delete it. Two locks can be compared with ==.
 //
-// Incarnation and Revision together identify one version: the holder never writes two different bodies under the same
-// pair.
+// Incarnation and Revision together identify one version of the lock: two versions with different content never have
+// the same pair.
 type Lock struct {
 	Schema int `json:"schema"`
-	// LeaderID is the server's --id. Incarnation is random and differs for each start of a process, because a restarted
-	// process is not the old leader.
+	// LeaderID is the server's --id. Incarnation is random and differs for each start of a process, so that a restarted
+	// process does not take itself for the leader.
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
@@ -55,8 +55,8 @@ type Lock struct {
 	RenewedAt time.Time `json:"renewed_at,omitzero"`
 }
 
-// LockAddresses are the host:port pairs under which the holder serves. An empty one means that the holder does not
-// serve there.
+// LockAddresses are the addresses (host:port) of the holder's ports. An empty field means that the holder does not
+// serve that port.
 type LockAddresses struct {
 	Election     string `json:"election,omitempty"`
 	Registration string `json:"registration,omitempty"`

@@ -20,7 +20,7 @@ const MaxOperatorName = 63
 // operator stays as a tombstone at least until the nonce has expired.
 type Operator struct {
 	Schema int `json:"schema"`
-	// Revision counts writes, so that no two versions have the same bytes.
+	// Revision counts the writes of this record, so that no two versions have the same bytes.
 	Revision uint64   `json:"revision"`
 	ID       ident.ID `json:"id"`
 	Cluster  string   `json:"cluster"`

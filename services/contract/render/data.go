@@ -1,12 +1,11 @@
 // Package render renders the templates of a shard configuration: it defines their data and functions.
 //
 // Templates are Go's text/template with missingkey=error. They come from config authors and, through the operator API,
-// from tenants, and they run inside the server. So they are bounded: no sub-templates, loops only over the maps of
-// the data, no output over [MaxOutput], no function results over a budget. The same code runs
-// at plan time, with [Sample] data, and on the server.
+// from tenants, and they run inside the server. So they are bounded: no sub-templates, loops only over the maps of the
+// data, no output over [MaxOutput], no function results over a budget. The same code runs at plan time, with [Sample]
+// data, and on the server.
 //
-// Invariant: a template that compiles refers to no field that [Data] lacks, and executing it ends, in bounded time and
-// memory.
+// Invariant: a template that compiles refers only to fields of [Data]. Its execution ends, in bounded time and memory.
 //
 // The package does not know the shard configuration.
 package render
@@ -41,7 +40,8 @@ type facts struct {
 // that are not known are "".
 type Claimed struct{ Hostname, IP4, IP6 string }
 
-// Instance is the VM that the text is for, as the server and the provider know it. Addresses that are not known are "".
+// Instance is the VM for which a template is rendered, as the server and the provider know it. Addresses that are not
+// known are "".
 type Instance struct {
 	ID, Kind, Arch, Type, Group, Tenant string
 	Hostname, FQDN, IP4, IP6            string

@@ -53,9 +53,9 @@ func ValidateEnvName(s string) error {
 
 // quoteEnv quotes a value for a POSIX shell and for systemd. It uses double quotes, because both programs have the same
 // rules inside them: a backslash before ", \, ` or $ makes that character literal, and line breaks are literal. See
-// POSIX Shell Command Language, section 2.2.3, and systemd.exec(5), EnvironmentFile=. In systemd, single quotes cannot
-// enclose a single quote. A value of harmless characters is not quoted, so that simpler parsers can read it. ~ is not
-// harmless, because a shell expands it.
+// POSIX Shell Command Language, section 2.2.3, and systemd.exec(5), EnvironmentFile=. It does not use single quotes,
+// because in systemd they cannot enclose a single quote. A value that needs no quotes gets none, so that simpler
+// parsers can read it. A value with ~ needs quotes, because a shell expands ~.
 func quoteEnv(s string) (string, error) {
 	if !utf8.ValidString(s) {
 		return "", errors.New("the value is not valid UTF-8")

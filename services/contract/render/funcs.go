@@ -8,9 +8,9 @@ import (
 	"text/template"
 )
 
-// budget limits the output of one render call, and the results of the functions in its templates. text/template's own
-// functions that make text are replaced by functions that count their output against the budget. The other functions
-// (len, index, slice, eq, and, …) make no text.
+// budget limits the output of one render call, and the results of the functions in its templates. Each function of
+// text/template that makes a text is replaced by one that counts its result against the budget. The other functions
+// (len, index, slice, eq, and, …) make no new text.
 type budget struct{ output, work int }
 
 func newBudget() *budget { return &budget{output: MaxOutput, work: maxWork} }
@@ -23,7 +23,7 @@ func (b *budget) spend(n int) error {
 	return nil
 }
 
-// escapeFactor is how much longer than its input an escaped text can be.
+// escapeFactor is the maximum ratio between the length of an escaped text and the length of the original.
 const escapeFactor = 6
 
 func (b *budget) funcs() template.FuncMap {
@@ -80,8 +80,8 @@ func (b *budget) printf(format string, args ...any) (string, error) {
 	if err := b.scalars(args, 0); err != nil {
 		return "", err
 	}
-	// A verb such as %[1]s can print any argument. So each verb counts as much as the longest argument, plus 2000
-	// bytes. They are enough for a number with the greatest width and precision.
+	// A verb such as %[1]s can print any argument. So for each verb, spend counts the length of the longest argument
+	// after escaping, plus 2000 bytes. 2000 bytes are enough for a number with the greatest width and precision.
 	if err := b.spend(len(format) + strings.Count(format, "%")*(longest*escapeFactor+2000)); err != nil {
 		return "", err
 	}

@@ -63,8 +63,8 @@ func (t *Template) executeWith(d Data, b *budget) (string, error) {
 // Vars returns the names of the variables that the template refers to as .Vars.name, in order of appearance.
 func (t *Template) Vars() []string { return append([]string(nil), t.vars...) }
 
-// ReadsAllVars reports whether the template may read variables whose names it does not contain as .Vars.name. An
-// example is a template with {{ index .Vars "name" }}.
+// ReadsAllVars reports whether the template may read variables that [Template.Vars] does not return. An example is a
+// template with {{ index .Vars "name" }}.
 func (t *Template) ReadsAllVars() bool { return t.allVars }
 
 // Userdata is a compiled boot script: a [Template] that can also refer to .Nonce.
@@ -175,7 +175,8 @@ func (w *limitedWriter) Write(p []byte) (int, error) {
 	return w.text.Write(p)
 }
 
-// templateError has text/template's message without the template's name, which is always innerName.
+// templateError has the message of an error of text/template without the template's name. That name is always
+// innerName.
 type templateError struct {
 	message string
 	err     error
@@ -212,7 +213,7 @@ func (c *checker) fail(node parse.Node, format string, args ...any) {
 	}
 }
 
-// list checks a list of nodes. dotIsRoot means that "." is the data of the whole template at this place.
+// list checks a list of nodes. dotIsRoot means that "." in these nodes is the data of the whole template.
 func (c *checker) list(list *parse.ListNode, dotIsRoot bool) {
 	if list == nil {
 		return

@@ -30,7 +30,7 @@ func JSON(name string, tree any, d Data) ([]byte, error) {
 	return out, nil
 }
 
-// walk renders a tree. An error names its element of the tree, such as Parent.key[3].
+// walk renders a tree. An error contains the path of the element that caused it, such as Parent.key[3].
 func walk(name string, tree any, depth int, d Data, b *budget) (any, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s: nested deeper than %d", name, maxDepth)

@@ -9,7 +9,8 @@ import (
 // Backend describes a kind of secrets store. Each sub-package has one, and the package secretstore/open lists all of
 // them.
 type Backend struct {
-	// Name is the value of cluster.secrets.provider and of the programs' flags.
+	// Name is the value of cluster.secrets.provider in the configuration, and of nstance-admin's flag
+	// --secrets-provider.
 	Name string
 	// Open opens a store. It does not connect to the store. Only the back end [ObjectStorage] uses `options`.
 	Open func(ctx context.Context, settings config.Secrets, options Options) (Store, error)

@@ -158,7 +158,8 @@ func (o *Objects) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// List implements [Store]. An object with an invalid secret name is an error, because skipping it would hide it.
+// List implements [Store]. If an object's name is not a valid secret name, List returns an error. Otherwise nobody
+// would notice the object.
 func (o *Objects) List(ctx context.Context) ([]string, error) {
 	entries, err := o.options.Bucket.List(ctx, keys.SecretPrefix())
 	if err != nil {

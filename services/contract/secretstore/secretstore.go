@@ -50,8 +50,8 @@ const (
 
 // Store holds secrets by name (see keys.ValidateSecretName). All methods are safe for concurrent use.
 type Store interface {
-	// Get returns a secret as of some moment during the call. It reflects every Put that was acknowledged before the
-	// call.
+	// Get returns a secret. If a Put was acknowledged before Get was called, Get returns that Put's value or a later
+	// one.
 	Get(ctx context.Context, name string) (Secret, error)
 
 	// Put stores a value of 1 to [MaxValue] bytes. If the error is nil, the value is stored. Of two concurrent Puts

@@ -188,8 +188,8 @@ func TestUnreadableIsNotMissing(t *testing.T) {
 }
 
 func TestReseal(t *testing.T) {
-	// meddle acts as another writer. After the first Reseal has read the secret, and before it writes, meddle stores a
-	// value under the old key.
+	// meddle simulates another writer. Reseal is called twice. After the first call has read the secret, and before it
+	// writes, meddle stores a value under the old key.
 	var meddle func()
 	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		if f := meddle; f != nil && r.Op == mem.Put {

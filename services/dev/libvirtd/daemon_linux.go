@@ -26,7 +26,7 @@ type Daemon struct {
 	namespaces []string  // names of the namespaces, as options of unshare and nsenter
 }
 
-// startTimeout bounds the start of the namespaces and of the daemon, on a busy machine.
+// startTimeout is the time limit for the start of the namespaces and the daemon, even on a busy machine.
 const startTimeout = time.Minute
 
 // longestSocket is the maximum length of the path of a Unix socket, in bytes.
@@ -164,7 +164,8 @@ func (d *Daemon) Enter(ctx context.Context, args ...string) *exec.Cmd {
 		args)...)
 }
 
-// firstProcess returns the PID, as seen from this machine, of the first process in the daemon's namespaces.
+// firstProcess returns the PID of the first process in the daemon's namespaces. The PID is that of the machine, not
+// that in the namespaces.
 func (d *Daemon) firstProcess() int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", d.init.Process.Pid))
 	if err != nil {

@@ -58,7 +58,7 @@ func Socket(dir string) string { return filepath.Join(dir, "run/libvirt/libvirt-
 // poolPath returns the directory of the storage pool of the daemon whose directory is dir.
 func poolPath(dir string) string { return filepath.Join(dir, "var/lib/libvirt/images") }
 
-// URI returns the address, for a client on this machine, of the daemon whose directory is dir.
+// URI returns the libvirt URI of the daemon whose directory is dir. Clients on this machine can use it.
 func URI(dir string) string { return "qemu:///system?socket=" + Socket(dir) }
 
 // AddGuest copies a guest from the directory `guest` to the storage pool of the daemon whose directory is `dir`.
@@ -79,8 +79,8 @@ func AddGuest(dir, guest, version string) error {
 const packages = "libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients qemu-system-x86 qemu-utils dnsmasq-base " +
 	"iproute2"
 
-// setup is the script that prepares the daemon's namespaces. It mounts directories in $1 over those of the machine, and
-// adds the users and groups that libvirtd needs.
+// setup is the script that prepares the daemon's namespaces. It mounts directories in $1 over those of the machine. It
+// also mounts copies of the passwd and group files with the users and groups that libvirtd needs.
 const setup = `set -e
 mount --make-rprivate /
 for path in etc/libvirt var/lib/libvirt run/libvirt var/cache/libvirt var/log/libvirt; do

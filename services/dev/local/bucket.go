@@ -77,8 +77,8 @@ func (s *Stack) Objects() (found []string, err error) {
 	return found, err
 }
 
-// PutConfig writes the shard's configuration to the bucket: examples/config-tmux.jsonc, adapted to this stack. The
-// function `change` may edit the configuration before the write, or is nil.
+// PutConfig writes the shard's configuration to the bucket: examples/config-tmux.jsonc, adapted to this stack. If
+// `change` is not nil, PutConfig calls it before the write. `change` may edit the configuration.
 func (s *Stack) PutConfig(ctx context.Context, change func(*config.Shard)) error {
 	path := filepath.Join(s.Root, "examples", "config-tmux.jsonc")
 	src, err := os.ReadFile(path)
@@ -212,7 +212,7 @@ func issue(ctx context.Context, state *clusterstate.State, cluster string) (auth
 	return ca, cert, private, nil
 }
 
-// save writes an identity to files, as does `nstance-admin cluster register-operator`.
+// save writes an identity to the same files as `nstance-admin cluster register-operator`.
 func save(dir string, ca, cert *x509.Certificate, key ed25519.PrivateKey) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

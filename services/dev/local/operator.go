@@ -40,8 +40,8 @@ func (s *Stack) Connect(ctx context.Context) (*Operator, error) {
 	return s.ConnectAs(ctx, "")
 }
 
-// ConnectAs is like Connect and writes the identity to a directory for nstance-admin --identity-dir, unless dir is
-// empty.
+// ConnectAs is like Connect. If dir is not empty, ConnectAs also writes the identity to this directory for
+// nstance-admin --identity-dir.
 func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 	cert, roots, err := s.identity(ctx, dir)
 	if err != nil {
@@ -307,7 +307,7 @@ func (c *serverConns) pick() (*grpc.ClientConn, uint32) {
 }
 
 // skip makes the next connection current if the error shows that the server of the given connection does not lead or
-// does not answer. It does nothing if another call has already left that connection.
+// does not answer. It does nothing if the given connection is no longer the current one.
 func (c *serverConns) skip(at uint32, err error) {
 	if transient(err) {
 		c.current.CompareAndSwap(at, at+1)
@@ -334,8 +334,8 @@ func (c *serverConns) NewStream(ctx context.Context, desc *grpc.StreamDesc, meth
 	return &serverStream{ClientStream: stream, conns: c, at: at}, nil
 }
 
-// serverStream is a stream of serverConns. When the stream fails, it calls skip, so that the next call uses another
-// server.
+// serverStream is a stream of serverConns. An error of the stream may make the next connection current (skip), so that
+// the next call uses another server.
 type serverStream struct {
 	grpc.ClientStream
 	conns *serverConns

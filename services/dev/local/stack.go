@@ -27,7 +27,8 @@ import (
 	"time"
 )
 
-// The names that examples/ and the documentation use. The encryption key is published, so it protects nothing.
+// The names of the cluster, shard, bucket and tenant in examples/ and in the documentation. The encryption key is
+// published, so it protects nothing.
 const (
 	Cluster = "example-cluster"
 	Shard   = "dev-1"
@@ -97,8 +98,8 @@ func (s *Stack) bind(port int) string {
 // storeURL returns the endpoint of the object store.
 func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
 
-// operatorAddrs returns the addresses of the operator API: the leader's, or those of all servers if the leader has no
-// address of its own.
+// operatorAddrs returns the addresses of the operator API. If the leader has an address of its own, that is the only
+// one. Otherwise they are the addresses of all servers.
 func (s *Stack) operatorAddrs() []string {
 	if s.Network != nil {
 		return []string{s.address(Leader, s.Ports.Operator)}

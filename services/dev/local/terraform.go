@@ -101,8 +101,9 @@ func (t *Terraform) run(ctx context.Context, command string, vars map[string]str
 	cmd.Env = append(t.stack.Env(), "HOME="+t.dir, "TF_CLI_CONFIG_FILE="+filepath.Join(t.dir, "cli.tfrc"),
 		"TF_IN_AUTOMATION=1", "CHECKPOINT_DISABLE=1")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends one interrupt. The CLI then
-	// completes its request and writes its state. A second interrupt would stop it before that.
+	// In a separate session, the terminal's Ctrl-C does not reach the CLI. cmd.Cancel sends only one interrupt. The CLI
+	// then completes its request and writes its state. A second interrupt would stop the CLI before it has written its
+	// state.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

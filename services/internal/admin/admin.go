@@ -2,8 +2,8 @@
 // commands and `config push` access the bucket. All other commands call the operator API of the shards' leaders
 // (package fleet).
 //
-// Invariant: only the commands secret get, nonce, and register-operator write a secret to standard output or a file.
-// Every command exits with 0 if it succeeded completely, 1 if it failed, and 2 if the command line is wrong.
+// Invariant: only the commands `secret get`, `nonce` and `register-operator` write a secret to standard output or a
+// file. Every command exits with 0 if it succeeded completely, 1 if it failed, and 2 if the command line is wrong.
 package admin
 
 import (
@@ -26,7 +26,7 @@ import (
 //go:generate go test -run ^TestGenerated$ . -update
 
 // Environment is the program's connection to the system: standard streams, variables, clock and randomness. It does not
-// cover buckets, servers, and the files that the command line names. [System] returns the environment of this process.
+// include buckets, servers, or the files in the arguments. [System] returns the environment of this process.
 type Environment struct {
 	Stdin  io.Reader
 	Stdout io.Writer

@@ -280,8 +280,8 @@ func (a *app) stillGood(r registration, rec record.Operator, trust string) (time
 	return leaf.NotAfter.UTC(), a.Now().Before(authority.RenewAt(leaf))
 }
 
-// recordOperator writes the operator's record with a new certificate. It fails if another writer has changed the record
-// since the caller read it.
+// recordOperator puts a new certificate into the operator's record and writes the record. It fails if another writer
+// has changed the record since the caller read it.
 func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
 	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
 	writer, err := a.writer()

@@ -21,7 +21,7 @@ import (
 // restoreCheck is the result of the command restore-check.
 type restoreCheck struct {
 	snapshot.Manifest
-	// KeysChecked reports whether the check opened sealed and signed objects.
+	// KeysChecked reports whether the check has opened sealed objects and verified signatures.
 	KeysChecked bool      `json:"keys_checked"`
 	Findings    []finding `json:"findings"`
 }
@@ -112,7 +112,7 @@ func (a *app) restoreCheck(ctx context.Context, s *secretFlags, path string, key
 	return restoreCheck{manifest, c.cluster.secrets != nil, findings}, err
 }
 
-// restored is the cluster in an unpacked archive, whose objects restore-check checks.
+// restored is the cluster in an unpacked archive. The command restore-check checks its objects.
 type restored struct {
 	*app
 	cluster  *cluster
@@ -192,7 +192,8 @@ func describeManifest(m snapshot.Manifest, differences []snapshot.Difference) []
 	return found
 }
 
-// configurations returns the valid configurations in the archive. cluster verify reports the invalid ones.
+// configurations returns the valid configurations in the archive. The command `cluster verify` reports the invalid
+// ones.
 func (r *restored) configurations(ctx context.Context, m snapshot.Manifest) (shards []*config.Shard, err error) {
 	for _, object := range m.Objects {
 		key, err := keys.Parse(object.Key)

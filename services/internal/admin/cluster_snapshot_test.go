@@ -367,8 +367,7 @@ func TestNotConsistent(t *testing.T) {
 	}
 }
 
-// afterwards is a bucket like [meddling], but it calls the function `do` after the client has read the object with the
-// key `on`.
+// afterwards is a bucket like [meddling]. But it calls the function `do` after the object with the key `on` was read.
 type afterwards struct{ *meddling }
 
 func (a *afterwards) Get(ctx context.Context, key string) (objstore.Object, error) {

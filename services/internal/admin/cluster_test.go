@@ -334,8 +334,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// A second registration changes nothing unless less than a third of the certificate's life is left, or
-		// --cert-ttl-hours asks for another lifetime.
+		// A second registration keeps the certificate while more than a third of its life is left. If --cert-ttl-hours
+		// asks for another lifetime, the registration issues a new certificate.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)
@@ -909,7 +909,8 @@ func TestConfigPush(t *testing.T) {
 	})
 }
 
-// config push does not overwrite a configuration that another client writes between the push's read and write.
+// If another client writes a configuration after `config push` has read it, `config push` does not overwrite the other
+// client's configuration.
 func TestConfigPushIsConditional(t *testing.T) {
 	b := newBucket(t, "file")
 	b.must(t, b.args("config", "push", exampleConfig(t))...)

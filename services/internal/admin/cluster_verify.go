@@ -232,8 +232,9 @@ func (c *cluster) verifySecret(ctx context.Context, key keys.Key) error {
 	return checkOurs(c, name, secret.Value.Reveal())
 }
 
-// same returns an error if the texts of any pair differ. The first text of a pair is from a record, the second from the
-// record's key. If the error `read` is not nil, the record could not be read, and same returns nil.
+// same compares pairs of texts: the first text is from a record, and the second from the record's key. It returns an
+// error if the texts of any pair differ. If the record could not be read (`read` is its error), same compares nothing
+// and returns nil.
 func same(read error, pairs ...string) error {
 	for i := 0; read == nil && i < len(pairs); i += 2 {
 		if pairs[i] != pairs[i+1] {

@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 )
 
-// TestMain runs the program instead of the tests if the test binary is called by the program's name.
+// TestMain runs nstance-admin instead of the tests if the test binary was started under the name nstance-admin.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "nstance-admin" {
 		env := System()

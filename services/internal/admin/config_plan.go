@@ -22,8 +22,8 @@ type compared struct {
 	stored, file []byte
 	// before is nil if the bucket has no valid configuration.
 	before, after *config.Shard
-	// applied is set if the stored configuration is not valid. The field before is then the configuration that a leader
-	// applied last.
+	// applied is set if the stored configuration is not valid. `before` is then the configuration that a leader applied
+	// last.
 	applied bool
 }
 

@@ -167,7 +167,7 @@ func TestClusterJournal(t *testing.T) {
 	}
 	b.must(t, b.args("cluster", "verify")...)
 
-	// cluster verify reports an object that has the prefix of the journal's entries but is not an entry.
+	// The command `cluster verify` reports an object that has the prefix of the journal's entries but is not an entry.
 	if _, err := b.store.Put(t.Context(), keys.ClusterJournalPrefix()+"x", []byte("x"), objstore.Always()); err != nil {
 		t.Fatal(err)
 	}

@@ -135,8 +135,9 @@ func (b *bucket) contents(t *testing.T) string {
 	return text.String()
 }
 
-// TestBucketCommandsAsk checks that rotations, and a configuration that rolls a group, ask for a confirmation on a
-// terminal. The resealing of secrets and a configuration that replaces nothing need no --yes.
+// TestBucketCommandsAsk checks that two kinds of commands ask for a confirmation on a terminal: rotations, and pushes
+// of a configuration that deletes or replaces instances. The resealing of secrets and a configuration that replaces
+// nothing need no --yes.
 func TestBucketCommandsAsk(t *testing.T) {
 	b := newBucket(t, "file")
 	b.init(t)

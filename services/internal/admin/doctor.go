@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// diagnosis is the result of the command doctor for one shard.
+// diagnosis is the result of the command `doctor` for one shard.
 type diagnosis struct {
 	Shard    string          `json:"shard"`
 	Findings []finding       `json:"findings"`

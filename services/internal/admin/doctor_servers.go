@@ -187,8 +187,8 @@ func (a *app) checkVersions(ctx context.Context, bucket objstore.Store, shard st
 // maxTerms is how many terms checkVersions reads.
 const maxTerms = 10
 
-// firstParts returns the keys of those parts of the journal with which a term begins. It returns the parts of the
-// newest terms, the newest first.
+// firstParts returns the keys of the first part of the journal of each of the newest terms. The newest term comes
+// first.
 func firstParts(entries []objstore.Entry) (parts []string) {
 	terms := map[string]uint64{}
 	for _, e := range entries {

@@ -31,8 +31,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// patient is a shard that doctor examines. The shard has no running leader. All times are real, because the bucket's
-// clock shows the real time.
+// patient is a shard that tests examine with the command `doctor`. The shard has no running leader. All times are real,
+// because the bucket's clock shows the real time.
 type patient struct {
 	*bucket
 	lock     record.Lock

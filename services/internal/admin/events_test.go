@@ -39,8 +39,9 @@ func (u *until) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// story fills a shard's instance stream with the replacement of a lost instance: a snapshot, and the events until that
-// instance is deleted. It uses one stream, because events of different streams have no defined order.
+// story puts events into a shard's instance stream. They show the replacement of a lost instance: a snapshot, and the
+// events until the lost instance is deleted. It uses one stream, because events of different streams have no defined
+// order.
 func story(s *fleettest.Shard) {
 	first, second := s.Instances[1], s.Instances[0]
 	at := func(ms int) *timestamppb.Timestamp {

@@ -132,7 +132,7 @@ func TestParity(t *testing.T) {
 }
 
 // parityShard returns a fake shard, and a context in which one command or request runs. The context ends when all event
-// streams are open, or when the command top has printed its table twice.
+// streams are open, or when the command `top` has printed its table twice.
 func parityShard(t *testing.T) (context.Context, *fleettest.Shard) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)

@@ -85,7 +85,7 @@ func (v *formatValue) Set(text string) error {
 	return nil
 }
 
-// show prints the value as JSON or YAML. In any other format, the function table prints it.
+// show prints the value as JSON or YAML. For any other format, it calls `table`, which prints the value.
 func (a *app) show(f format, value any, table func(io.Writer) error) error {
 	switch f {
 	case "json":

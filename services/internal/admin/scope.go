@@ -114,8 +114,8 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	return []string{shard}, nil
 }
 
-// ask calls the selected shards and shows the answers. `what` describes the call for the user who waits. The function
-// table writes the human-readable form. ask returns an error if a shard failed.
+// ask calls the selected shards and shows the answers. `what` describes the call for the user who waits. `table` writes
+// the answers in the human-readable form. ask returns an error if a shard failed.
 func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
 	f, err := a.fleet(s)

@@ -92,7 +92,7 @@ func describeHeld(lock record.Lock, age time.Duration) (waits, next string) {
 		"start a server of the shard if none runs"
 }
 
-// maxDiff is the maximum number of lines that the page shows of the difference between two configurations.
+// maxDiff is the maximum number of lines that the page shows when it compares two configurations.
 const maxDiff = 500
 
 // Compare compares two configurations of a shard: the one that a leader applied last, and the newest one. It does not

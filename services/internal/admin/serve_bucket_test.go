@@ -11,7 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/web"
 )
 
-// page returns the bucket as the web page sees it. The page's clock is ahead of the real time by the duration `after`.
+// page returns the bucket of the shard, opened for the web page. The page's clock is ahead of the real time by the
+// duration `after`.
 func (p *patient) page(t *testing.T, after time.Duration) web.Bucket {
 	t.Helper()
 	a := &app{Environment: Environment{Now: func() time.Time { return time.Now().Add(after) }}}

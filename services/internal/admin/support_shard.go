@@ -25,7 +25,7 @@ import (
 const (
 	// maxSupportEvents is the largest number of events in a bundle for each shard.
 	maxSupportEvents = 2000
-	// maxMetrics is the maximum number of bytes that are read of a server's metrics.
+	// maxMetrics is the size limit of a server's metrics, in bytes. The rest is not read.
 	maxMetrics = 8 << 20
 )
 

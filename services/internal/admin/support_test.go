@@ -29,7 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// secretsOf maps each place where a test plants a secret to the secret.
+// secretsOf contains secrets. Each key describes the place where a test plants the secret.
 type secretsOf map[string]string
 
 // add makes a secret of letters and digits, and records that the caller plants it at the place `where`.
@@ -59,7 +59,8 @@ func (s secretsOf) find(text string) (found []string) {
 			for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 				for offset := range 3 {
 					encoded := encoding.EncodeToString([]byte(strings.Repeat("x", offset) + line))
-					// The first and last characters of the encoded line also depend on the bytes around the line.
+					// A few characters at both ends also depend on the bytes before and after the line. So leave them
+					// out.
 					forms = append(forms, encoded[2*offset:len(encoded)-2])
 				}
 			}
@@ -139,9 +140,9 @@ func plantConfig(t *testing.T, s secretsOf, document, health string) []byte {
 	return []byte("// " + add("comment") + "\n" + body)
 }
 
-// TestSupportLeaksNothing plants a secret in every place where a cluster, its leader and this machine can have one, and
-// in texts that quote such a place. It checks that no bundle contains a secret: with a leader, without a leader, and
-// without the bucket.
+// TestSupportLeaksNothing plants a secret in every place where a cluster, its leader and this machine can have one. It
+// also plants secrets in texts such as error messages. It checks that no bundle contains a secret: with a leader,
+// without a leader, and without the bucket.
 func TestSupportLeaksNothing(t *testing.T) {
 	b := newBucket(t, "s3")
 	rec := b.populate(t)

@@ -2,8 +2,8 @@
 // of each request.
 //
 // Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
-// goroutines and does not sleep by itself. Tokens are content hashes, so equal bytes have equal tokens. A caller that
-// works with these tokens also works with any other kind.
+// goroutines and does not sleep by itself. Tokens are content hashes, so two writes of equal bytes have equal tokens. A
+// caller must not take equal tokens for the same write.
 package mem
 
 import (
@@ -32,7 +32,7 @@ const (
 	List   Op = "list"
 )
 
-// Request describes a request for the injector, which must not change or keep Body.
+// Request describes a request to the store. The function Options.Inject must not change or keep Body.
 type Request struct {
 	Seq  uint64 // 1 for the first request on this store
 	Op   Op
@@ -52,9 +52,9 @@ type Fault struct {
 	Before, After time.Duration
 	// Lost makes a put or delete take effect although the caller gets an error. The error of a put is ErrIndeterminate.
 	Lost bool
-	// Late delays the effect of a put or delete. The effect comes when this number of later requests have been done and
-	// another request begins, or when Land is called. A put takes effect only if its condition still holds at that
-	// moment. The caller gets ErrIndeterminate immediately.
+	// Late delays the effect of a put or delete past this number of later requests. The effect comes before the next
+	// request after these, or when Land is called. A put takes effect only if its condition still holds at that moment.
+	// The caller gets ErrIndeterminate immediately.
 	Late int
 	// Stale makes a List leave out this number of the latest writes (at most 256).
 	Stale int
@@ -62,8 +62,8 @@ type Fault struct {
 
 // Options configures a Store. All fields are optional.
 type Options struct {
-	// Inject is called for each request, with no lock held. The calls are in the order of Seq if all requests come from
-	// one goroutine.
+	// Inject is called for each request, with no lock held. If all requests come from one goroutine, Inject gets them
+	// in the order of Request.Seq.
 	Inject func(context.Context, Request) Fault
 	// Sleep waits. An error means that ctx ended first. Without Sleep, waits take no time.
 	Sleep func(context.Context, time.Duration) error

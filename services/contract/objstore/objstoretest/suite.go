@@ -307,7 +307,8 @@ func testLayout(t *testing.T, s objstore.Store) {
 
 const writers = 50
 
-// race starts all writers at the same time under the same condition. It returns the token of the only winner.
+// race makes several writers put the same key at the same time under the condition `cond`. Only one of them may win.
+// race returns the token of its object.
 func race(t *testing.T, s objstore.Store, key string, round int, cond objstore.Condition) objstore.Token {
 	t.Helper()
 	start := make(chan struct{})

@@ -52,8 +52,8 @@ func Hint(err error) string {
 	return hint
 }
 
-// Environment returns one line of help for each back end that reads environment variables. format is the format of such
-// a line. Its arguments are the variables and the name of the back end.
+// Environment returns one line of help for each back end that reads environment variables. format is the fmt format of
+// one line. It receives the names of the variables and then the name of the back end.
 func Environment(format string) string {
 	var text strings.Builder
 	for _, backend := range Backends() {

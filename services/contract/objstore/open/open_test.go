@@ -55,7 +55,7 @@ func TestS3FromEnvironment(t *testing.T) {
 	}
 }
 
-// TestNames checks that the programs and the configuration use the same names.
+// TestNames checks that the configuration accepts the name of every back end.
 func TestNames(t *testing.T) {
 	for _, name := range open.Names() {
 		if !slices.Contains(config.ObjectStoreNames(), name) {

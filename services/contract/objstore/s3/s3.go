@@ -192,7 +192,7 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written, because the store timed out or is overloaded. The error is indeterminate, so that the
+		// The store did not execute the put, because it timed out or is overloaded. With an indeterminate error, the
 		// caller tries again.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
@@ -279,7 +279,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// noting records in the context of a put that the request was sent to the network.
+// noting is an HTTP client. For a put, it records in the request's context that the request was sent to the network.
 type noting struct{ client s3.HTTPClient }
 
 type sentKey struct{}

@@ -116,7 +116,7 @@ func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	if n.Load() != 2 {
 		t.Errorf("%d requests, want 2", n.Load())
 	}
-	// A conflict without a condition is a fault of the store.
+	// If the put has no condition, the answer "conflict" is a fault of the store.
 	s, _ = scripted(t, status(409, "OperationAborted"))
 	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err == nil ||
 		errors.Is(err, objstore.ErrConflict) {

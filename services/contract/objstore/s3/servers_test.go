@@ -55,7 +55,7 @@ func open(t *testing.T, endpoint string) *s3.Store {
 	return s
 }
 
-// fresh gives each test a separate prefix in the one bucket.
+// fresh gives each test its own prefix, because all tests use the same bucket.
 func fresh(endpoint string) func(t *testing.T) objstore.Store {
 	began := time.Now().UnixNano()
 	var n atomic.Int64

@@ -83,7 +83,8 @@ func (s parameterStore) list(ctx context.Context, prefix string) (names []string
 	return names, nil
 }
 
-// encode returns plain text unchanged, so that a person can read and edit it in the console.
+// encode returns the value of the parameter for a secret. If the content is plain text, the value is the same text, so
+// that a person can read and edit it in the console.
 func encode(content []byte) string {
 	if text := string(content); plain(text) {
 		return text

@@ -47,7 +47,8 @@ func TestMarkedForDeletion(t *testing.T) {
 	}
 }
 
-// TestPrefixes checks that secrets outside the prefix are ignored, and that two prefixes do not mix.
+// TestPrefixes checks that a store does not list the secrets of another store, even if the other store's prefix begins
+// with its own prefix.
 func TestPrefixes(t *testing.T) {
 	_, client := openSecrets(t)
 	ours, theirs := NewSecretsManager(client, "a/"), NewSecretsManager(client, "a/b/")

@@ -146,7 +146,7 @@ func (s *Store) Get(ctx context.Context, name string) (secretstore.Secret, error
 func (s *Store) get(ctx context.Context, resource string) ([]byte, error) {
 	content, number, err := s.access(ctx, resource, "latest")
 	for err == nil || isStatus(err, http.StatusNotFound) {
-		// Read the version after this one, because the alias "latest" may lag behind.
+		// The alias "latest" may lag behind, so check whether there is a next version.
 		next, _, nextErr := s.access(ctx, resource, strconv.Itoa(number+1))
 		if isStatus(nextErr, http.StatusNotFound) {
 			return content, err
@@ -229,7 +229,7 @@ func (s *Store) create(ctx context.Context, resource string, content []byte) err
 		if _, err := s.get(ctx, resource); !isStatus(err, http.StatusNotFound) {
 			return cmp.Or(err, secretstore.ErrExists)
 		}
-		// The secret's creator has not added a version yet, or failed before that.
+		// The secret's creator has not added a version yet, or has failed before it could add one.
 		if err := s.removeAbandoned(ctx, resource); err != nil {
 			return err
 		}

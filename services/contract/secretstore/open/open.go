@@ -29,7 +29,7 @@ func Names() []string {
 	return names
 }
 
-// Open opens the store that the settings name. It does not connect to the store.
+// Open opens the store of settings.Provider. It does not connect to the store.
 func Open(ctx context.Context, settings config.Secrets, options secretstore.Options) (secretstore.Store, error) {
 	backends := Backends()
 	i := slices.IndexFunc(backends, func(b secretstore.Backend) bool { return b.Name == settings.Provider })

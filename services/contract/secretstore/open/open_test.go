@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore/open"
 )
 
-// TestNames checks that the programs and the configuration use the same names.
+// TestNames checks that the configuration accepts the name of every back end.
 func TestNames(t *testing.T) {
 	for _, name := range open.Names() {
 		if !slices.Contains(config.SecretsStoreNames(), name) {

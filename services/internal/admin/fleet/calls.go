@@ -81,7 +81,7 @@ type Answers[T any] struct {
 	Shards []T `json:"shards"`
 }
 
-// each calls the function ask once for each shard, concurrently. The answers are in the order of the shards.
+// each calls `ask` once for each shard, concurrently. The answers are in the order of the shards.
 func each[T any, P Answer[T]](ctx context.Context, shards []string, ask func(ctx context.Context, shard string,
 	into *T) error) []T {
 	answers := make([]T, len(shards))
@@ -242,8 +242,8 @@ func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, to
 	return f.scale(ctx, with, name, sizes)
 }
 
-// divide returns the shards that have the group, and the group's size in each. failed is the error of a shard that does
-// not answer.
+// divide divides the size `total` over the shards that have the group. It returns these shards and the new size in each
+// of them. failed is the error of a shard that does not answer.
 func (f *Fleet) divide(ctx context.Context, shards []string, name string, total uint32) (with []string,
 	sizes map[string]uint32, failed *Outcome) {
 	for _, answer := range f.Group(ctx, shards, name) {
@@ -272,7 +272,7 @@ type ScalePreview struct {
 	Size         uint32 `json:"size"`
 	ActualSize   uint32 `json:"actual_size"`
 	// Plan is what the leader would do next if the group had the new size. It is nil if the caller did not ask for it.
-	// It is also nil if the leader can plan only for the size that the group has now.
+	// It is also nil if the leader cannot plan for a size other than the present one.
 	Plan *Explanation `json:"plan,omitempty"`
 }
 

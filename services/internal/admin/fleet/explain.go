@@ -64,7 +64,8 @@ func (e *Explanation) Blocked() string { return reasonUntil(e.BlockedReason, e.B
 // RolloutText says why outdated instances are not replaced now and, if known, until when.
 func (e *Explanation) RolloutText() string { return reasonUntil(e.RolloutWaits, e.RolloutUntil) }
 
-// GuardText says why the unhealthy guard prevents the replacement of silent or failing instances.
+// GuardText says why no silent or failing instance is replaced: too many instances are silent or failing (rules 26 and
+// 61).
 func (e *Explanation) GuardText() string {
 	held, failing, check := 0, 0, ""
 	for _, v := range e.Instances {

@@ -46,7 +46,7 @@ func workers() *fleettest.Shard {
 }
 
 // If a standby says which server leads, the client calls that server. The client's next call goes directly to that
-// server. The test repeats this after the standby has become the leader.
+// server. The same applies when the standby becomes the leader.
 func TestFollowsLeader(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	leader, standby := workers(), workers()
@@ -184,7 +184,7 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// Scale sets the size and keeps what another client has changed in other fields at the same time.
+// Scale changes only the group's size. If another client changes other fields at the same time, these changes remain.
 func TestScaleIsSafe(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api := workers()

@@ -19,8 +19,8 @@ import (
 // Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
 // all shards then wait.
 type Watcher struct {
-	// Event is called for every event. Each stream begins with the current state, also after a reconnection. Except in
-	// the stream of errors, the events of this state have Snapshot set.
+	// Event is called for every event. Each stream begins with the current state, also after a reconnection. The events
+	// of the current state have Snapshot set, except in the stream of errors.
 	Event func(Event)
 	// Lost is called when a shard's event streams fail. The fleet opens them again after the duration `retry`. If retry
 	// is zero, the fleet gives up. Found is called when events arrive again.

@@ -76,7 +76,7 @@ func (f *Fleet) StepDown(ctx context.Context, shards []string) []StepDownAnswer 
 	})
 }
 
-// OrphansAnswer holds the VMs of one shard that have no record.
+// OrphansAnswer lists the orphans of one shard: its VMs without a record.
 type OrphansAnswer struct {
 	Outcome
 	Orphans []Orphan `json:"orphans,omitempty"`

@@ -19,7 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
-// Shard is the operator API of one leader, with state in memory. Set the fields before serving, or with [Shard.Do].
+// Shard is the operator API of one leader, with state in memory. Set the fields before the API is served. Change them
+// later only in a function that [Shard.Do] runs.
 type Shard struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
@@ -39,7 +40,7 @@ type Shard struct {
 	Drained bool
 	// Explanations maps the name of a group to the answer of ExplainGroup.
 	Explanations map[string]*nstancev1.ExplainGroupResponse
-	// History is what ListEvents answers, in pages of two.
+	// History contains the events that ListEvents returns, two on each page.
 	History []*nstancev1.JournalEvent
 	// JournalEvents are what FollowEvents sends after History.
 	JournalEvents chan *nstancev1.JournalEvent

@@ -26,8 +26,8 @@ type RolloutRequest struct {
 	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
 }
 
-// CreateGroupRequest is the body of POST /group/create. A field that the request leaves out, except size, has the
-// template's value.
+// CreateGroupRequest is the body of POST /group/create. If the request leaves out a field, the group gets the
+// template's value for it. Size is an exception.
 type CreateGroupRequest struct {
 	Group         string            `json:"group"`
 	Template      string            `json:"template"`
@@ -109,7 +109,7 @@ func (a *api) groupRoutes() []route {
 	}
 }
 
-// group checks the name of a group. `where` is the part of the request with the name: the query or the body.
+// group checks the name of a group. `where` says where the request contains the name: in the query or in the body.
 func (c *call) group(name, where string) (string, error) {
 	if err := ident.ValidateName(name); err != nil {
 		return "", badRequest("%s: group: %v", where, err)

@@ -89,7 +89,7 @@ func (a *api) instanceRoutes() []route {
 	}
 }
 
-// instance parses the ID of an instance. `where` is the part of the request with the ID: the query or the body.
+// instance parses the ID of an instance. `where` says where the request contains the ID: in the query or in the body.
 func (c *call) instance(text, where string) (ident.ID, error) {
 	id, err := ident.ParseID(text)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // route is one method of one path.
 type route struct {
 	method, path, name, summary string
-	// open routes need no token. admin routes need a token with the role admin.
+	// A route needs no token if `open` is set. It needs a token with the role admin if `admin` is set.
 	open, admin bool
 	// shards means that the query selects shards.
 	shards bool

@@ -40,7 +40,7 @@ type Manifest struct {
 	Cluster string `json:"cluster_id"`
 	// Program is the version of nstance-admin that made the archive.
 	Program string `json:"nstance_admin"`
-	// Began is the time before the first read, and Ended the time after the last.
+	// Began is a time before the first object was read. Ended is a time after the last object was read.
 	Began time.Time `json:"began_at"`
 	Ended time.Time `json:"ended_at"`
 	// Consistent reports whether no document, except locks, journals and logs, changed between Began and Ended.

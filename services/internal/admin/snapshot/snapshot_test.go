@@ -38,7 +38,7 @@ func put(t *testing.T, store objstore.Store, key, body string) {
 	}
 }
 
-// filled returns a bucket with objects, of which the last two are not needed for a restore.
+// filled returns a bucket with objects. A restore does not need the last two of them.
 func filled(t *testing.T) objstore.Store {
 	t.Helper()
 	store := mem.New()
@@ -345,8 +345,8 @@ func TestDifferences(t *testing.T) {
 }
 
 // FuzzUnpack unpacks arbitrary archives. Unpack must write only into the directory, stay within its limits, and make no
-// link. If it reports no difference for an object, the object's checksum must be right. An input is either raw bytes,
-// or one entry that gets a valid tar header, because random bytes seldom have the checksums that tar needs.
+// link. If it reports no difference for an object, the object's checksum must be right. If raw is empty, the test
+// builds a valid tar file with one entry, because random bytes seldom have the checksums that tar needs.
 func FuzzUnpack(f *testing.F) {
 	f.Add([]byte{}, "objects/files/a", "", byte(tar.TypeReg), []byte("x"))
 	f.Add([]byte{}, "objects/../a", "", byte(tar.TypeReg), []byte("x"))
@@ -419,8 +419,8 @@ func wrap(t *testing.T, head tar.Header, body []byte) (data []byte, ok bool) {
 	return gzipped(t, out.Bytes()), true
 }
 
-// checkUnpacked checks that a directory holds only the directory "in", and that "in" holds only directories, and files
-// within the limits.
+// checkUnpacked checks that a directory contains only the directory "in". In "in", only directories and regular files
+// are allowed. The number and the total size of the files must be within the limits.
 func checkUnpacked(t *testing.T, parent string, limits Limits) {
 	t.Helper()
 	files, total := 0, int64(0)

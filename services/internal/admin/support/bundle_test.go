@@ -23,8 +23,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// plant returns a document with a value at every path of a shape, and with one unknown field in each object. A value
-// that the bundle must not show verbatim is a secret. plant adds each secret to the map secrets, by its field's path.
+// plant returns a document with a value at every path in the shape, and with an unknown field in some objects. A value
+// that the bundle must not show verbatim is a secret. plant adds each secret to the map `secrets`. The key is the path
+// of the secret's field.
 func plant(s shape, kind Kind, secrets map[string]string) any {
 	root := map[string]any{}
 	secret := func(path string) string {
@@ -259,7 +260,7 @@ func leavesOf(typ reflect.Type, path []string) (leaves [][]string) {
 	return [][]string{path}
 }
 
-// hasPath reports whether values of a type have a path in JSON.
+// hasPath reports whether a value of the type can have a field at the given path in its JSON.
 func hasPath(typ reflect.Type, path []string) bool {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()

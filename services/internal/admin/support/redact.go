@@ -103,9 +103,9 @@ func (s shape) prefixes() map[string]bool {
 	return out
 }
 
-// walk returns a copy of a tree in which the function `leaf` has replaced or removed each value. leaf gets the
-// treatment of the value, or nil if the shape lists none. walk calls the function `name` for each field name that
-// matches a * in the shape.
+// walk returns a copy of a tree in which the function `leaf` has replaced or removed each value. leaf gets the value
+// and its treatment. The treatment is nil if the shape does not list the value. walk calls the function `name` for each
+// field name that matches a * in the shape.
 func (s shape) walk(tree any, leaf func(t *treatment, v any) (any, bool), name func(string)) any {
 	prefixes := s.prefixes()
 	var visit func(path string, v any) (any, bool)

@@ -47,8 +47,8 @@ var shapes = map[Kind]shape{
 	Objects:      shape{}.with("*.", plain, "key size modified").with("*.", words, "foreign_key"),
 }
 
-// with adds fields to the shape and returns the shape. fields lists their names below prefix. Each field gets the
-// treatment t.
+// with adds fields to the shape and returns the shape. The path of a field is `prefix` and then a name in the list
+// `fields`. Each field gets the treatment t.
 func (s shape) with(prefix string, t *treatment, fields string) shape {
 	for field := range strings.FieldsSeq(fields) {
 		s[prefix+field] = t

@@ -14,8 +14,8 @@ import (
 // confirmLength is how many of the last characters of an instance ID a person types to confirm a deletion.
 const confirmLength = 6
 
-// change works like p.read, but refuses clients that may only read. The function do makes the change. It returns a
-// description for the log, and the address to which the browser goes afterwards.
+// change works like p.read, but refuses clients that may only read. `do` makes the change. `do` returns a description
+// for the log, and the address to which the browser goes afterwards.
 func (p *page) change(do func(*http.Request) (detail, to string, err error)) http.HandlerFunc {
 	return p.read(func(w http.ResponseWriter, r *http.Request) error {
 		client := clientOf(r)

@@ -14,7 +14,7 @@ const (
 	instancePath = "/ui/shards/a/instances/" + first
 )
 
-// TestActions checks that each form does what it says, that the browser is then sent to the right address, and that the
+// TestActions checks that each form makes its change, that the browser is then sent to the right address, and that the
 // log names the person.
 func TestActions(t *testing.T) {
 	s := newSite(t, logins)

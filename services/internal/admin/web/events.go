@@ -48,12 +48,12 @@ func (e entry) Permalink() string {
 // eventFilter is the filter of a page. Its fields are the query parameters in the page's address.
 type eventFilter struct {
 	Shard, Group, Instance, Kind, Cause string
-	// The page shows the events of a period that ends now. Period is its length, such as 1h. Since, if set, is the
-	// start of the period, and Until, if set, is the end.
+	// Period is how far back from now the shown events go, such as 1h. Since, if set, is the earliest time of the
+	// events, instead of Period. Until, if set, is the latest time.
 	Period, Since, Until string
 }
 
-// period is one of the periods that the form offers.
+// period is one of the periods that a person can choose in the form of the filter.
 type period struct{ Value, Name string }
 
 var periods = []period{{"15m", "15 minutes"}, {"1h", "hour"}, {"24h", "day"}, {"168h", "7 days"}, {"720h", "30 days"}}

@@ -17,7 +17,7 @@ import (
 type hub struct {
 	fleet *fleet.Fleet
 	now   func() time.Time
-	// ended is closed when run ends. The streams to open pages then end, too.
+	// ended is closed when the method run returns. The streams to open pages then end, too.
 	ended chan struct{}
 
 	mu     sync.Mutex
@@ -130,7 +130,7 @@ func (h *hub) addEvent(e fleet.Event) {
 }
 
 // setLost records err as the reason why a shard cannot be followed. A nil err means that the shard is followed again.
-// setLost also forgets the shard's alerts, because every new session begins with the active alerts.
+// setLost also forgets the shard's alerts. A new connection begins with the alerts that are active then.
 func (h *hub) setLost(shard string, err *fleet.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

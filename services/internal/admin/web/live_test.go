@@ -212,7 +212,7 @@ func TestLiveEvents(t *testing.T) {
 }
 
 // TestLostShardIsSeen checks that pages receive a "stale" event when a shard stops answering, and again when it
-// answers. While the shard does not answer, its page shows since when.
+// answers. While the shard does not answer, its page shows when it stopped answering.
 func TestLostShardIsSeen(t *testing.T) {
 	s := liveSite(t)
 	events := s.open(t, "/ui/live", "")

@@ -138,7 +138,7 @@ func segments(counts []count) []segment {
 	return parts
 }
 
-// problem is an error in the form in which a page shows it.
+// problem contains what a page shows about an error.
 type problem struct {
 	status                int
 	Shard, Message, Hint  string

@@ -16,7 +16,7 @@ const (
 	paceTime = 15 * time.Minute
 )
 
-// replacements measures how long replacements take, from the events of a journal. The zero value is ready for use.
+// replacements reads the events of a journal and measures how long replacements take. The zero value is ready for use.
 type replacements struct {
 	// failed maps the ID of an instance to the time at which the instance was lost or became unhealthy. running
 	// contains the unfinished replacements, by the ID of the new instance.
@@ -114,7 +114,7 @@ func (r *replacements) statistics(group string, now time.Time) statistics {
 	return s
 }
 
-// quantile returns the smallest of the sorted values that is not less than `percent` percent of the values.
+// quantile returns the smallest duration in `sorted` that is at least as long as `percent` percent of the durations.
 func quantile(sorted []time.Duration, percent int) time.Duration {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }

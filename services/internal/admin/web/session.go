@@ -55,7 +55,7 @@ func (p *page) seal(s session) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(text) + "." + base64.RawURLEncoding.EncodeToString(p.sign(text)), nil
 }
 
-// open returns the session in the value of a cookie. It refuses values that seal did not make.
+// open returns the session in the value of a cookie. It refuses a value that [page.seal] has not made.
 func (p *page) open(value string) (s session, err error) {
 	first, second, _ := strings.Cut(value, ".")
 	text, err := base64.RawURLEncoding.DecodeString(first)
@@ -142,8 +142,8 @@ func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// localPath returns path if it begins with Path, and otherwise the start page. Without this check, a link to the login
-// could send the person to another site after the login.
+// localPath returns the given path if it is a path of this page (prefix [Path]), and otherwise the start page. Without
+// this check, a link to the login could send the person to another site after the login.
 func localPath(path string) string {
 	if !strings.HasPrefix(path, Path) || strings.ContainsAny(path, "\\\r\n") {
 		return Path

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// FuzzSession checks that open accepts only cookies that seal made, and that a login leads only to pages of this site.
+// FuzzSession checks that [page.open] accepts only cookies from [page.seal], and that a login leads only to pages of
+// this site.
 func FuzzSession(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	p := &page{Options: Options{Now: func() time.Time { return now }}}

@@ -263,7 +263,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestAssets checks that the style and the script are at the addresses that pages name, and that a browser may cache
+// TestAssets checks that the style and the script are at the addresses to which the pages refer. A browser may cache
 // them forever.
 func TestAssets(t *testing.T) {
 	s := newSite(t, nil)

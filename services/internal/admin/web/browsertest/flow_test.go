@@ -38,7 +38,7 @@ func TestShard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// When its server ends, the open page loses its connection. The browser then writes messages with these texts.
+	// When the server ends, the open page loses its connection. The browser then writes messages with these texts.
 	b.checkConsole("net::ERR_", "503 (Service Unavailable)")
 }
 

@@ -219,7 +219,7 @@ func TestManyInstances(t *testing.T) {
 	b.checkConsole()
 }
 
-// least returns the smaller duration. If a is zero, no duration is known yet, so least returns b.
+// least returns the smaller duration. a = 0 means that no duration is known yet. least then returns b.
 func least(a, b time.Duration) time.Duration {
 	if a == 0 {
 		return b
