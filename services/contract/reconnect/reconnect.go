@@ -1,13 +1,13 @@
 // Package reconnect defines how fast agents reconnect to a leader. Agents and the planner share this package: while an
-// agent only waits for its next try, the planner must not count it as silent.
+// agent only waits for its next attempt, the planner must not count it as silent.
 package reconnect
 
 import "time"
 
 const (
-	// MaxPause is the longest pause between two tries of any agent.
+	// MaxPause is the longest pause between two attempts of an agent to connect.
 	MaxPause = 30 * time.Second
-	// AttemptTimeout is how long a try may take before the agent gives it up.
+	// AttemptTimeout is the time limit of one attempt to connect.
 	AttemptTimeout = 10 * time.Second
 
 	minLongest = time.Second

@@ -56,7 +56,7 @@ func newestLock(t *testing.T) int {
 	return lock.Schema
 }
 
-// writeFields writes the JSON name and type of each field, and those of nested structs with more indentation.
+// writeFields writes one line with the JSON name and the type of each field. The fields of nested structs are indented.
 func writeFields(w *strings.Builder, indent string, of reflect.Type) {
 	for f := range of.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")

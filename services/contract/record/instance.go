@@ -8,19 +8,21 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// State is a step in the life of an instance. A state only ever changes to a later one. Deleted is a tombstone.
+// State is a step in the life of an instance. An instance only changes to later states. The record of a Deleted
+// instance is a tombstone.
 type State string
 
 const (
-	// Reserved: the ID is durable. The provider is asked for a VM only after that, and its answer is not recorded yet.
+	// Reserved: the ID is stored durably. Only then is the provider asked for a VM. The provider's answer is not
+	// recorded yet.
 	Reserved State = "reserved"
 	// Created: the provider's ID is known.
 	Created State = "created"
 	// Registered: the agent has registered with its nonce. The record has the agent's public key and the serial number
 	// of its certificate.
 	Registered State = "registered"
-	// Deleting: the intent to delete is durable, with its reason and deadline. An instance never leaves this state
-	// except to Deleted.
+	// Deleting: the decision to delete is stored durably, with its reason and deadline. An instance changes from this
+	// state only to Deleted.
 	Deleting State = "deleting"
 	// Deleted: the VM is known to be gone. The record is kept for deleted_record_retention, so that no other VM gets
 	// the ID.

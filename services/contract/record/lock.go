@@ -81,13 +81,13 @@ func (l Lock) Version() LockVersion {
 	return LockVersion{Incarnation: l.Incarnation, Revision: l.Revision}
 }
 
-// LockVersion is comparable; the zero value is no version.
+// LockVersion identifies a version of a lock. Two values can be compared with ==. The zero value means no version.
 type LockVersion struct {
 	Incarnation string
 	Revision    uint64
 }
 
-// EncodeLock checks l, as DecodeLock does, and encodes it. The same lock gives the same bytes. Schema is filled in.
+// EncodeLock sets l.Schema, checks l as DecodeLock does, and encodes it. Equal locks have equal bytes.
 func EncodeLock(l Lock) ([]byte, error) {
 	if l.Schema = lockSchema; l.Marks == "" {
 		l.Schema = 1

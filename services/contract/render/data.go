@@ -96,7 +96,7 @@ func (Nonce) LogValue() slog.Value { return slog.StringValue(redacted) }
 func (Nonce) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // Sample returns data for checking templates before there is an instance. Every field is filled, except Vars and Image.
-// These two are empty and may be written to.
+// These two are empty maps, which the caller may fill.
 func Sample() Data {
 	return Data{
 		Instance: Instance{

@@ -129,7 +129,7 @@ func inNamespace(namespace *os.File, f func() error) error {
 	})
 }
 
-// onThread runs f on a new OS thread that ends with f, because f changes the namespaces of its thread.
+// onThread runs f on a new OS thread, because f changes the namespaces of its thread. The thread ends when f returns.
 func onThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {

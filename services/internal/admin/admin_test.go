@@ -445,7 +445,7 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// Every command has a description, and every command that does something has an example.
+// Every command has a description. Every command without subcommands has an example.
 func TestHelp(t *testing.T) {
 	a := newApp("1", System())
 	commands := 0

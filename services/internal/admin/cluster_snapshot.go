@@ -56,8 +56,8 @@ tells how to restore it.`,
 	return cmd
 }
 
-// namedLeftOut is the maximum number of left-out objects that "cluster snapshot" lists. A snapshot leaves out the
-// objects of other programs, and a bucket may hold many of them.
+// namedLeftOut is the maximum number of objects that "cluster snapshot" lists as left out. A snapshot leaves out the
+// objects of other programs, and a bucket may contain many of them.
 const namedLeftOut = 10
 
 // snapshot writes the archive to path. First it copies the objects into a directory beside path, not into the temporary

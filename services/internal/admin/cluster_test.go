@@ -334,8 +334,8 @@ func TestRegisterOperator(t *testing.T) {
 			t.Error(out, api.Tenants)
 		}
 
-		// A second registration keeps the certificate while more than a third of its life is left. If --cert-ttl-hours
-		// asks for another lifetime, the registration issues a new certificate.
+		// A second registration keeps the certificate while more than a third of its life is left. But if
+		// --cert-ttl-hours asks for another lifetime, the registration issues a new certificate.
 		if again := register(19*24*time.Hour, "--tenant", "prod", "--output-dir", dir); again.Issued ||
 			again.ID != first.ID || !again.NotAfter.Equal(first.NotAfter) {
 			t.Errorf("%+v", again)

@@ -71,8 +71,8 @@ func writeProbe(ctx context.Context, bucket objstore.Store) (modified time.Time,
 	return modified, bucket.Delete(ctx, key)
 }
 
-// maxClock is the largest difference between clocks that the command `doctor` accepts. It is small, so that people can
-// act early: connections fail only above [authority.Skew].
+// maxClock is the largest difference between clocks that the command `doctor` accepts. Connections fail only if the
+// difference exceeds [authority.Skew], so people can act before.
 const maxClock = time.Minute
 
 func describeClock(check string, ahead time.Duration) finding {

@@ -29,7 +29,7 @@ const portTime = 5 * time.Second
 // port is the address of one of a server's ports, and the name of that port, such as "agent port".
 type port struct{ name, addr string }
 
-// checkPorts connects to the addresses in the lock and in --servers.
+// checkPorts connects to the leader's addresses in the lock, and to the shard's other addresses in --servers.
 func (a *app) checkPorts(ctx context.Context, lock record.Lock, o doctorOptions) []finding {
 	at := lock.Addresses
 	found := a.checkServer(ctx, "of "+lock.LeaderID, []port{{"election port", at.Election},

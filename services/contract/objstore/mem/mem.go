@@ -2,8 +2,8 @@
 // of each request.
 //
 // Invariant: the same requests and the same faults in the same order give the same answers. The package starts no
-// goroutines and does not sleep by itself. Tokens are content hashes, so two writes of equal bytes have equal tokens. A
-// caller must not take equal tokens for the same write.
+// goroutines and does not sleep by itself. Tokens are content hashes, so two writes of equal bytes have equal tokens.
+// So an equal token does not prove that nothing was written.
 package mem
 
 import (
@@ -48,7 +48,7 @@ const Held = -1
 type Fault struct {
 	// Err makes the request fail without any effect. For a put that is lost in transit, use objstore.ErrIndeterminate.
 	Err error
-	// Before and After are waits before and after the effect. They use Options.Sleep.
+	// Before and After are the times to wait before and after the request's effect. The store waits with Options.Sleep.
 	Before, After time.Duration
 	// Lost makes a put or delete take effect although the caller gets an error. The error of a put is ErrIndeterminate.
 	Lost bool

@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(*testing.T) objstore.Store { return mem.New() })
 }
 
-// script injects faults by the number of the request.
+// script maps the number of a request to the fault that this request gets.
 type script map[uint64]mem.Fault
 
 func (s script) inject(_ context.Context, req mem.Request) mem.Fault { return s[req.Seq] }

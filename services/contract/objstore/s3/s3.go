@@ -2,7 +2,8 @@
 // PutObject.
 //
 // Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it. If the first put succeeded
-// unnoticed, its repetition would fail. Every answer that does not settle the put is returned as indeterminate.
+// unnoticed, its repetition would fail. If an answer does not show whether the put succeeded, the error is
+// indeterminate.
 package s3
 
 import (

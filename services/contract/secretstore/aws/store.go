@@ -118,7 +118,8 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// explain translates the service's errors. It may quote them, because the service's messages never contain a secret.
+// explain translates the service's errors. The new errors may quote the service's messages, because those never contain
+// a secret.
 func (s *Store) explain(ctx context.Context, what, name string, err error) error {
 	switch {
 	case err == nil:
