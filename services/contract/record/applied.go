@@ -24,7 +24,7 @@ type Applied struct {
 	Revision uint64 `json:"revision"`
 	// Term of the leader that applied it.
 	Term uint64 `json:"term"`
-	// Source is the token of `config/{shard}.jsonc` as the leader read it.
+	// Source is the token that `config/{shard}.jsonc` had when the leader read it.
 	Source string `json:"source"`
 	// Trust identifies the CA and the CA bundle that the leader uses, see authority.Trust. It is empty unless the CA
 	// was being rotated when the leader's term began.

@@ -32,8 +32,8 @@ type Lock struct {
 	LeaderID    string        `json:"leader_id"`
 	Incarnation string        `json:"incarnation"`
 	Addresses   LockAddresses `json:"addresses,omitzero"`
-	// Machine is the provider's ID of the holder's machine. The provider never gives it to another machine. Empty: the
-	// provider cannot be asked about the machine.
+	// Machine is the provider's ID of the holder's machine. No other machine ever gets this ID. Empty: the provider
+	// cannot be asked about the machine.
 	Machine string `json:"machine,omitempty"`
 	// Term rises by at least one whenever the leader changes. Revision rises with every version.
 	Term     uint64 `json:"term"`

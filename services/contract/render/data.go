@@ -53,8 +53,8 @@ type Cluster struct {
 	// CACert is the cluster's CA in PEM, one certificate or more. In files of instances, CACert also includes the
 	// workload CA.
 	CACert string
-	// WorkloadCACert is the CA that signs the certificates in files, in PEM. While one CA replaces another, it holds
-	// both.
+	// WorkloadCACert is the CA that signs the certificates in files, in PEM. While one CA replaces another,
+	// WorkloadCACert contains both.
 	WorkloadCACert string
 }
 

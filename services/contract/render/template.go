@@ -287,7 +287,7 @@ func (c *checker) path(node parse.Node, dotIsRoot bool) ([]string, bool) {
 	return nil, false
 }
 
-// loop checks a range. It may iterate only over a map of the data, and must not be inside another range, so that the
+// loop checks a range. The range may iterate only over a map of the data, and must not be inside another range. So the
 // number of steps is bounded.
 func (c *checker) loop(n *parse.RangeNode, dotIsRoot bool) {
 	if c.inLoop {

@@ -191,8 +191,8 @@ func (d *Daemon) StartDaemon(ctx context.Context) error {
 }
 
 // SignalDaemon sends a signal, such as KILL, to libvirtd. VMs keep running. After KILL, SignalDaemon waits until all
-// threads of libvirtd have ended. Until then the lock of the PID file prevents the start of a new libvirtd. The main
-// thread may be a zombie while other threads still keep that file open.
+// threads of libvirtd have ended. Until then, the lock of the PID file prevents the start of a new libvirtd: even if
+// the main thread is a zombie, other threads may keep the PID file open.
 func (d *Daemon) SignalDaemon(ctx context.Context, signal string) error {
 	return d.run(ctx, "send SIG"+signal+" to libvirtd", `set -e
 		pid=$(cat "$1/libvirtd.pid")

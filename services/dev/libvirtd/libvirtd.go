@@ -12,8 +12,8 @@ import (
 
 // Options are the options of [Start].
 type Options struct {
-	// Dir is the directory of everything that the daemon writes. Its path must be short: a socket address has 108
-	// bytes.
+	// Dir is the directory of everything that the daemon writes. Its path must be short, because a socket address has
+	// at most 108 bytes.
 	Dir string
 	// OwnNetwork gives the daemon a network namespace too. Without it, programs on this machine can reach the VMs.
 	OwnNetwork bool

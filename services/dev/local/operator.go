@@ -156,7 +156,7 @@ func (o *Operator) Mark() int {
 	return len(o.events)
 }
 
-// Await waits for a matching event after the mark, and returns the event.
+// Await waits for a matching event after the mark `since`, and returns the event.
 func (o *Operator) Await(ctx context.Context, since int, match func(*nstancev1.InstanceEvent) bool) (
 	*nstancev1.InstanceEvent, error) {
 	for {
@@ -244,7 +244,7 @@ func (o *Operator) Groups(ctx context.Context) ([]*nstancev1.GroupStatus, error)
 	return answer.GetGroups(), err
 }
 
-// Healthy reports whether an instance is registered and its agent reports that it is healthy.
+// Healthy reports whether an instance is registered and healthy.
 func Healthy(i *nstancev1.InstanceStatus) bool {
 	return i.GetState() == "registered" && i.GetHealth() == "healthy"
 }

@@ -59,9 +59,9 @@ func listen(ctx context.Context, port int) (net.Listener, error) {
 	return c.Listen(ctx, "tcp", Address(port))
 }
 
-// ReservePorts finds free ports for a stack with the given number of servers. No other caller on this machine gets the
-// same ports until release is called, because ReservePorts keeps a listener on the port just below the first one. The
-// ports are below the range of ephemeral ports.
+// ReservePorts finds free ports for a stack with the given number of servers. It also listens on the port just below
+// the first one. So no other caller on this machine gets the same ports until `release` is called. The ports are below
+// the range of ephemeral ports.
 func ReservePorts(ctx context.Context, servers int) (ports Ports, release func(), err error) {
 	const first, last = 10000, 30000
 	size := portStep * (servers + 1)

@@ -943,7 +943,7 @@ func TestConfigPushIsConditional(t *testing.T) {
 	}
 }
 
-// meddling is a bucket that calls the function do when a client reads the object with the key `on`.
+// meddling is a bucket that calls the function `do` when a client reads the object with the key `on`.
 type meddling struct {
 	objstore.Store
 	on string

@@ -133,7 +133,7 @@ func (c *cluster) required() []string {
 	return []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey), keys.ClusterSecret(secretstore.NonceKey)}
 }
 
-// probeAge is the age from which verify reports a leftover probe object.
+// probeAge is the age from which the command `cluster verify` reports a leftover probe object.
 const probeAge = time.Hour
 
 func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore.Entry, now time.Time) error {

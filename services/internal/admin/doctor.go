@@ -159,8 +159,8 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 	return d
 }
 
-// checkMachines reads what the servers' machines have written to their consoles, and returns findings about the
-// machines. It adds the consoles to the diagnosis d.
+// checkMachines reads the console outputs of the servers' machines, and returns findings about the machines. It adds
+// the outputs to the diagnosis d.
 func (a *app) checkMachines(ctx context.Context, shard *config.Shard, d *diagnosis) []finding {
 	i := slices.IndexFunc(a.Clouds, func(c infra.Cloud) bool { return c.Name() == shard.Server.Provider.Kind })
 	if i < 0 || a.Clouds[i].Consoles == nil {

@@ -122,7 +122,8 @@ func (a *app) checkKey(ctx context.Context, s *secretFlags, bucket objstore.Stor
 	return finding{check, true, "opens the CA's key (your encryption key: the servers may have another)", ""}
 }
 
-// soon is the minimum remaining validity of a CA's certificate. If less is left, doctor reports a problem.
+// soon is the minimum remaining validity of a CA's certificate. If less is left, the command `doctor` reports a
+// problem.
 const soon = 90 * 24 * time.Hour
 
 func (a *app) checkCA(ctx context.Context, state *clusterstate.State) finding {

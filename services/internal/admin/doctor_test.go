@@ -42,7 +42,7 @@ type patient struct {
 	extra    []string
 }
 
-// newPatient makes a shard in which doctor finds no problem.
+// newPatient makes a shard in which the command `doctor` finds no problem.
 func newPatient(t *testing.T, provider string) *patient {
 	t.Helper()
 	b := newBucket(t, provider)
@@ -187,8 +187,8 @@ func denyMethod(t *testing.T, deny func(*http.Request) bool) {
 	t.Setenv("AWS_ENDPOINT_URL", server.URL)
 }
 
-// TestDoctorFindsFaults injects one fault at a time into a healthy shard. It checks that doctor names the fault and the
-// next step, and reports nothing else.
+// TestDoctorFindsFaults injects one fault at a time into a healthy shard. It checks that the command `doctor` names the
+// fault and the next step, and reports nothing else.
 func TestDoctorFindsFaults(t *testing.T) {
 	for name, fault := range map[string]struct {
 		provider string
@@ -361,7 +361,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 	}
 }
 
-// TestDoctorNamesAlerts checks that doctor names each active alert of a leader, with the runbook for it.
+// TestDoctorNamesAlerts checks that the command `doctor` names each active alert of a leader, with the runbook for it.
 func TestDoctorNamesAlerts(t *testing.T) {
 	p := newPatient(t, "file")
 	c := fleettest.NewCluster(t, "example")

@@ -95,7 +95,7 @@ func (a *app) complain(message, hint string) {
 	}
 }
 
-// named returns those of the given flags that the running command has.
+// named lists, in a sentence, those of the given flags that the running command has.
 func (a *app) named(flags ...string) string {
 	flags = slices.DeleteFunc(flags, func(name string) bool {
 		return a.running == nil || a.running.Flag(strings.TrimPrefix(name, "--")) == nil

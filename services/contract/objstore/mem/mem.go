@@ -193,7 +193,8 @@ func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, erro
 	return entries, nil
 }
 
-// do runs one request: its fault, its effect under the lock, and the result for the caller.
+// do runs one request. It applies the injected fault, runs `effect` under the lock, and returns the error for the
+// caller.
 func (s *Store) do(ctx context.Context, req Request, effect func(Fault) error) error {
 	if req.Op != List {
 		if err := objstore.ValidateKey(req.Key); err != nil {
@@ -330,8 +331,8 @@ func (s *Store) remember(key string) {
 }
 
 func (s *Store) list(prefix string, stale int) []objstore.Entry {
-	// If stale is not zero, the list leaves out the last changes. stale is their number. For each changed key, past
-	// holds the state before the first of those changes.
+	// The list leaves out the last changes. `stale` is their number. For each of the changed keys, `past` has the state
+	// before the first of these changes.
 	past := map[string]change{}
 	for i := len(s.undo) - 1; i >= 0 && i >= len(s.undo)-stale; i-- {
 		past[s.undo[i].key] = s.undo[i]

@@ -156,7 +156,7 @@ func (s *Store) get(ctx context.Context, resource string) ([]byte, error) {
 	return nil, err
 }
 
-// access returns the content of a version and its number.
+// access returns the content and the number of a version.
 func (s *Store) access(ctx context.Context, resource, version string) ([]byte, int, error) {
 	out, err := googlecloud.Repeat(ctx, func() (*secretmanager.AccessSecretVersionResponse, error) {
 		return s.secrets.Versions.Access(resource + "/versions/" + version).Context(ctx).Do()

@@ -19,7 +19,7 @@ type Outcome struct {
 
 func (o *Outcome) outcome() *Outcome { return o }
 
-// Failed returns the errors of those answers whose call failed, in the order of the answers.
+// Failed returns the errors of the calls that failed, in the order of the answers.
 func Failed[T any, P Answer[T]](answers []T) []*Error {
 	var errs []*Error
 	for i := range answers {

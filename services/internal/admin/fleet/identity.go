@@ -13,7 +13,7 @@ import (
 // ErrNoIdentity means that the directory has no complete identity.
 var ErrNoIdentity = errors.New("no identity")
 
-// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] if a file is missing. It never
+// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] if a file is missing. No error
 // quotes the key.
 func LoadIdentity(dir string) (operatorclient.Identity, error) {
 	if dir == "" {

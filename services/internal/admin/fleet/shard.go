@@ -64,7 +64,7 @@ type StepDownAnswer struct {
 	Heir   string `json:"heir_id,omitempty" jsonschema:"description=The standby that is expected to take over"`
 }
 
-// StepDown makes leaders hand over to another server. If an answer is lost, the call may be repeated, and then the next
+// StepDown makes leaders hand over to another server. If an answer is lost, StepDown may repeat the call. Then the next
 // leader steps down too.
 func (f *Fleet) StepDown(ctx context.Context, shards []string) []StepDownAnswer {
 	return each(ctx, shards, func(ctx context.Context, shard string, into *StepDownAnswer) error {

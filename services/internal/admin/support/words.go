@@ -61,7 +61,8 @@ func (r *redactor) wordsOf(text string) string {
 	return repeats.ReplaceAllString(text, hidden)
 }
 
-// harmless reports whether a piece of a text consists of words, numbers, times, addresses and names that are shown.
+// harmless reports whether a piece of a text consists of words, numbers, times, addresses, and names that the bundle
+// shows.
 func (r *redactor) harmless(p string) bool {
 	core := strings.Trim(p, ".:!?…=-|/")
 	if core == "" || r.names[core] || r.names[p] {
