@@ -57,8 +57,10 @@ func TestPrefixes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if names, err := ours.List(t.Context()); err != nil || len(names) != 1 {
-		t.Errorf("names %v, %v, want just x", names, err)
+	for _, store := range []*Store{ours, theirs} {
+		if names, err := store.List(t.Context()); err != nil || len(names) != 1 {
+			t.Errorf("names %v, %v, want just x", names, err)
+		}
 	}
 }
 
