@@ -190,7 +190,7 @@ func TestDocumentListsEvents(t *testing.T) {
 	}
 }
 
-// submatches returns the sorted first submatches of an expression.
+// submatches finds all matches of a regular expression in a text. It returns the first submatch of each match, sorted.
 func submatches(expression, text string) []string {
 	var found []string
 	for _, match := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {

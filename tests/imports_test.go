@@ -374,7 +374,8 @@ func cloudPlaces() []string {
 	return places
 }
 
-// cloudExceptions are other folders and files that name clouds, with the reason.
+// cloudExceptions are folders and files that name clouds, although cloudPlaces does not return them. The values are the
+// reasons.
 var cloudExceptions = map[string]string{
 	"services/api/nstance/v1/":                               "generated code uses the package google.protobuf",
 	"services/dev/":                                          "the development cluster uses tmux and an S3 server",
@@ -467,7 +468,8 @@ func cloudNames(path string, text []byte, words []string) (complaints []string) 
 
 var (
 	commentURL = regexp.MustCompile(`https?://\S+`)
-	// neutralImport matches modules of a company that also owns a cloud, if the modules do not belong to the cloud.
+	// neutralImport matches imports of modules whose paths contain the name of a cloud, but that do not belong to the
+	// cloud.
 	neutralImport = regexp.MustCompile(`^"(github\.com/google|google\.golang\.org/(grpc|protobuf|genproto))\b`)
 	// capital matches the boundary before a word that starts with a capital letter.
 	capital = regexp.MustCompile(`([A-Z0-9])([A-Z][a-z])|([a-z0-9])([A-Z])`)

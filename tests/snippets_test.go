@@ -78,8 +78,8 @@ func TestSnippetsAreValid(t *testing.T) {
 	}
 }
 
-// merge returns a copy of below with the values of over. A value of over replaces one of below, unless both are
-// objects. Objects are merged.
+// merge merges two JSON values, of which the second takes precedence. If both are objects, it merges them field by
+// field. Otherwise it returns the second.
 func merge(below, over any) any {
 	old, isOld := below.(map[string]any)
 	values, isObject := over.(map[string]any)

@@ -51,7 +51,7 @@ const (
 	ignored = "Part of the shard configuration is ignored"
 )
 
-// OfTyped returns a diagnostic for each problem of a configuration in the form of typed attributes. The diagnostic
+// OfTyped returns a diagnostic for each problem of a configuration that consists of typed attributes. The diagnostic
 // points to the attribute with the problem.
 func OfTyped(problems config.Problems) diag.Diagnostics {
 	var out diag.Diagnostics

@@ -46,7 +46,7 @@ func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroup
 }
 
 // specOf returns the group's own fields, without values that come from its template. It returns an error if the server
-// is too old to report them or reports invalid JSON.
+// is too old to report the group's own fields, or reports invalid JSON.
 func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
 	text := group.GetSpecJson()
 	if text == "" {

@@ -129,7 +129,7 @@ func TestAccGroup(t *testing.T) {
 				ExpectError: regexp.MustCompile(`want shard/tenant/group`)},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1/default/nosuch",
 				ExpectError: regexp.MustCompile(`non-existent remote object`)},
-			// Neither another format of the JSON nor an empty value is a change.
+			// The same JSON in another format changes nothing. An empty value has the same effect as a missing one.
 			{Config: w.group(strings.Replace(whole, "jsonencode({ Deep = { B = [1, true, null] } })",
 				`"{\"Deep\": {\"B\": [1, true, null]}}"`, 1)), Check: w.says(t, all)},
 			// If an attribute is removed, the group uses the template's value again.

@@ -79,7 +79,7 @@ func TestAccGroupOfVMs(t *testing.T) {
 	}
 }
 
-// TestAccGroupWithoutServer checks that plans succeed while the shard is scaled to zero.
+// TestAccGroupWithoutServer checks that a plan succeeds while no server of the shard runs, and that an apply fails.
 func TestAccGroupWithoutServer(t *testing.T) {
 	acctest.Acceptance(t)
 	w := newTestShard(t)

@@ -30,8 +30,8 @@ func limit(ctx context.Context, get getter, of func(timeouts.Value, context.Cont
 	return of(value, ctx, fallback)
 }
 
-// wait polls until the group's instances are complete. If `wait_for_instances` is not set, wait returns nil
-// immediately.
+// wait polls until the group has all its instances, and they are healthy and up to date. If `wait_for_instances` is not
+// set, wait returns nil immediately.
 func (r *Resource) wait(ctx context.Context, get getter, k key, of func(timeouts.Value, context.Context,
 	time.Duration) (time.Duration, diag.Diagnostics)) diag.Diagnostic {
 	var wanted types.Bool

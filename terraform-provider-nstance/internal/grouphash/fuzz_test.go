@@ -38,7 +38,7 @@ func FuzzParseGroup(f *testing.F) {
 	})
 }
 
-// FuzzHashesOf checks that the result has both hashes, or an error that names one argument.
+// FuzzHashesOf checks that the result is either two hashes, infra and runtime, or an error that names one argument.
 func FuzzHashesOf(f *testing.F) {
 	for _, path := range []string{"../../../examples/config-tmux.jsonc",
 		"../../../services/contract/testdata/ten-mistakes.jsonc"} {

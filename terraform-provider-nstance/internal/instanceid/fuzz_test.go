@@ -8,7 +8,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// FuzzTake checks that the parts match the ID: the storage form is uuid-kind, and created_at is the ID's time in RFC
+// FuzzTake checks that the parts of an ID match the ID: Storage is "UUID-Kind", and CreatedAt is the ID's time in RFC
 // 3339.
 func FuzzTake(f *testing.F) {
 	for _, seed := range []string{"acc06bgm7733st2576nx5jht4ecjw", "wrk06bgm7733st2576nx5jht4ecjw",

@@ -168,7 +168,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It plans a renewal of the certificate that is due.
+// ModifyPlan implements resource.ResourceWithModifyPlan. It plans a new certificate if the renewal is due.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
 		return

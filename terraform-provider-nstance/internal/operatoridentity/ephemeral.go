@@ -1,5 +1,5 @@
 // Package operatoridentity implements the ephemeral resource nstance_operator_identity: the key and certificate of an
-// operator for one run.
+// operator for one run of Terraform.
 //
 // Invariants:
 //   - The private key exists only in memory.
@@ -210,8 +210,8 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 	return made, nil
 }
 
-// Close implements ephemeral.EphemeralResourceWithClose. A failure is a warning, because a later run removes the
-// operator.
+// Close implements ephemeral.EphemeralResourceWithClose. It reports a failure as a warning, because a later run removes
+// the operator.
 func (r *Resource) Close(ctx context.Context, req ephemeral.CloseRequest, resp *ephemeral.CloseResponse) {
 	note, diags := req.Private.GetKey(ctx, privateKey)
 	if resp.Diagnostics.Append(diags...); note == nil || diags.HasError() {
@@ -266,8 +266,8 @@ func (r *Resource) remove(ctx context.Context, made registered) error {
 	return forget(ctx, state, made.Tenant, made.ID)
 }
 
-// forget removes an operator and its tombstone. The tombstone is not needed, because the operator registered without a
-// nonce that could be used again.
+// forget removes an operator and its tombstone. A tombstone only prevents a second registration with the same nonce,
+// and this operator registered without a nonce.
 func forget(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) error {
 	if err := registration.Remove(ctx, state, tenant, id, writer); err != nil {
 		return err

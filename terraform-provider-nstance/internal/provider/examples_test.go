@@ -47,7 +47,7 @@ func TestExamplesMatchTheSchema(t *testing.T) {
 	}
 }
 
-// metaArguments are the arguments that Terraform adds to every block.
+// metaArguments are arguments that Terraform itself defines for blocks.
 var metaArguments = []string{"count", "depends_on", "for_each", "provider", "alias"}
 
 type exampleCheck struct {

@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ErrRegistered means that another operator of the tenant has the key.
+// ErrRegistered means that the tenant already has an operator with the same public key.
 var ErrRegistered = errors.New("the key is registered already")
 
 // ErrRemoved means that the operator does not exist or was removed.
@@ -83,8 +83,8 @@ func Find(ctx context.Context, state *clusterstate.State, tenant string, id iden
 	return checkExisting(rec, token, err, tenant, id)
 }
 
-// FindUnverified is [Find] without the encryption key, for a plan. It cannot check the record's signature, so anyone
-// who can write to the bucket can choose the result.
+// FindUnverified is like [Find], but needs no encryption key, so that a plan can call it. It cannot check the record's
+// signature, so anyone who can write to the bucket can choose the result.
 func FindUnverified(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID) (record.Operator,
 	error) {
 	rec, token, err := state.UnverifiedOperator(ctx, tenant, id)
@@ -149,7 +149,7 @@ func Remove(ctx context.Context, state *clusterstate.State, tenant string, id id
 	}
 }
 
-// incarnation returns a unique writer name, so that no two writes have the same bytes.
+// incarnation adds a random suffix to a writer name, so that two writes never have the same bytes.
 func incarnation(writer string) string {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails

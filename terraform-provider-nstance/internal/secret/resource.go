@@ -182,7 +182,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 }
 
-// Read implements resource.Resource. It has no key, so it cannot detect a changed value.
+// Read implements resource.Resource. It has no encryption key to decrypt the value, so it cannot detect that the value
+// has changed.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // planning must work without the bucket

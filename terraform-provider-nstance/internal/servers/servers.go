@@ -89,9 +89,10 @@ func (c *Connection) Identity() (operatorclient.Identity, error) {
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// Call calls `do` with a client of the shard's leader. It tries one server after the other until a server answers as
-// the leader, and calls `do` for each of them. If a server says that another server is the leader, Call tries that one
-// next, at most once. It returns the gRPC errors of the API and the errors of this package. It takes at most 30 s.
+// Call calls `do` with a client of the shard's leader. It does not know which server leads, so it calls `do` for one
+// server after the other until one answers as the leader. If a server says that another server is the leader, Call
+// tries that server next, at most once. Call returns the gRPC errors of the API and the errors of this package. It
+// takes at most 30 s.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -157,7 +158,7 @@ func try(ctx context.Context, identity operatorclient.Identity, shard, addr stri
 	return err
 }
 
-// Advice returns the user's next step for an error of a call.
+// Advice returns what a user can do about an error of [Connection.Call].
 func Advice(err error) string {
 	var peer *operatorclient.PeerError
 	switch {

@@ -108,8 +108,9 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 }
 
-// wait waits until a server with the given generation is ready, and returns its ID. A problem that a server reported
-// before does not end the wait: another server may become ready.
+// wait waits until a server with the given generation is ready, and returns its ID. A problem that such a server
+// reports during the wait ends the wait with an error. A problem that was reported before the wait does not end it,
+// because another server may become ready.
 func (r *Resource) wait(ctx context.Context, shard, generation string, limit time.Duration) (string, diag.Diagnostic) {
 	state, err := r.bucket.Shard(ctx, "", shard)
 	if err != nil {

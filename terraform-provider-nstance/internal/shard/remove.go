@@ -105,7 +105,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 
 // terminate marks the configuration as terminating. It returns the token and the text of the new version. If the bucket
 // has no configuration, terminate writes one, because a leader may still use a configuration that was deleted. It
-// returns a diagnostic if the bucket's version is not the one that the plan read, or if the configuration is not valid.
+// returns a diagnostic if the bucket now has another version than when the plan was made, or if the configuration is
+// not valid.
 func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, have document, name string,
 	seen objstore.Token) (objstore.Token, []byte, diag.Diagnostic) {
 	what := "Cannot mark shard " + name + " as terminating"

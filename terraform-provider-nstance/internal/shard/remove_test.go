@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
-// TestRemoveChecksAgain checks that a destroy does not delete a configuration that was changed while the shard was
-// emptied, and keeps the lock of a server that took over meanwhile.
+// TestRemoveChecksAgain checks that remove deletes nothing if the configuration was changed while the shard was
+// emptied. It also checks that remove keeps the lock of a server that took over meanwhile.
 func TestRemoveChecksAgain(t *testing.T) {
 	const name = "dev-1"
 	ctx := t.Context()

@@ -191,9 +191,9 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	return "", diag.Diagnostics{conflict.Error()}
 }
 
-// Read implements resource.Resource. If the bucket holds another version than the state, Read loads it, and the plan
-// shows the differences. Read also warns if the leader has not applied the version in the bucket. The plan alone would
-// not show that.
+// Read implements resource.Resource. If the bucket holds another version of the configuration than the state, Read
+// copies that version to the state, and the plan shows the differences. Read also warns if the leader has not applied
+// the version in the bucket, because a plan does not show that.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
 	if !r.bucket.Known() {
 		return // planning must work without the bucket

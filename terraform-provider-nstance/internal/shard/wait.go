@@ -104,7 +104,8 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	}.Error()
 }
 
-// settleTime is how long an apply watches whether a leader that has applied the configuration can create instances.
+// settleTime is the time for which an apply checks that the leader can create instances. The time begins when the
+// leader has applied the configuration.
 const settleTime = 10 * time.Second
 
 // blockedGroups returns a warning that names the groups in which the leader cannot create instances, for example

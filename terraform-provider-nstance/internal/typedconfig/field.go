@@ -54,7 +54,7 @@ type field struct {
 	empty     bool // an empty string means nil
 }
 
-// fieldsOf returns the fields of a config struct that have an attribute, in the order of their declaration.
+// fieldsOf returns those fields of a config struct that have an attribute, in the order of their declaration.
 func fieldsOf(typ reflect.Type) []field {
 	var out []field
 	without := excluded()
@@ -80,7 +80,7 @@ func fieldsOf(typ reflect.Type) []field {
 	return out
 }
 
-// Names returns the names of the top-level attributes, in the order of the document.
+// Names returns the names of the top-level attributes, in the order of the fields of [config.Shard].
 func Names() []string {
 	var out []string
 	for _, f := range fieldsOf(reflect.TypeFor[config.Shard]()) {

@@ -9,8 +9,8 @@ import (
 )
 
 // AttributePath returns the attribute that contains the path of a [config.Problem]. For a path inside a free-form tree,
-// it returns the attribute of the tree. If the path does not exist, it returns the last attribute on the path that
-// exists.
+// it returns the attribute of the tree. If a part of the path does not exist, it returns the attribute before that
+// part.
 func AttributePath(problemPath string) path.Path {
 	elements, err := config.SplitPath(problemPath)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package upgrade reads the states of resources that earlier versions of the provider wrote.
 //
-// If a change of a schema makes earlier states invalid, raise [Version], and add the conversion of the state to the
-// upgraders of all earlier versions. A new optional attribute needs neither.
+// If a change of a schema makes earlier states invalid, raise [Version]. Also add a conversion of the state to the
+// upgraders of all earlier versions. For a new optional attribute, do neither.
 package upgrade
 
 import (

@@ -41,7 +41,8 @@ func readState(t *testing.T, path string) (s state) {
 }
 
 // TestUpgradeEveryResource checks that every resource has the current schema version, and reads the states of earlier
-// versions. The states are in testdata/v0, except that of a group, because a group needs a server.
+// versions. The states are in testdata/v0. The state of a group is in this test, because a real one cannot be made
+// without a server.
 func TestUpgradeEveryResource(t *testing.T) {
 	states := map[string]string{"nstance_group": `{"id": "dev-1/default/web", "name": "web", "shard": "dev-1",
 		"tenant": "default", "template": "worker", "size": 3, "vars": {"greeting": "hello"}, "removed_attribute": 1}`}
@@ -88,7 +89,8 @@ func TestUpgradeEveryResource(t *testing.T) {
 	}
 }
 
-// TestAccUpgradeFromVersion0 plans and applies with a state and a bucket of a provider whose schemas had no version.
+// TestAccUpgradeFromVersion0 plans and applies with the state and the bucket in testdata/v0. They were written by a
+// provider whose schemas had no version.
 func TestAccUpgradeFromVersion0(t *testing.T) {
 	acctest.Acceptance(t)
 	read := func(name string) string {

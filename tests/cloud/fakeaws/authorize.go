@@ -45,8 +45,8 @@ func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource str
 	return check
 }
 
-// globals returns the condition keys that every request has. The cloud replaces AWS's HTTPS endpoints, so
-// aws:SecureTransport is true even over plain HTTP.
+// globals returns the condition keys that every request has. aws:SecureTransport is true even for a call over plain
+// HTTP, because the same call to AWS would use HTTPS.
 // Source: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-keys.html
 func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.Context {
 	ctx := policy.Context{
@@ -77,7 +77,7 @@ func (c *Cloud) globals(call *wire.Call, r *http.Request, role iam.Role) policy.
 	return ctx
 }
 
-// denial returns the error for a denied check, in the form of the call's service.
+// denial returns the error for a denied check, with the code that the called service uses for a denial.
 func denial(call *wire.Call, check Check) error {
 	switch call.Service {
 	case "ec2":

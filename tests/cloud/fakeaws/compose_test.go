@@ -35,7 +35,7 @@ func must[T any](out T, err error) func(t *testing.T) T {
 	}
 }
 
-// until calls reached repeatedly until it returns true, for at most 10 s.
+// until waits until the function `reached` returns true. It fails the test after 10 s.
 func until(t *testing.T, what string, reached func() bool) {
 	t.Helper()
 	deadline := time.After(10 * time.Second)

@@ -118,7 +118,8 @@ func (c *Cloud) Faults() *fault.Set { return &c.faults }
 // Region returns the region's name.
 func (c *Cloud) Region() string { return c.cfg.Region }
 
-// EC2 returns the fake EC2, so that tests can control it. Call the methods that need the cloud's lock inside Locked.
+// EC2 returns the fake EC2, so that tests can control it. If a method of EC2 needs the cloud's lock, call the method in
+// a function that you pass to [Cloud.Locked].
 func (c *Cloud) EC2() *ec2.Service { return c.ec2 }
 
 // Locked runs f with the cloud's lock held.

@@ -65,7 +65,8 @@ func (w *testCloud) config(access, secret, token string) aws.Config {
 	}
 }
 
-// root returns a client configuration for the account, as Terraform uses it. [testCloud.role] returns one for a role.
+// root returns a client configuration with the access key of the account. The configuration that [testCloud.role]
+// returns has the credentials of a role.
 func (w *testCloud) root() aws.Config {
 	access, secret := w.Credentials()
 	return w.config(access, secret, "")

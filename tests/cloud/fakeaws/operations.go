@@ -21,9 +21,9 @@ const (
 //go:embed operations.txt
 var operationsText string
 
-// CalledOperations returns the caller of each operation in operations.txt, such as "stacks" for "ec2:RunInstances".
-// TestOperations compares these operations with those of a Cloud. tests/stacks compares the operations of CallerStacks
-// with the calls that its Cloud recorded.
+// CalledOperations returns the caller of each operation in operations.txt. For "ec2:RunInstances", the caller is
+// "stacks". TestOperations compares the operations in the file with those of a Cloud. tests/stacks compares the
+// operations whose caller is CallerStacks with the calls that its Cloud recorded.
 func CalledOperations() (map[string]string, error) {
 	callers := map[string]string{}
 	for line := range strings.Lines(operationsText) {

@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 )
 
-// TestOperations compares the operations that the fake implements with those that something calls.
+// TestOperations checks that operations.txt lists exactly the operations that the fake implements.
 func TestOperations(t *testing.T) {
 	callers, err := fakeaws.CalledOperations()
 	if err != nil {

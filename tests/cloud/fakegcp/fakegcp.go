@@ -1,5 +1,5 @@
-// Package fakegcp is a fake of Google Cloud with one project, for Google's SDK and Terraform provider. It composes the
-// services behind one server.
+// Package fakegcp is a fake of Google Cloud with one project, for Google's SDK and Terraform provider. It combines
+// the fakes of the services in one server.
 //
 // Invariant: a call without a valid token is refused, and every call is in the ledger. A service account other than
 // [credentials.Account], the project's owner, may make only the calls that its roles permit.

@@ -17,7 +17,7 @@ import (
 )
 
 // TestKeyOfABucket encrypts a bucket with a key of Cloud KMS. The storage service may use the key only if a binding
-// permits it and while the key is enabled.
+// permits it and the key is enabled.
 func TestKeyOfABucket(t *testing.T) {
 	const key = "projects/" + Project + "/locations/us/keyRings/r/cryptoKeys/state"
 	cloud, err := New("us-central1-a")

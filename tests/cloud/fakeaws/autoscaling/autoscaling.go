@@ -130,7 +130,7 @@ func (s *Service) Reconcile() {
 
 func (s *Service) now() time.Time { return s.cfg.Now() }
 
-// arn returns the ARN of a group. If g is nil, the ARN has the given name and any ID.
+// arn returns the ARN of a group. If g is nil, the ARN contains the given name, and * as the group's ID.
 func (s *Service) arn(g *group, name string) string {
 	id := "*"
 	if g != nil {

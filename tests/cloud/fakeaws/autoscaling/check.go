@@ -11,7 +11,8 @@ import (
 )
 
 // check refuses settings that contradict each other or name resources that do not exist. launches is true if the
-// request sets the group's launch template. The caller then needs permission to launch instances from the template.
+// request sets the group's launch template. In that case, check also refuses a caller without permission to launch
+// instances from the template.
 func (s *Service) check(c *wire.Call, g *group, launches bool) error {
 	switch {
 	case *g.MinSize < 0 || *g.MaxSize < 0:

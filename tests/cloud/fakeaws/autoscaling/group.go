@@ -208,8 +208,8 @@ func (s *Service) updateGroup(c *wire.Call) (any, error) {
 	return nil, nil
 }
 
-// unknown returns the error of an operation on a group that does not exist. A caller without permission gets the denial
-// instead.
+// unknown returns err, the error for a group that does not exist. If the caller has no permission for the call's
+// action, unknown returns the denial instead.
 func (s *Service) unknown(c *wire.Call, name string, err error) error {
 	if denied := c.Authorize("autoscaling:"+c.Action, s.arn(nil, name), nil); denied != nil {
 		return denied

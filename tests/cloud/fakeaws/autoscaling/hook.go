@@ -154,7 +154,8 @@ func (s *Service) describeHooks(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// waiting returns the member with an instance ID. It returns an error unless the member waits for the given hook.
+// waiting returns the member with the given instance ID. It returns an error unless that member waits for the hook with
+// the given name.
 func (s *Service) waiting(g *group, name, instance string) (*member, error) {
 	for _, m := range g.members {
 		if m.id == instance && m.hook != nil && m.hook.LifecycleHookName == name {

@@ -153,7 +153,7 @@ func (s *Service) scale(g *group) {
 	}
 }
 
-// instanceLaunch returns the launch of one instance of the group, without its subnet.
+// instanceLaunch returns the parameters for the launch of one instance of the group, except the subnet.
 func (s *Service) instanceLaunch(g *group) ec2.Launch {
 	return ec2.Launch{Template: g.LaunchTemplate.ref(), By: "autoscaling.amazonaws.com", Tags: g.propagated(),
 		State: inService}

@@ -167,8 +167,8 @@ func (s *Service) advance(g *group) {
 		}
 		return
 	}
-	// A minimum below 100 % permits at least one termination before its replacement runs, even if the number of
-	// permitted terminations rounds down to 0. AWS rounds in the same way.
+	// If the minimum is below 100 %, at least one member may be terminated before its replacement runs, even if the
+	// number of permitted terminations rounds down to 0. AWS rounds in the same way.
 	lowest := orElse(r.preferences.MinHealthyPercentage, 90)
 	room := desired - (desired*lowest+99)/100
 	if lowest < 100 && desired > 0 {

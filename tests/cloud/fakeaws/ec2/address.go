@@ -100,8 +100,8 @@ func (s *Service) addressBy(allocation, public string) (*address, error) {
 	return nil, failf("InvalidAddress.NotFound", "Address '%s' not found.", public)
 }
 
-// allowAddress checks the caller's permission for an elastic address, which may not exist, and for the resources in the
-// parameter others.
+// allowAddress checks that the caller may perform an action on an elastic address and on the resources in the parameter
+// others. If the address does not exist, the parameter a is nil.
 func (s *Service) allowAddress(c *wire.Call, action string, a *address, allocation string, others ...string) error {
 	if a != nil {
 		allocation = a.id

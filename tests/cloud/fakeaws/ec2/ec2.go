@@ -37,8 +37,8 @@ type Config struct {
 	Attaching time.Duration
 }
 
-// Faults decides about faults inside EC2: resources that are not visible yet, and a lack of capacity. Failed, delayed
-// and lost calls are not its concern. A *fault.Set implements Faults.
+// Faults selects the faults that the fake EC2 simulates itself: resources that are not visible yet, and a lack of
+// capacity. Failed, delayed and lost calls are simulated elsewhere. A *fault.Set implements Faults.
 type Faults interface {
 	// Lag returns how long Describe operations do not find a new resource, because EC2 is eventually consistent.
 	Lag() time.Duration
@@ -254,7 +254,7 @@ func (s *Service) visible(r resource) bool {
 	return window <= 0 || s.now().Sub(r.born()) >= window
 }
 
-// sorted returns the values of a table in the order of their creation.
+// sorted returns the resources in a table, in the order in which they were created.
 func sorted[T resource](table map[string]T) []T {
 	return slices.SortedFunc(maps.Values(table), func(a, b T) int { return cmp.Compare(a.serial(), b.serial()) })
 }

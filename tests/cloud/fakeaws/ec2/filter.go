@@ -19,9 +19,9 @@ type Filter struct {
 	Value []string
 }
 
-// matches reports whether a resource passes all filters. The function values returns what the resource has for a
-// filter's name, or false for an unknown name. For an unknown name, matches returns AWS's error. The filters tag:KEY
-// and tag-key read tags, unless tags is nil.
+// matches reports whether a resource passes all filters. The function `values` returns the resource's values for the
+// name of a filter, and false for an unknown name. For an unknown name, matches returns AWS's error. The filters
+// tag:KEY and tag-key use the parameter `tags`, unless it is nil.
 func matches(filters []Filter, tags map[string]string, values func(name string) ([]string, bool)) (bool, error) {
 	all := true
 	for _, f := range filters {

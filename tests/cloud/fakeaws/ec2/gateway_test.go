@@ -55,7 +55,8 @@ func TestInternetGateway(t *testing.T) {
 	want(t, "detaching again", detach(), "Gateway.NotAttached")
 }
 
-// TestEgressGateway also checks an unknown gateway: describing it gives an empty answer, deleting it gives an error.
+// TestEgressGateway makes, describes and deletes a gateway. After that, describing the gateway gives an empty answer,
+// and deleting it gives an error.
 func TestEgressGateway(t *testing.T) {
 	w := newTestRegion(t, nil)
 	ctx := t.Context()

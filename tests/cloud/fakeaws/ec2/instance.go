@@ -347,7 +347,7 @@ func tokenMismatch(token string) error {
 		token)
 }
 
-// through changes filters that read the XML form of a resource into filters that take the resource itself. The returned
+// through converts filters that take the XML form of a resource to filters that take the resource itself. The new
 // filters call render to get the XML form.
 func through[T, X any](render func(T) X, filters map[string]func(X) []string) map[string]func(T) []string {
 	out := make(map[string]func(T) []string, len(filters))

@@ -92,8 +92,8 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	return s.allowProfile(c, l)
 }
 
-// allowPlacement checks that the caller may use the placement group or the group of hosts. AWS has no permission for a
-// dedicated host: a policy sees only that the instance's tenancy is "host".
+// allowPlacement checks that the caller may use the placement group or the group of hosts. AWS checks no permission for
+// a dedicated host: policies can only test that the instance's tenancy is "host".
 func (s *Service) allowPlacement(c *wire.Call, l *launch) error {
 	p := l.data.Placement
 	if p == nil {

@@ -209,7 +209,7 @@ func (s *Service) describeInstances(c *wire.Call) (any, error) {
 	return out, nil
 }
 
-// instanceTextFilters are the filters of DescribeInstances that use one value.
+// instanceTextFilters are the filters of DescribeInstances for properties that have one value.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html
 var instanceTextFilters = map[string]func(x instanceXML) string{
 	"architecture":                        func(x instanceXML) string { return x.Architecture },

@@ -174,7 +174,7 @@ func (s *Service) planInterface(l *launch, nic launchInterface) (nicPlan, error)
 	return p, p.addresses(nic)
 }
 
-// addresses reads the addresses that a request sets for an interface.
+// addresses reads the addresses that a launch request contains for one interface.
 func (p *nicPlan) addresses(nic launchInterface) error {
 	in := interfaceInput{PrivateIPAddress: value(nic.PrivateIPAddress),
 		SecondaryPrivateIPAddressCount: p.spec.Secondary, Ipv6AddressCount: p.spec.IPv6Count}

@@ -78,8 +78,8 @@ func (s *Service) unhook(i *instance) Machine {
 	return machine
 }
 
-// halt stops the machine of an instance in the background. The caller holds the cloud's lock, and the machine may still
-// wait for an answer of the cloud. When the machine has stopped, halt takes that lock and runs the callback. Without a
+// halt stops the machine of an instance, and then runs the callback with the cloud's lock held. The caller holds the
+// lock, and the machine may itself be waiting for the lock. So halt waits for the machine in the background. Without a
 // machine, halt runs the callback immediately.
 func (s *Service) halt(i *instance, then func()) {
 	machine := s.unhook(i)

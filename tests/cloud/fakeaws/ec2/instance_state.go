@@ -96,7 +96,7 @@ type stateChangesXML struct {
 	Instances []stateChangeXML `xml:"instancesSet>item"`
 }
 
-// change calls do for each instance. It returns the states of the instances before and after that call.
+// change runs the function `do` on each instance. It returns the state of each instance before and after `do`.
 func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	var out stateChangesXML
 	for _, i := range instances {
@@ -108,8 +108,8 @@ func change(instances []*instance, do func(i *instance)) stateChangesXML {
 	return out
 }
 
-// several returns the instances of a request. It checks that the caller may perform the call's action on each of them.
-// If one is not found, AWS changes none of them.
+// several returns the instances of a request. It returns an error if one of them does not exist, or if the caller may
+// not perform the call's action on one of them. The operation then changes no instance, as on AWS.
 func (s *Service) several(c *wire.Call, ids []string) ([]*instance, error) {
 	instances, err := s.instancesByID(ids)
 	if err != nil {
@@ -161,9 +161,9 @@ func (s *Service) interrupted(i *instance) {
 	}
 }
 
-// Interrupt gives a spot instance its interruption notice. The interruption happens at the given time; on AWS that is
-// two minutes later. Interrupt takes the cloud's lock and reports whether the instance is a spot instance that is
-// alive.
+// Interrupt gives a spot instance its interruption notice. The interruption happens at the given time. On AWS, it
+// happens two minutes after the notice. Interrupt takes the cloud's lock and reports whether the instance is a spot
+// instance that is alive.
 func (s *Service) Interrupt(id string, at time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

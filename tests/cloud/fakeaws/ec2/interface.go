@@ -209,8 +209,9 @@ func (s *Service) attached(instanceID string) []*Interface {
 	return list
 }
 
-// attach attaches an interface to an instance. The attachment stays in the state "attaching" for the duration takes,
-// which is zero in a launch. attach checks nothing and does not plug the interface into the machine.
+// attach attaches an interface to an instance. The parameter takes is the time for which the attachment stays in the
+// state "attaching". In a launch, this time is zero. attach checks nothing and does not plug the interface into the
+// machine.
 func (s *Service) attach(i *Interface, instanceID string, index int, deleteOnTermination bool, takes time.Duration) {
 	now := s.now()
 	i.Attachment = &Attachment{

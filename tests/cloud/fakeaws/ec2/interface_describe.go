@@ -71,8 +71,8 @@ func (s *Service) publicAssociation(i *Interface, private netip.Addr) *associati
 	return nil
 }
 
-// PublicAddress returns the public address of an interface's primary address, elastic or not. It is invalid if there is
-// none.
+// PublicAddress returns the public address of an interface's primary address, elastic or not. It returns the zero Addr
+// if there is no public address.
 func (s *Service) PublicAddress(i *Interface) netip.Addr {
 	if len(i.IPv4) == 0 {
 		return netip.Addr{}

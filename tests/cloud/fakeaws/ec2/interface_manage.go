@@ -27,7 +27,7 @@ type interfaceInput struct {
 	TagSpecification               []TagSpecification
 }
 
-// addresses reads the requested addresses, the primary IPv4 address first.
+// addresses parses the addresses in the request. The primary IPv4 address comes first in v4.
 func (in interfaceInput) addresses() (v4, v6 []netip.Addr, err error) {
 	if in.PrivateIPAddress != "" {
 		a, err := parseAddress("privateIpAddress", in.PrivateIPAddress, false)

@@ -1,7 +1,7 @@
 package ec2
 
-// launchData holds the common parameters of RunInstances and launch templates. The same structure is decoded from both
-// requests and encoded into answers about templates, so an answer cannot differ from what was stored.
+// launchData holds the common parameters of RunInstances and launch templates. Requests of both kinds are decoded into
+// it. Answers about a template are encoded from it, so they contain exactly what was stored.
 // https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RequestLaunchTemplateData.html
 type launchData struct {
 	BlockDeviceMapping                []blockDevice          `query:"BlockDeviceMapping" xml:"blockDeviceMappingSet>item"`

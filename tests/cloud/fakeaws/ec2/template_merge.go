@@ -2,7 +2,8 @@ package ec2
 
 import "reflect"
 
-// replaceFields returns a copy of base. The fields that are set in over replace those of the copy.
+// replaceFields returns a copy of base. Each field that is set in the parameter "over" replaces the same field of the
+// copy.
 func replaceFields[T any](base, over T) T {
 	replaceIn(reflect.ValueOf(&base).Elem(), reflect.ValueOf(over), false)
 	return base

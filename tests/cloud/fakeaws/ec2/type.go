@@ -44,7 +44,7 @@ var steadySizes = []size{
 	{"8xlarge", 32, 0, 8, 30}, {"12xlarge", 48, 0, 8, 30}, {"16xlarge", 64, 0, 15, 50}, {"24xlarge", 96, 0, 15, 50},
 }
 
-// family is an instance family. The table has a type for each of its sizes.
+// family is an instance family. The table of instance types has a type for each size of a family.
 type family struct {
 	name, manufacturer string
 	clock              float64

@@ -73,8 +73,8 @@ type attributesAnswer struct {
 	Attributes []Attribute `xml:"Attributes>member"`
 }
 
-// listAttributes returns every known attribute. Its value comes from set, else from defaults, else from the attribute's
-// general default.
+// listAttributes returns every attribute in the list `known`, with its value. The value is the one in the map `set`,
+// else the one in the map `defaults`, else the one in `known`.
 func listAttributes(known []attribute, set, defaults map[string]string) attributesAnswer {
 	var out attributesAnswer
 	for _, a := range known {

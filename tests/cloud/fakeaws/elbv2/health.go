@@ -150,8 +150,8 @@ func (s *Service) describeCheck(g *group, t *target) (Target, bool) {
 	}, true
 }
 
-// recordCheck counts the result of one check. A new target gets its first state only after as many equal results as a
-// later change of the state needs.
+// recordCheck counts the result of one check. A target becomes healthy after c.healthy successes in a row, and
+// unhealthy after c.unhealthy failures in a row. This also holds for a new target.
 func (t *target) recordCheck(ok bool, c check) {
 	if ok {
 		t.good, t.bad = t.good+1, 0

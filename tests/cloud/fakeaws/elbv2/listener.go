@@ -186,7 +186,8 @@ type listenersAnswer struct {
 	NextMarker string           `xml:",omitempty"`
 }
 
-// describeListener returns the target group in TargetGroupArn and in ForwardConfig, whichever of them the request used.
+// describeListener describes a listener with its target group in both TargetGroupArn and ForwardConfig, whichever of
+// the two fields the request used.
 func describeListener(l *listener) listenerAnswer {
 	weight := 1
 	return listenerAnswer{

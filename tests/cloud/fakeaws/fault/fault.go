@@ -27,7 +27,7 @@ type Effect struct {
 	Lost  bool          // The call is executed, and then the connection is cut.
 }
 
-// Forever, as the number of calls of a fault, means all calls until [Set.Clear].
+// Forever as the parameter n makes a fault affect all matching calls until [Set.Clear].
 const Forever = -1
 
 type rule struct {

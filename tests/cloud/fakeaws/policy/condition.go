@@ -82,8 +82,8 @@ func (o operator) check(values []string) error {
 	return nil
 }
 
-// holds evaluates one condition. The keys of ctx are in lower case. The result resolved is false if the condition
-// contains a policy variable without a value.
+// holds evaluates one condition. The keys of ctx are in lower case. If the condition contains a policy variable without
+// a value, resolved is false.
 // Sources:
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_condition_operators.html
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_condition-single-vs-multi-valued-context-keys.html

@@ -24,7 +24,8 @@ type Principals struct {
 	Services []string // ec2.amazonaws.com
 }
 
-// Condition is one key under one operator. All conditions of a statement must hold.
+// Condition compares a request's values of one key with the policy's values, by one operator. A statement matches only
+// if all its conditions hold.
 type Condition struct {
 	Operator string // StringEquals, without prefix and suffix
 	Set      string // ForAllValues, ForAnyValue or ""

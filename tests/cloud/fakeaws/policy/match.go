@@ -61,7 +61,8 @@ func variable(name string, ctx Context) (string, bool) {
 	return "", false
 }
 
-// match reports whether the pattern matches the whole text. Its time is proportional to the product of the two lengths.
+// match reports whether the pattern matches the whole text. Its time is proportional to the length of the pattern times
+// the length of the text.
 func (p pattern) match(s string) bool {
 	text := []rune(s)
 	i, j := 0, 0

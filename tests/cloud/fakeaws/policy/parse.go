@@ -291,7 +291,8 @@ func parseOperator(name string) (Condition, error) {
 	return c, nil
 }
 
-// conditionValues reads strings. Numbers and booleans become the strings of their JSON text.
+// conditionValues reads a string, number or boolean, or a list of them. It returns numbers and booleans as their JSON
+// text.
 func conditionValues(value any) ([]string, error) {
 	list, ok := value.([]any)
 	if !ok {

@@ -47,7 +47,7 @@ func Documented() *Limits {
 	}
 }
 
-// Only makes Limits for the requests of the given actions. Other requests have no limit.
+// Only returns Limits that apply to the given actions. Requests with other actions have no limit.
 func Only(requests map[string]Limit) *Limits { return &Limits{requests: requests} }
 
 // unfiltered is the set of describe actions that have a smaller bucket for requests that have neither filters nor

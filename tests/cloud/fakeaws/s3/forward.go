@@ -57,8 +57,8 @@ func (q *request) send(method, path string, query url.Values, header http.Header
 	payload := hex.EncodeToString(sum[:])
 	r.Header.Set("X-Amz-Content-Sha256", payload)
 	signer := v4.NewSigner(func(o *v4.SignerOptions) { o.DisableURIPathEscaping = true })
-	// The server checks the signature against its own clock. So the signature does not use the call's time, which a
-	// test may have set.
+	// The S3 server behind the fake checks the signature against its own clock. So the signature does not use the
+	// call's time, which a test may have set.
 	if err := signer.SignHTTP(ctx, q.s.credentials(), r, payload, "s3", "us-east-1",
 		wallClock()); err != nil {
 		return nil, err
@@ -88,7 +88,8 @@ func (q *request) headers() http.Header {
 	return h
 }
 
-// forward sends the request to the server unchanged. The caller closes the answer's body.
+// forward sends the request to the S3 server behind the fake, with the headers from [request.headers]. The caller
+// closes the answer's body.
 func (q *request) forward(body []byte) (*http.Response, error) {
 	path := q.bucket
 	if q.key != "" {
@@ -102,8 +103,8 @@ func (q *request) forward(body []byte) (*http.Response, error) {
 var answerHeaders = []string{"Connection", "Date", "Server", "X-Amz-Request-Id", "X-Amz-Id-2", "Transfer-Encoding",
 	"Keep-Alive"}
 
-// reply passes the server's answer to the client and closes the answer's body. If the answer is an error, reply passes
-// on only its headers and returns the error. So the fake's record of the call contains the error.
+// reply passes the S3 server's answer to the client and closes the answer's body. If the answer is an error, reply
+// passes on only its headers and returns the error. So the fake's record of the call contains the error.
 func (q *request) reply(answer *http.Response) error {
 	defer answer.Body.Close()
 	h := q.w.Header()

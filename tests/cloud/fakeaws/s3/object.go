@@ -77,8 +77,7 @@ func read(q *request) error {
 	return q.reply(answer)
 }
 
-// fetch gets the object from the server, in the version that the request asks for. It sets the version's ID in the
-// answer.
+// fetch gets the requested version of the object from the server. It sets the header X-Amz-Version-Id of the answer.
 func (q *request) fetch() (*http.Response, error) {
 	l := q.s.locks.of(q.bucket, q.key)
 	l.RLock()
@@ -288,7 +287,7 @@ func (q *request) encrypted(answer http.Header) {
 	e.setHeaders(answer)
 }
 
-// keep records an encryption that is not S3's own default.
+// keep stores the encryption of an object, unless it is S3's own default.
 func (b *bucket) keep(k encryptionKey, e encryption) {
 	if e == (encryption{algorithm: "AES256"}) {
 		delete(b.kept, k)

@@ -49,8 +49,8 @@ func (o operation) actions(q *request) []string {
 	return all
 }
 
-// operations returns all operations. Those that need more query parameters or a header come first, because find returns
-// the first operation that fits.
+// operations returns all operations. Those that need the most query parameters and headers come first: find returns the
+// first operation that fits, and that must be the most specific one.
 func operations() []operation {
 	all := slices.Concat(objectOperations(), bucketOperations(), configurationOperations())
 	slices.SortStableFunc(all, func(a, b operation) int { return b.special() - a.special() })

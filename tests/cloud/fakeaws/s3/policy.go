@@ -84,7 +84,8 @@ func (q *request) checkStatement(s policy.Statement) error {
 	return nil
 }
 
-// narrowing are the condition keys that, with fixed values, keep a statement for all principals from being public.
+// narrowing are condition keys that can keep a statement from being public. A statement for all principals is not
+// public if a condition requires fixed values for one of these keys.
 // Source:
 // https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html#access-control-block-public-access-policy-status
 var narrowing = []string{

@@ -17,10 +17,10 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// The front keeps versions itself, although the S3 server behind it, versitygw, can keep them. With versions, versitygw
-// 1.8.0 treats a delete marker as an object in a conditional put. After the deletion of "a/b", it refuses writes to
-// "a". So the server holds the newest version of each object in a bucket of the same name, without versions. Older
-// versions are in another bucket under their IDs.
+// The front keeps versions itself, although the S3 server behind it, versitygw, can keep them. If versitygw 1.8.0 keeps
+// versions, it treats a delete marker as an object in a conditional put. After the deletion of "a/b", it also refuses
+// writes to "a". So the front uses two of the server's buckets for a bucket that keeps versions. The first holds the
+// newest version of each object. The second holds older versions under their IDs.
 // Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/Versioning.html
 
 // nullID is the ID of versions that were written while the bucket did not keep versions.
@@ -84,7 +84,7 @@ func (s *Service) change(b *bucket, key string) (status string, unlock func()) {
 	return read(), l.Unlock
 }
 
-// archive returns the name of the server's bucket for older versions.
+// archive returns the name of the bucket in which the S3 server behind the fake keeps older versions.
 func archive(bucket string) string {
 	sum := sha256.Sum256([]byte(bucket))
 	return archivePrefix + hex.EncodeToString(sum[:16])
@@ -103,8 +103,8 @@ func (s *Service) newest(b *bucket, key string) *version {
 	return all[len(all)-1]
 }
 
-// do sends the server a request of the front itself, not of its client. An answer is an error if its status is not in
-// wanted.
+// do sends the S3 server behind the fake a request that no client has made. If the status of the answer is not in
+// wanted, do returns an error.
 func (q *request) do(method, path string, query url.Values, header http.Header, wanted ...int) error {
 	answer, err := q.send(method, path, query, header, nil)
 	if err != nil {
@@ -258,7 +258,7 @@ func (q *request) remove(key, path, id string, send func() (*http.Response, erro
 	return deleted{id: marker.id, marker: true, created: true}, q.add(key, marker)
 }
 
-// refusal adds the server's answer to the result if the server refused the deletion.
+// refusal adds the S3 server's answer to the result if the server refused the deletion.
 func refusal(answer *http.Response, d deleted) deleted {
 	if answer != nil && answer.StatusCode >= http.StatusBadRequest {
 		d.answer = answer

@@ -46,7 +46,7 @@ func Decode(form url.Values, into any) error {
 	return root.decode("", v.Elem())
 }
 
-// node is one part of a parameter's name, which is split at the dots. It holds the nodes of the parts after it.
+// node is one part of a parameter's name. Names are split at their dots. sub holds the nodes for the next part.
 type node struct {
 	value *string
 	sub   map[string]*node

@@ -50,7 +50,7 @@ func IdentityKeys(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(answer)
 }
 
-// certificate returns the certificate of the key in PEM.
+// certificate returns a certificate in PEM for the key that signs identity tokens.
 func certificate() (string, error) {
 	key, err := signer()
 	if err != nil {

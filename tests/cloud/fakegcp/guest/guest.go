@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/machine/contract"
 )
 
-// metadataAddress is the address of the metadata server. Images of Google Cloud map its name to the address in
+// metadataAddress is the address of the metadata server. Images of Google Cloud have this address and its name in
 // /etc/hosts.
 var metadataAddress = netip.MustParseAddr("169.254.169.254")
 

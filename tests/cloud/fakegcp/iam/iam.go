@@ -237,7 +237,7 @@ func (r *role) setDeleted(deleted bool) (any, error) {
 	return r.describe(), nil
 }
 
-// predefined maps Google's roles that the modules use to their permissions.
+// predefined holds the permissions of Google's predefined roles, by role. It has only the roles that the modules use.
 var predefined = map[string][]string{
 	"roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
 	"roles/iam.serviceAccountUser":       {"iam.serviceAccounts.actAs"},
@@ -267,8 +267,8 @@ func (i *IAM) permissions(name string) (found []string) {
 	return found
 }
 
-// Allows reports whether a policy gives a permission to a member. It checks the policy of the project, and the
-// resource's policy "of" unless that is nil.
+// Allows reports whether a policy gives a permission to a member. It checks the policy of the project. If the parameter
+// "of" is not nil, it also checks that policy, which belongs to a resource.
 func (i *IAM) Allows(member, permission string, attributes policy.Attributes, of *policy.Policy) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -43,7 +43,7 @@ func (k *KMS) SetDisabled(name string, disabled bool) {
 	k.keys[name].disabled = disabled
 }
 
-// PermissionDenied is the reason of the error about a key that a service may not use.
+// PermissionDenied is the reason in the error about a key that a service may not use.
 const PermissionDenied = "kmsPermissionDenied"
 
 // Use returns an error if a service cannot encrypt and decrypt with a key. The service acts as the service account
