@@ -97,7 +97,7 @@ func TestSecurityNamesTests(t *testing.T) {
 }
 
 // TestPagesNameTests verifies that docs/contributing/tests.md lists each page of docs/how-to and docs/start exactly
-// once, and that the tests and scripts which it names for the page exist.
+// once, and that the tests and scripts listed for each page exist.
 func TestPagesNameTests(t *testing.T) {
 	raw, err := os.ReadFile("../docs/contributing/tests.md")
 	if err != nil {

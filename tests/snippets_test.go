@@ -10,7 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// snippetBase is the configuration into which the snippets of pages are merged.
+// snippetBase is the configuration into which the test merges the snippets from the pages.
 const snippetBase = `{
 	"cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
 	"server": {"shard": "us-west-2a", "subnet_pools": {"workers": ["subnet-0a1b2c3d4e5f60718"]},

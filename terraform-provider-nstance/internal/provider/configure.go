@@ -19,8 +19,8 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
 
-// The provider reads these environment variables if the operator block lacks attributes. nstance-admin reads the same
-// variables.
+// The provider reads these environment variables in place of attributes that the operator block does not set.
+// nstance-admin reads the same variables.
 const (
 	serversVariable  = "NSTANCE_ADMIN_SERVERS"
 	identityVariable = "NSTANCE_ADMIN_IDENTITY_DIR"

@@ -44,7 +44,7 @@ type Operator struct {
 }
 
 // Register registers a new operator of a tenant. writer is the prefix of the writer name in the record. Register
-// returns [ErrRegistered] if an operator of the tenant has the key.
+// returns [ErrRegistered] if the tenant already has an operator with the same key.
 func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey,
 	ttl time.Duration, writer string) (Operator, error) {
 	all, err := state.ListOperators(ctx, tenant)

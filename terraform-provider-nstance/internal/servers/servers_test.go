@@ -152,7 +152,8 @@ func TestCallFindsTheLeader(t *testing.T) {
 			t.Errorf("%s: %v, %v, %d calls", name, found, err, leader.calls)
 		}
 	}
-	// Two standbys that each return the other's address as the leader's must not cause an endless loop.
+	// Each of two standbys returns the other's address as the address of the leader. This must not cause an endless
+	// loop.
 	second := new(string)
 	a, b := &api{leader: second}, &api{}
 	first := serve(t, ca, server("one"), a)

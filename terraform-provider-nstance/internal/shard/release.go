@@ -13,9 +13,9 @@ import (
 // configuration. Terraform may destroy them after the update of this resource, so the update must wait until they are
 // no longer used.
 type release struct {
-	// subnets are the subnets that no pool has any more, sorted.
+	// subnets are the subnets that are no longer in any pool, sorted.
 	subnets []string
-	// leaderInterface means that the leader's address is at another network interface now.
+	// leaderInterface means that the leader's address has left its network interface.
 	leaderInterface bool
 }
 

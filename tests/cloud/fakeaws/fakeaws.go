@@ -1,5 +1,5 @@
 // Package fakeaws is a fake AWS cloud with one account and one region. The real AWS SDK and the real Terraform provider
-// can use it. It composes the services, authorizes and records calls, and injects faults.
+// can use it. It combines the services, authorizes and records calls, and injects faults.
 //
 // Invariant: a call without a valid signature is refused, except that S3 accepts calls without any signature. A role's
 // call is answered only after the role's policies were evaluated. One lock protects all state. Calls run one at a time,

@@ -118,8 +118,8 @@ func on(permission, link string) need {
 		Type: computeTypes[parts[max(0, len(parts)-2)]]}}
 }
 
-// simple maps methods that need only one permission, on the resource in their path, to that permission. An empty entry
-// means the permission with the method's name.
+// simple maps each method that needs only one permission to that permission. The method needs it on the resource in its
+// path. An empty entry means the permission with the method's name.
 var simple = map[string]string{"compute.instances.get": "", "compute.instances.list": "",
 	"compute.instances.delete": "", "compute.instances.getSerialPortOutput": "", "compute.images.list": "",
 	"compute.subnetworks.get": "", "compute.machineTypes.get": "", "compute.zoneOperations.list": "",

@@ -141,8 +141,8 @@ func (s *Signature) Verify(r *http.Request, body []byte, lookup func(access stri
 	return checkBody(r, body)
 }
 
-// payloadHash returns the hash of the body that the client signed. S3's clients send the hash in a header. For other
-// services, payloadHash computes it.
+// payloadHash returns the body hash that the client signed. S3's clients send the hash in a header. For other services,
+// payloadHash computes it.
 func payloadHash(r *http.Request, service string, body []byte) string {
 	if hash := r.Header.Get("X-Amz-Content-Sha256"); hash != "" {
 		return hash

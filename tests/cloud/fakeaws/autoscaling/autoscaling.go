@@ -34,7 +34,7 @@ type Config struct {
 	Now             func() time.Time // nil: time.Now
 	Lock            *sync.Mutex      // the cloud's lock
 	Log             *slog.Logger
-	// Every is the time between two passes of Run. Zero means 200 ms.
+	// Every is the time between two calls of Reconcile by Run. Zero means 200 ms.
 	Every time.Duration
 	// Retry is the time that a group waits after a failed launch. Zero means 5 s.
 	Retry time.Duration

@@ -192,7 +192,7 @@ func (p *nicPlan) addresses(nic launchInterface) error {
 	return err
 }
 
-// roomInSubnets returns for how many instances the subnets have enough free addresses, but at most count.
+// roomInSubnets returns the number of instances, at most count, for which the subnets have enough free addresses.
 func (s *Service) roomInSubnets(l *launch, count int) (int, error) {
 	need := map[string]int{}
 	for _, p := range l.net {

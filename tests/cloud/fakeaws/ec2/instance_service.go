@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
-// Launch is a launch by an AWS service for its user: one instance of a launch template. The service has already checked
-// its user's permission.
+// Launch is the launch of one instance from a launch template, by an AWS service for its user. The service has already
+// checked its user's permission.
 type Launch struct {
 	Template TemplateRef
 	Type     string // overrides the template's type; "": no override

@@ -192,9 +192,9 @@ func (s *Service) Rebalance(id string) {
 	}
 }
 
-// Kill terminates an instance immediately and without notice. The reason is lost capacity for a spot instance, and a
-// termination by a user for other instances. Kill takes the cloud's lock and returns when the instance's machine, if
-// any, has stopped.
+// Kill terminates an instance immediately and without notice. For a spot instance, the reason is lost capacity. For
+// other instances, it is a termination by a user. Kill takes the cloud's lock and returns when the instance's machine,
+// if any, has stopped.
 func (s *Service) Kill(id string) { s.kill(id, nil) }
 
 // FailLaunch terminates an instance as EC2 does when a launch fails late, for example because a KMS key cannot be used.

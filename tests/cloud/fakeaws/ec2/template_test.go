@@ -107,8 +107,8 @@ func fullTemplate() *types.RequestLaunchTemplateData {
 	}
 }
 
-// TestTemplateDescribesItsData checks that the answer about a template contains the data that created it, field by
-// field.
+// TestTemplateDescribesItsData checks that the answer about a template contains the data with which the template was
+// created, field by field.
 func TestTemplateDescribesItsData(t *testing.T) {
 	w := newTestRegion(t, nil)
 	request := fullTemplate()

@@ -47,7 +47,7 @@ func extras(q *request) []string {
 	return all
 }
 
-// headerTags returns the tags in the headers of a new object.
+// headerTags returns the tags of a new object from the request's headers.
 func (q *request) headerTags() map[string]string {
 	values, err := url.ParseQuery(q.Request.Header.Get("X-Amz-Tagging"))
 	if err != nil {

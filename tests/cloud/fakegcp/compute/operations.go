@@ -154,7 +154,7 @@ func (op *Operation) describe() map[string]any {
 	return out
 }
 
-// addOperations adds the methods of operations. Their wait methods answer immediately, as the service may do.
+// addOperations adds the methods of operations. Their wait methods answer immediately, as the real service may do.
 func (c *Compute) addOperations() {
 	for _, api := range []string{"zoneOperations", "regionOperations", "globalOperations"} {
 		get := func(call *rest.Call) (any, error) {

@@ -77,7 +77,8 @@ type guest struct {
 	aliases []netip.Addr
 }
 
-// ID returns the name of an instance's machine: the number of the instance, because names can be used again.
+// ID returns the name of an instance's machine. It is the number of the instance, because a later instance may get the
+// same name.
 func ID(number uint64) string { return strconv.FormatUint(number, 10) }
 
 // Start implements [compute.Machines].
