@@ -78,7 +78,8 @@ func (c *Cloud) storageNeeds(call *rest.Call, method string) []need {
 	return nil
 }
 
-// secretNeeds returns the permissions for calls about secrets. IAM conditions see the project's number, not its ID.
+// secretNeeds returns the permissions for calls about secrets. In IAM conditions, resource names contain the project's
+// number, not its ID.
 // https://cloud.google.com/secret-manager/docs/access-control
 func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 	name := cmp.Or(call.Params["name"], call.Params["parent"])
@@ -103,7 +104,7 @@ func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 	return nil
 }
 
-// computeTypes are the types of resources that conditions can name.
+// computeTypes maps the name of a collection to the resource type for IAM conditions.
 // https://cloud.google.com/iam/docs/conditions-resource-attributes
 var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
 	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}

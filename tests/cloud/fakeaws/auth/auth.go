@@ -30,7 +30,7 @@ import (
 // MaxSkew is the largest accepted difference between a signature's time and the server's time.
 const MaxSkew = 15 * time.Minute
 
-// Key is a secret access key as the server knows it.
+// Key is the secret part of an access key, with its session if it belongs to one.
 type Key struct {
 	Secret  string
 	Token   string    // of a session; "" for the account's own key

@@ -37,7 +37,7 @@ type version struct {
 }
 
 // stripes are the locks of objects. An object's lock is held while its newest version changes. In buckets without
-// versions, writers share the lock, so that the server decides the order of concurrent writes.
+// versions, writers share the lock, so that the S3 server behind the fake decides the order of concurrent writes.
 type stripes [64]sync.RWMutex
 
 func (l *stripes) of(bucket, key string) *sync.RWMutex {

@@ -77,8 +77,8 @@ func (s *Service) prefix() string {
 	return "arn:aws:secretsmanager:" + s.region + ":" + s.account + ":secret:"
 }
 
-// lookup returns a secret by its name, its ARN, or its ARN without the six random characters. It removes secrets with
-// an expired recovery window first.
+// lookup returns a secret by its name, its ARN, or its ARN without the six random characters. It first removes the
+// secrets whose recovery window has ended.
 func (s *Service) lookup(id string) *secret {
 	maps.DeleteFunc(s.secrets, func(_ string, x *secret) bool { return !x.deleted.IsZero() && !s.now().Before(x.gone) })
 	name, isARN := strings.CutPrefix(id, s.prefix())

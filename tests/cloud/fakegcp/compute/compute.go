@@ -28,10 +28,10 @@ import (
 
 const (
 	base = "https://www.googleapis.com/compute/v1/"
-	// requestMemory is the time for which a requestId is known.
+	// requestMemory is the time for which the fake remembers a requestId.
 	// https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert
 	requestMemory = time.Hour
-	// operationMemory is the time for which operations are kept.
+	// operationMemory is the time for which the fake keeps an operation.
 	operationMemory = 14 * 24 * time.Hour
 )
 
@@ -145,13 +145,13 @@ func (c *Compute) SetDelay(operationType string, d time.Duration) {
 // Kind describes a type of resource. Its hooks run with the lock held. An error from Check or Removing refuses the call
 // and must be a [*rest.Error]. An error from Created fails the operation and should be a [*Failure].
 type Kind struct {
-	// Collection is the name in paths and methods, such as "instances".
+	// Collection is the name of the type in paths and methods, such as "instances".
 	Collection string
 	// Type is the name in the field "kind" of a resource, such as "instance". It is also the name of the path
 	// parameter.
 	Type string
-	// API is the collection's name in the names of methods, such as "regionHealthChecks". Empty: the same as
-	// Collection.
+	// API is the collection's name in the names of methods, such as "regionHealthChecks". If API is empty, Collection
+	// is used.
 	API string
 	// Methods lists the standard methods to serve: insert, get, list, delete, setLabels, patch, update.
 	Methods []string
@@ -168,7 +168,7 @@ type Kind struct {
 }
 
 // Resource is one resource. Body is in the form of the API, without the fields that every resource has. Body may be
-// changed with the lock held.
+// changed only with the lock held.
 type Resource struct {
 	Path       string // such as projects/p/zones/z/instances/i
 	Collection string
@@ -472,7 +472,7 @@ func Invalid(format string, args ...any) *rest.Error {
 		Message: fmt.Sprintf(format, args...)}
 }
 
-// Stale returns the error about a fingerprint that is not the current one.
+// Stale returns the error for a request whose fingerprint is not the current one.
 func Stale(field string) *rest.Error {
 	return &rest.Error{Code: http.StatusPreconditionFailed, Reason: "conditionNotMet", Status: "FAILED_PRECONDITION",
 		Message: "Supplied " + field + " does not match current fingerprint."}
