@@ -23,8 +23,8 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestBinaryIsStatic checks that Index refuses a binary that was built for another architecture than the Spec gives.
-func TestBinaryIsStatic(t *testing.T) {
+// TestBinaryIsForTheArchitecture checks that Index refuses a binary that was built for another architecture than the Spec gives.
+func TestBinaryIsForTheArchitecture(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
