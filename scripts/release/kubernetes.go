@@ -87,8 +87,7 @@ func checkSeries(metadata []byte, number string) error {
 		"Cluster API", number)
 }
 
-// replaceOnce replaces the match of a regular expression in the content. It returns an error unless there is exactly
-// one match.
+// replaceOnce replaces the only match of an expression. It returns an error unless there is exactly one match.
 func replaceOnce(content []byte, expression, replacement string) ([]byte, error) {
 	pattern := regexp.MustCompile("(?m)" + expression)
 	if found := len(pattern.FindAll(content, -1)); found != 1 {

@@ -1,5 +1,4 @@
-// Command release builds everything that a release of Nstance publishes, into one directory. It needs Go and git, and
-// downloads only Go modules. The same source, version and Go release give the same bytes.
+// docs/contributing/releases.md lists the released files and the signing keys.
 //
 //	go -C scripts/release run . -version v0.2.0 -out ../../dist
 //

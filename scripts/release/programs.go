@@ -15,7 +15,8 @@ const providerName = "terraform-provider-nstance"
 // programs are released as binaries for every platform.
 var programs = []string{"nstance-admin", "nstance-agent", "nstance-operator", "nstance-server"}
 
-// downloaded are the programs that boot scripts download. They are also released outside the archives.
+// downloaded lists the programs that boot scripts download. A release has each of them as a file of its own, in
+// addition to the archives.
 var downloaded = []string{"nstance-agent", "nstance-server"}
 
 // imagePrograms are released as images.

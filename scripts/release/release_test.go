@@ -131,7 +131,8 @@ func TestDetached(t *testing.T) {
 	}
 }
 
-// TestPackages makes the packages of a program and reads the .rpm. tests/release installs the .deb.
+// TestPackages makes packages of two programs, and checks the owners and modes of the files in one .rpm. tests/release
+// installs the .deb.
 func TestPackages(t *testing.T) {
 	repository, err := root()
 	if err != nil {

@@ -64,8 +64,8 @@ func (k keys) minisigned(text []byte, comment string) ([]byte, error) {
 	return reader.SignWithComments(*k.minisign, comment, fmt.Sprintf("signature from key %X", public.ID())), nil
 }
 
-// detached returns the OpenPGP signature of a text. The signature's time is the release's time, or the creation of the
-// signing key if that is later. Equal texts therefore have equal signatures.
+// detached returns the OpenPGP signature of a text. The signature's time is the time of the release, or the creation
+// time of the signing key if the key is newer. Equal texts therefore have equal signatures.
 func (k keys) detached(text []byte, created time.Time) ([]byte, error) {
 	if made := k.gpg.PrimaryKey.CreationTime; made.After(created) {
 		created = made

@@ -33,8 +33,8 @@ func Compile(ctx context.Context, root string, t Target, binary string) error {
 	return nil
 }
 
-// Created returns SOURCE_DATE_EPOCH if it is set (https://reproducible-builds.org/specs/source-date-epoch/), else the
-// time of the commit.
+// Created returns SOURCE_DATE_EPOCH if it is set (https://reproducible-builds.org/specs/source-date-epoch/), or else
+// the time of the repository's last commit.
 func Created(ctx context.Context, root string) (time.Time, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	if text == "" {

@@ -23,8 +23,9 @@ func TestOutIsKept(t *testing.T) {
 	}
 }
 
-// TestBinaryIsForTheArchitecture checks that Index refuses a binary that was built for another architecture than the Spec gives.
-func TestBinaryIsForTheArchitecture(t *testing.T) {
+// TestBinaryIsStatic checks that Index makes no image if a binary was built for another architecture than the Spec
+// says.
+func TestBinaryIsStatic(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -52,7 +52,8 @@ func (c *Credentials) Failure() error {
 	return c.err
 }
 
-// Dial connects to an address. It clears the error of the previous handshake. Use it for grpc.WithContextDialer.
+// Dial connects to an address and clears the error that [Credentials.Failure] returns. It is a dialer for
+// grpc.WithContextDialer.
 func (c *Credentials) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	c.mu.Lock()
 	c.err = nil

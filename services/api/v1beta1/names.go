@@ -44,11 +44,12 @@ const (
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster makes the operator create the Cluster
 	// again.
 	RecreateAnnotation = "nstance.dev/recreate"
-	// OnDemandGroupAnnotation on a pod requests an instance of the group for that pod.
+	// OnDemandGroupAnnotation on a pod contains the name of a group. It requests an instance of that group for the pod.
 	OnDemandGroupAnnotation = "on-demand.nstance.dev/group"
-	// OnDemandInstanceTypeAnnotation on a pod with OnDemandGroupAnnotation overrides the group's instance type.
+	// OnDemandInstanceTypeAnnotation on a pod with OnDemandGroupAnnotation contains the type of the pod's instance. It
+	// overrides the group's instance type.
 	OnDemandInstanceTypeAnnotation = "on-demand.nstance.dev/instance-type"
-	// OnDemandShardAnnotation on a pod with OnDemandGroupAnnotation selects the shard of the pod's instance.
+	// OnDemandShardAnnotation on a pod with OnDemandGroupAnnotation contains the shard of the pod's instance.
 	OnDemandShardAnnotation = "on-demand.nstance.dev/shard"
 )
 

@@ -28,7 +28,8 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the binary with the storage directory dir. It returns the process and a client for it.
+// start runs the dev-k8s program at the path "binary", with the storage directory dir. It returns the process and a
+// client for it.
 func start(t *testing.T, binary, dir string) (*exec.Cmd, kubernetes.Interface) {
 	t.Helper()
 	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir)
@@ -145,8 +146,8 @@ func check(t *testing.T, client kubernetes.Interface, acked map[string]string) {
 		case !ok:
 			t.Errorf("%s is lost", name)
 		case strings.HasPrefix(name, "counter-"):
-			// The value may be newer than the acknowledged one: a later write may have taken effect without an
-			// acknowledgment.
+			// The value may be newer than the last acknowledged one: the process may have stored a value and died
+			// before it acknowledged it.
 			if value < want || len(value) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", name, value, want)
 			}

@@ -28,7 +28,8 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the binary with the storage directory dir. It returns the process and a store that uses it.
+// start runs the dev-s3 program at the path "binary", with the storage directory dir. It returns the process and a
+// store that uses it.
 func start(t *testing.T, binary, dir string) (*exec.Cmd, objstore.Store) {
 	t.Helper()
 	cmd := exec.Command(binary, "--addr", "127.0.0.1:0", "--dir", dir, "--bucket", "dev")
@@ -135,8 +136,8 @@ func check(t *testing.T, store objstore.Store, acked map[string]string) {
 		}
 		got := string(obj.Body)
 		if strings.HasPrefix(key, "counter/") {
-			// The value may be newer than the acknowledged one: a later write may have taken effect without an
-			// acknowledgment.
+			// The value may be newer than the last acknowledged one: the process may have stored a value and died
+			// before it acknowledged it.
 			if got < want || len(got) != len(want) {
 				t.Errorf("%s is %q, acknowledged was %q", key, got, want)
 			}

@@ -34,8 +34,8 @@ import (
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )
 
-// hermetic sets environment variables that make this process use a fake AWS, as if the process ran on an EC2 instance.
-// It returns the fake AWS and an EC2 client of the instance's account.
+// hermetic sets environment variables so that this process uses a fake AWS, as if it ran on an EC2 instance in the fake
+// AWS. It returns the fake AWS and an EC2 client of the instance's account.
 func hermetic(t *testing.T, machine string) (*fakeaws.Cloud, *ec2.Client) {
 	t.Helper()
 	cloud, err := fakeaws.New(fakeaws.Config{})

@@ -368,8 +368,8 @@ func TestParseIdentity(t *testing.T) {
 	}
 }
 
-// TestParseIdentityRefuses checks that ParseIdentity accepts only certificates of the exact forms. The CA's key may
-// have signed certificates of other forms.
+// TestParseIdentityRefuses checks that ParseIdentity refuses every certificate that differs in form from those of
+// IssueClient and IssueServer. The CA's key may have signed such certificates.
 func TestParseIdentityRefuses(t *testing.T) {
 	parent, signer := &x509.Certificate{Subject: pkix.Name{CommonName: "example"}}, key(1)
 	build := func(base authority.Identity, change func(*x509.Certificate)) *x509.Certificate {
@@ -645,7 +645,7 @@ func TestSecretsRedact(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The CA key and the nonce key were both made with random(1), so they have the same seed.
+	// The CA's key and the nonce key were both made from random(1), so this is the seed of both. It must not leak.
 	seed := must[[]byte](t)(io.ReadAll(io.LimitReader(random(1), 32)))
 	for _, leak := range []string{nonce.Reveal(), nonce.Reveal()[60:90], fmt.Sprintf("%x", seed[:8]),
 		strings.Trim(fmt.Sprint(seed[:8]), "[]"), strings.Trim(fmt.Sprintf("%#v", seed[:8]), "[]byte{}")} {

@@ -33,8 +33,7 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is the time from the beginning of the validity of a certificate or nonce to its issue. It allows for the
-	// slow clock of a new VM.
+	// Skew is how long ago a certificate or nonce becomes valid when it is issued. The clock of a new VM may be slow.
 	Skew = 5 * time.Minute
 )
 
@@ -65,7 +64,7 @@ func CreateWorkloadCA(cluster string, rand io.Reader, start time.Time) (CA, erro
 		return CA{}, fmt.Errorf("create CA: cluster: %w", err)
 	}
 	return createCA(&x509.Certificate{
-		// Some verifiers confuse two CAs of the same name.
+		// The name differs from that of the cluster's CA, because some verifiers confuse two CAs of the same name.
 		Subject:  pkix.Name{CommonName: workloadCAName(cluster)},
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}, rand, start)
@@ -320,8 +319,8 @@ func (ca CA) LogValue() slog.Value { return slog.StringValue(ca.String()) }
 func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
 // ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, sorted by the start of their validity,
-// newest first. ParseBundle does not check the signatures of a signed bundle, see [OpenDocument]. Anything else in the
-// file is an error.
+// newest first. It fails if the bundle contains anything but CA certificates. It does not check the signatures of a
+// signed bundle; [OpenDocument] does.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
 	content, err := UnverifiedContent(data)
 	if err != nil {
@@ -375,7 +374,7 @@ func Fingerprint(cert *x509.Certificate) string {
 }
 
 // Trust returns 16 hexadecimal characters that identify the issuing CA together with the trust bundle. The result is
-// empty if the bundle contains only the issuing CA. That is always so while no rotation is under way.
+// empty if the bundle contains only that CA, as it does while no rotation is under way.
 func Trust(ca *x509.Certificate, bundle []*x509.Certificate) string {
 	if len(bundle) == 1 && bundle[0].Equal(ca) {
 		return ""

@@ -52,8 +52,8 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-// TestDocumentOfSeveralSigners checks that the certificate of each signer alone can verify a document. The content of
-// the document is itself a signed document.
+// The certificate of any one signer is enough to open a document, even if the document's content is itself a signed
+// document.
 func TestDocumentOfSeveralSigners(t *testing.T) {
 	first, second := newCA(t), must[authority.CA](t)(authority.CreateCA("example", random(9), t0))
 	doc := document()

@@ -51,8 +51,8 @@ func (i Identity) name() string {
 	return i.ID.String()
 }
 
-// serverPattern matches a server's ID. An ID has only the characters of a SPIFFE path segment (SPIFFE-ID, section 2.2)
-// and no leading dot. It has at most 64 characters, because a CN must not be longer.
+// serverPattern matches a server's ID: 1 to 64 characters of a SPIFFE path segment (SPIFFE-ID, section 2.2), without a
+// leading dot. 64 characters are the limit of a CN.
 var serverPattern = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$`)
 
 // ValidateServerID checks a server's --id: 1 to 64 of [A-Za-z0-9._-], not beginning with a dot.

@@ -233,7 +233,7 @@ func (spec InstanceSpec) template() (*x509.Certificate, error) {
 	return template, nil
 }
 
-// issue fills in what all certificates have in common, and signs.
+// issue adds to a template what all certificates have in common, and signs the certificate.
 func (ca CA) issue(template *x509.Certificate, public crypto.PublicKey, ttl time.Duration, rand io.Reader,
 	now time.Time) (*x509.Certificate, error) {
 	if ca.IsZero() {

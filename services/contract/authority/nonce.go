@@ -180,8 +180,8 @@ type NonceSpec struct {
 	Role    Role // RoleAgent or RoleOperator
 	Cluster string
 	Tenant  string
-	// ID is the ID of the instance or of the operator. An instance must have one. If an operator's ID is zero, the
-	// operator gets a new ID.
+	// ID is the ID of the instance or of the operator. It is required for an instance. If it is zero for an operator,
+	// the operator gets a new ID.
 	ID ident.ID
 	// Shard, Group and ConfigHash are those of the instance. They are empty for operators, which can register with any
 	// shard.
@@ -345,8 +345,8 @@ func (w *wireClaims) claims() (NonceClaims, error) {
 }
 
 // ParseNonce verifies a presented nonce with any of the keys and returns its claims. With allowExpired it also accepts
-// an expired nonce. The caller must then refuse the registration, unless the same agent key has consumed the nonce
-// before. Errors never quote the nonce.
+// an expired nonce. The caller must then refuse the registration, unless an earlier registration with the agent's key
+// has consumed the nonce. Errors never quote the nonce.
 func ParseNonce(keys []ed25519.PublicKey, cluster, text string, now time.Time, allowExpired bool) (NonceClaims, error) {
 	claims, err := parseNonce(keys, cluster, text, now, allowExpired)
 	if err != nil {

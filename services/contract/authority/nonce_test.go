@@ -252,7 +252,7 @@ func FuzzParseNonceKey(f *testing.F) {
 
 func equal(a, b ed25519.PublicKey) bool { return a.Equal(b) }
 
-// FuzzParseNextKeys checks that parsed keys, written again, are the same keys.
+// FuzzParseNextKeys checks that keys stay the same when they are parsed, marshaled and parsed again.
 func FuzzParseNextKeys(f *testing.F) {
 	next := authority.NextKeys{CA: newCA(f)}
 	f.Add(must[[]byte](f)(next.MarshalSecret()))

@@ -67,8 +67,8 @@ type Server struct {
 	ExtraArgs []string
 }
 
-// Agent is the boot script of nstance-agent. The script is a template for [render.UserdataText] and the value of
-// `userdata.content`. The caller's commands may contain templates. The environment must not contain any.
+// Agent is the boot script of nstance-agent. The script is the value of `userdata.content`, and a template for
+// [render.UserdataText]. The caller's commands may contain templates. The environment must not contain any.
 type Agent struct{ Common }
 
 // FieldError is the error of one field.
@@ -182,8 +182,8 @@ func sized(script string) (string, error) {
 	return script, nil
 }
 
-// Patterns of values in a command line that systemd splits at white space. They exclude every character that systemd or
-// sh would interpret.
+// Patterns of the values in a script. argumentPattern matches one argument of a command line, which systemd splits at
+// white space. It excludes every character that systemd or sh would interpret.
 var (
 	argumentPattern = regexp.MustCompile(`^[A-Za-z0-9_.,:/=@%+~-]+$`)
 	regionPattern   = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)

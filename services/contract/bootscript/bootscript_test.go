@@ -477,8 +477,8 @@ func FuzzServer(f *testing.F) {
 		}
 		m := newMachine(t)
 		m.mustBoot(t, script)
-		// If sh can read the file, it must read the same values as systemd. sh may also fail, because some variables
-		// have a special meaning in sh.
+		// If sh can read the file, it must read the same values as systemd. sh cannot read every file, because some
+		// names of variables have a special meaning to sh.
 		file := m.read(t, "etc/nstance/server.env")
 		if strings.Count(file, "\n") != 2 {
 			t.Fatalf("%q", file)

@@ -30,7 +30,7 @@ const networkFile = "/etc/systemd/network/05-nstance-leader.network"
 // leaderTable is the routing table for the packets that are sent from the leader's addresses.
 const leaderTable = 1000
 
-// validate reports errors at the fields of the Terraform argument leader_network.
+// validate adds the errors of l to errs. Each error names a field of the Terraform argument leader_network.
 func (l LeaderNetwork) validate(errs *problems) {
 	if l == (LeaderNetwork{}) {
 		return

@@ -1,5 +1,5 @@
-// Package cloud describes the parts of a cloud that the shard configuration needs: its fields, its stores, and checks
-// that need no network. Each cloud has a sub-package with one [Block]. The package cloud/all lists them.
+// Package cloud describes each cloud's part of the shard configuration: its fields, its stores, and checks that need no
+// network. Each cloud has a sub-package with one [Block]. The package cloud/all lists them.
 //
 // Invariant: neither this package nor its sub-packages link a cloud's SDK, so every program can check a configuration
 // for every cloud.
@@ -26,20 +26,21 @@ type Block struct {
 	HasImages bool
 	// ImagesNeedOwners reports whether a look-up of images must name their owners.
 	ImagesNeedOwners bool
-	// Attestation is the cloud's value of server.attestation.method: how an agent proves on which VM it runs. Optional.
+	// Attestation is the value of server.attestation.method for this cloud: the method by which an agent proves on
+	// which VM it runs. It is empty if the cloud has no such method.
 	Attestation string
-	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify
-	// proofs. If not, the cloud publishes its keys.
+	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify an
+	// agent's proof. If it is false, the cloud publishes the keys for that.
 	AttestationCertificates bool
 
-	// LeaderNetwork is a zero value. Its type is the struct with the cloud's own fields of server.leader_network. The
-	// package cloud/all embeds that struct. Nil: the cloud has no such fields.
+	// LeaderNetwork is the zero value of the struct type with the cloud's own fields of server.leader_network. The
+	// package cloud/all embeds that type. LeaderNetwork is nil if the cloud has no own fields.
 	LeaderNetwork any
 	// LeaderNetworkKinds are the values of server.leader_network.kind. Empty: the cloud has only one kind, and a
 	// configuration must not name it.
 	LeaderNetworkKinds []string
-	// LoadBalancer is a zero value. Its type is the struct with the cloud's own fields of a load balancer, which may be
-	// empty. The package cloud/all embeds that struct. Nil: the cloud has no load balancers.
+	// LoadBalancer is the zero value of the struct type with the cloud's own fields of a load balancer. The type may
+	// have no fields. The package cloud/all embeds it. LoadBalancer is nil if the cloud has no load balancers.
 	LoadBalancer any
 
 	// CheckZone checks that a zone is in a region. The paths in its problems are relative to server.provider.
@@ -56,8 +57,8 @@ type Block struct {
 	SecretsStores []SecretsStore
 }
 
-// Checker adds rules for the fields of a struct of [Block.LeaderNetwork] or [Block.LoadBalancer]. Check is called only
-// for shards of the cloud that has this struct. Other code checks that required fields are set.
+// Checker adds rules for the fields of a struct in [Block.LeaderNetwork] or [Block.LoadBalancer]. Check is called only
+// for objects of the cloud whose Block has the struct. Other code checks that required fields are set.
 type Checker interface {
 	// Check returns the problems of the fields. kind is server.leader_network.kind, and empty for a load balancer.
 	Check(kind string) []Problem
@@ -70,8 +71,8 @@ type HealthSource interface {
 	MissingForHealth() string
 }
 
-// LeaderARP is a value of server.leader_network.kind that needs no cloud: the leader has the address on its own network
-// interface and announces it by ARP or NDP.
+// LeaderARP is a value of server.leader_network.kind that needs no cloud. The leader has the shard's fixed address on
+// its own network interface and announces the address by ARP or NDP.
 const LeaderARP = "arp"
 
 // Problem is one mistake in a configuration. Path leads to the mistake: strings are names, ints are positions in lists.

@@ -35,8 +35,8 @@ func (s *State) LoadCA(ctx context.Context) (authority.CA, error) {
 // EnsureCA returns the cluster's CA. If the cluster has no `ca.key`, no `ca.crt` and no operator or instance record,
 // EnsureCA makes a CA and returns created as true. If `ca.key` is missing but any of the other objects exists, the
 // error is [ErrCALost]. Two concurrent callers get the same CA. EnsureCA writes a missing `ca.crt`, and signs the
-// documents that an older version of Nstance left unsigned. If an object cannot be read, EnsureCA fails: such an object
-// does not count as missing.
+// documents that an older version of Nstance left unsigned. It fails if an object cannot be read, because that object
+// may exist.
 func (s *State) EnsureCA(ctx context.Context) (ca authority.CA, created bool, err error) {
 	ca, _, created, err = s.EnsureTrust(ctx)
 	return ca, created, err
@@ -112,7 +112,8 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 	return ca, err == nil, err
 }
 
-// inUse returns a text about one object that only a cluster with a CA can have, or "" if there is none.
+// inUse looks for an object that only a cluster with a CA can have. It returns a text that names the object, or "" if
+// there is none.
 func (s *State) inUse(ctx context.Context) (string, error) {
 	_, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	switch {

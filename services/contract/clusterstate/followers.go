@@ -16,9 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators use the CAs of the present step of a CA rotation. A leader,
-// instance or operator that uses these CAs "has followed" the step. Followers remembers the result, so that repeated
-// checks read only what changed. It is not safe for concurrent use.
+// Followers checks which leaders, instances and operators have followed a CA rotation, so that they use the CAs of its
+// present step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
+// concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
@@ -98,8 +98,8 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 			out.Shards = append(out.Shards, followed)
 		}
 	}
-	// Check operators after leaders. A leader with the CAs of the earlier step may renew an operator's certificate. The
-	// operator's record then has the earlier trust value.
+	// Check operators after leaders. A leader that still uses the CAs of the earlier step may renew an operator's
+	// certificate. It then records the earlier trust value in the operator's record.
 	if out.Operators, err = f.checkOperators(ctx); err != nil {
 		return fail(err)
 	}
@@ -179,8 +179,9 @@ func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollow
 	return out, true, err
 }
 
-// instance reports whether an instance must use the CAs of the present step before the next step (matters), and whether
-// it uses them already (followed). term is the term of the leader that last applied the shard's configuration.
+// instance reports two facts about an instance. matters: the next step must wait until the instance uses the CAs of the
+// present step. followed: the instance uses them already. term is the term of the leader that last applied the shard's
+// configuration.
 func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (matters, followed bool) {
 	switch {
 	case rec.State == record.Deleted, rec.State == record.Deleting && rec.Certificate == nil:
@@ -198,8 +199,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust value and its holder has already used the
-// certificate's key.
+// has reports whether a certificate was issued with the rotation's trust value and the certificate's holder has used
+// its key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// The tests of this file play a writer of the bucket who does not have the encryption key.
+// In the tests of this file, an attacker can write to the bucket but does not have the encryption key.
 
 func newCluster(t *testing.T) (bucket *mem.Store, s *clusterstate.State, ca authority.CA) {
 	t.Helper()
@@ -47,7 +47,7 @@ func TestHostileTrustBundle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The attacker's own bucket shows what a program with the attacker's CA writes.
+	// The attacker also has a bucket of its own, with its own CA. It copies objects from there.
 	evilBucket := mem.New()
 	if _, err := open(t, evilBucket, 66).StoreCA(t.Context(), evil); err != nil {
 		t.Fatal(err)

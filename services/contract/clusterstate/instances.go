@@ -140,9 +140,9 @@ func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]
 	return found, nil
 }
 
-// LoadInstances reads every instance record of the shard, many at a time. Then it calls take for each, one after the
-// other, sorted by tenant and age. LoadInstances fails if one record cannot be read, because decisions need knowledge
-// of all instances.
+// LoadInstances reads every instance record of the shard, many at a time. Then it calls the function "take" for each
+// record, one after the other, sorted by tenant and age. LoadInstances fails if one record cannot be read, because
+// decisions need knowledge of all instances.
 func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }

@@ -91,16 +91,16 @@ func (s *State) readRotation(ctx context.Context) (rotation, error) {
 	case pending:
 		r.Step = RotationAnnounced
 	case r.Other != nil:
-		// If ca-next.key was lost before the new CA issued anything, Other is the new CA. The next step then removes
-		// the new CA from the bundle.
+		// If ca-next.key is lost before the new CA issues anything, Other is the new CA here. The next step removes
+		// Other from the bundle in any case.
 		r.Step = RotationIssued
 	}
 	return r, nil
 }
 
 // AnnounceCA begins a rotation of the CA, or continues one. It makes a new CA and a new nonce key, lets leaders accept
-// nonces of the new key, and adds the new CA to the bundle. If the step was taken already, AnnounceCA changes nothing.
-// When every client trusts the new CA (see [Followers]), the next step is [State.IssueFromNewCA].
+// nonces of the new key, and adds the new CA to the bundle. If an earlier call has done this, AnnounceCA changes
+// nothing. When every client trusts the new CA (see [Followers]), the next step is [State.IssueFromNewCA].
 func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("announce the new CA: %w", err) }
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
@@ -168,9 +168,9 @@ func (s *State) makeNextKeys(ctx context.Context, r rotation) error {
 	return s.options.Secrets.Put(ctx, secretstore.NextCAKey, secretstore.NewValue(secret), secretstore.IfAbsent)
 }
 
-// IssueFromNewCA makes the new CA issue certificates and sign the cluster's documents. It also makes the new nonce key
-// sign nonces. Call it when every client trusts the new CA. Clients that trust only the old CA will refuse the servers'
-// certificates. If the step was taken already, IssueFromNewCA changes nothing.
+// IssueFromNewCA lets the new CA issue certificates and sign the cluster's documents, and the new key sign nonces. Call
+// it when every client trusts the new CA. Clients that trust only the old CA will refuse the servers' certificates. If
+// an earlier call has done this, IssueFromNewCA changes nothing.
 func (s *State) IssueFromNewCA(ctx context.Context) (Rotation, error) {
 	fail := func(err error) (Rotation, error) { return Rotation{}, fmt.Errorf("issue from the new CA: %w", err) }
 	r, err := s.readRotation(ctx)

@@ -137,9 +137,9 @@ func (s *State) unverifiedApplied(ctx context.Context) (record.Applied, objstore
 	return applied, object.Token, nil
 }
 
-// WriteApplied records a configuration that the leader of the given term has accepted. It also records source, the
-// token of the configuration that the leader read, and the CA that this State read last. If a leader of a higher term
-// has already accepted a configuration, WriteApplied returns objstore.ErrConflict and replaces nothing.
+// WriteApplied records a configuration that the leader of the given term has accepted. It also records the value of
+// [State.Trust] and the parameter "source": the token of the configuration that the leader read. If a leader of a
+// higher term has already accepted a configuration, WriteApplied returns objstore.ErrConflict and replaces nothing.
 func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.Token, term uint64) error {
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)
@@ -270,8 +270,8 @@ func (s *State) ListCertLog(ctx context.Context, tenant string) ([]record.CertLo
 	return all, nil
 }
 
-// ReadFile reads an object of the bucket that templates deliver to instances. It returns objstore.ErrNotFound if there
-// is none.
+// ReadFile reads an object of the bucket that an instance can receive as a file. It returns objstore.ErrNotFound if
+// there is none.
 func (s *State) ReadFile(ctx context.Context, name string) ([]byte, error) {
 	object, err := s.options.Shard.Get(ctx, keys.File(name))
 	if err != nil {

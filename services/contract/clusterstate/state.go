@@ -92,7 +92,8 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 // wrong, or someone copied the object.
 var ErrForeign = errors.New("it belongs elsewhere")
 
-// belongs compares the owner that a document names with the owner that its key names.
+// belongs returns an error unless a document belongs where its key says. "what" is the kind of name, such as tenant.
+// The document contains the name "says", and its key the name "want".
 func belongs(what, says, want string) error {
 	if says != want {
 		return fmt.Errorf("%w: its %s is %q, not %q", ErrForeign, what, says, want)
@@ -101,9 +102,9 @@ func belongs(what, says, want string) error {
 }
 
 // put writes an object if its present version has the given token ("" for no object). It repeats the write until the
-// result is known. put also succeeds if the store already contains the same bytes. If the object is a record, an
-// earlier call has written these bytes, because they contain the name of the writer. For a configuration it does not
-// matter who wrote it.
+// result is known. put also succeeds if the store already contains the same bytes. If they are a record, an earlier
+// call wrote them, because a record contains the name of its writer. For a configuration it does not matter who wrote
+// it.
 func (s *State) put(ctx context.Context, store objstore.Store, key string, body []byte,
 	token objstore.Token) (objstore.Token, error) {
 	cond := objstore.IfAbsent()

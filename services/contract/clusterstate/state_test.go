@@ -149,7 +149,7 @@ func TestInstance(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// A repeated call succeeds with the same token, in case the answer to the first was lost.
+	// A caller repeats a call if it did not get the answer. The repeated call returns the same token.
 	if again, err := s.PutInstance(t.Context(), next, token); err != nil || again != nextToken {
 		t.Errorf("again: %v, %v", again, err)
 	}
@@ -270,8 +270,8 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// backwards makes all calls concurrently, and starts the last call first. It stores its parameter "limit" in
-	// "most".
+	// backwards makes all calls concurrently, and starts the last call first. It stores the parameter limit in the
+	// variable most.
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit

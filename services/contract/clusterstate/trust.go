@@ -233,7 +233,7 @@ func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, er
 
 // CABundleSignedBy reads `ca.crt` for a program that does not have the CA's key but knows CA certificates of the
 // cluster. One of the known CAs must have signed `ca.crt`. If an older version of Nstance left `ca.crt` unsigned, it
-// must hold exactly one certificate, which must be known.
+// must hold exactly one certificate, and that must be one of the known certificates.
 func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate) ([]*x509.Certificate, error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterCA())
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// formerCA returns a CA from an older version of Nstance that did not sign documents.
+// formerCA returns a CA that an older version of Nstance made. That version did not sign documents.
 func formerCA(t *testing.T) authority.CA {
 	t.Helper()
 	secret, err := os.ReadFile(filepath.Join("..", "testdata", "v1", "ca-former.key"))
@@ -157,7 +157,8 @@ func TestRotatedBundle(t *testing.T) {
 	if _, err := s.CABundleSignedBy(t.Context(), []*x509.Certificate{next.Certificate()}); err != nil {
 		t.Error(err)
 	}
-	// The bundle that still trusts the old CA is not accepted again.
+	// The process has read the newer bundle without the old CA. So it refuses the earlier bundle, which trusts both
+	// CAs.
 	overwrite(t, bucket, keys.ClusterCA(), both)
 	if _, err := s.CABundle(t.Context()); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("a rolled back bundle: %v", err)

@@ -16,8 +16,8 @@ import (
 // this time, the people who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the maximum age of the CA of a new cluster. No instance of a new cluster depends yet on a file with a
-// certificate that the cluster's CA signed.
+// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance has a file yet that depends
+// on a certificate of the cluster's CA.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two
@@ -77,8 +77,8 @@ func (s *State) putWorkloadCAs(ctx context.Context, cas authority.WorkloadCAs, c
 // ErrWorkloadCANew is returned for a rotation of a workload CA that has not started to issue.
 var ErrWorkloadCANew = errors.New("the workload CA has not started to issue yet")
 
-// WorkloadCAEnd returns the time when the last certificate of the older of two workload CAs has expired. It is zero if
-// there is one CA.
+// WorkloadCAEnd returns the time when all certificates of the old workload CA have expired. It is zero if there is only
+// one workload CA.
 func WorkloadCAEnd(cas authority.WorkloadCAs) time.Time {
 	if len(cas) < 2 {
 		return time.Time{}

@@ -21,8 +21,8 @@ type Change struct {
 	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
 	leave, leaveTemplates []string
 	terminates            bool
-	// subnetsUnknown means that the new pools contain subnets that are not known yet. Groups that are listed in leave
-	// may turn out to lose no subnet.
+	// subnetsUnknown means that the new pools contain subnets that are not known yet. A group in the list "leave" may
+	// therefore lose no subnet in fact.
 	subnetsUnknown bool
 }
 
@@ -130,8 +130,8 @@ func ofTemplates(s *Shard) map[string]Group {
 	return out
 }
 
-// Warning returns the text of a plan's warning: how the change affects running instances. Both results are "" if it
-// affects none.
+// Warning returns the text of a warning in Terraform's plan: how the change affects running instances. Both results are
+// "" if it affects none.
 func (c Change) Warning() (summary, detail string) {
 	var lines []string
 	say := func(format, rest string, names, templates []string) {

@@ -77,7 +77,7 @@ func (c *checker) fields(v reflect.Value, path string) {
 	case reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
 			at, value := ChildPath(path, f.name), f.in(v)
-			// If an object is missing, its missing required fields are reported instead of the object.
+			// A missing struct is not reported itself. Instead, the required fields in it are reported as missing.
 			if f.required && isZero(value) && !f.positive && f.Type.Kind() != reflect.Struct {
 				c.add(at, "is required")
 				continue

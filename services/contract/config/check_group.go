@@ -147,13 +147,13 @@ func (c *checker) purchase(spec GroupSpec, path string) {
 	}
 }
 
-// argSource is one of the places from which a group's args are merged.
+// argSource is one of the sources of a group's args: the group itself, its template, or the defaults.
 type argSource struct {
 	path string
 	tree map[string]any
 }
 
-// argSources returns the places from which a group's args are merged, in order of precedence.
+// argSources returns the sources of a group's args. An earlier source takes precedence over a later one.
 func (c *checker) argSources(spec GroupSpec, path string) []argSource {
 	return []argSource{{ChildPath(path, "args"), spec.Args},
 		{ChildPath("templates", spec.Template) + ".args", c.s.Templates[spec.Template].Args},
@@ -209,7 +209,8 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 	}
 }
 
-// joinBelow makes path a suffix of another path: it adds a leading dot if path needs one.
+// joinBelow returns path with a leading dot, so that it can be appended to another path. An empty path, or a path that
+// begins with a bracket, gets no dot.
 func joinBelow(path string) string {
 	if path == "" || path[0] == '[' {
 		return path
@@ -343,7 +344,8 @@ func (r *rendering) tree(path string, tree any, text func(path, text string) (st
 	}
 }
 
-// storage renders the template of an object's key. An empty template is reported elsewhere.
+// storage renders source, the template of an object's key, and checks the result. An empty template is reported
+// elsewhere.
 func (r *rendering) storage(path, source string) {
 	if key, ok := r.text(path, source); ok && source != "" {
 		r.value(path, ValidateStorageSource(key))
@@ -362,7 +364,8 @@ func (r *rendering) fileText(path, text string) (string, bool) {
 	return r.execute(path, t, err)
 }
 
-// execute renders a compiled template. If the template did not compile, err is the reason, and execute only reports it.
+// execute renders a compiled template. err is the error of the compilation: if it is not nil, execute reports it and
+// renders nothing.
 func (r *rendering) execute(path string, t *render.Template, err error) (string, bool) {
 	if err != nil {
 		r.template(path, err)

@@ -19,7 +19,7 @@ type field struct {
 	enum     []string // allowed values of a string, or nil for any value
 
 	required, positive, nonnegative, empty bool
-	// cloudRequired means that the field must be set in an object whose cloud is the field's cloud.
+	// cloudRequired means that the field belongs to a cloud, and must be set in every object of that cloud.
 	cloudRequired bool
 }
 

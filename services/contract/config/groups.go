@@ -35,7 +35,7 @@ func (s GroupSpec) Override() GroupSpec {
 		Protected: s.Protected}
 }
 
-// restricted returns the names of the fields that an entry sets although it must not.
+// restricted returns the names of the fields that an override of a static group contains but must not contain.
 func restricted(spec GroupSpec) []string {
 	var out []string
 	v := reflect.ValueOf(spec)

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// fleet is a config with a static group, templates for dynamic groups, and two pools. Dynamic groups may use one pool.
+// fleet is a config with a static group, templates for dynamic groups, and two pools. Dynamic groups may use only the
+// pool p.
 const fleet = `{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "a", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["s"], "own": ["t"]}, "dynamic_subnet_pools": ["p"]},

@@ -138,7 +138,7 @@ func TestMergeSharesNoMemory(t *testing.T) {
 		t.Errorf("changing the sources changed the result:\n%s", diff)
 	}
 
-	// Groups of the same template share no memory with each other.
+	// A change of one group must not change another group of the same template.
 	s, dynamic = whole(t)
 	merged = mustMerge(t, s, dynamic)
 	spoil(reflect.ValueOf(merged[GroupKey{"default", "batch"}]))

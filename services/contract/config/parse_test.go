@@ -228,7 +228,7 @@ func TestGoldenConfig(t *testing.T) {
 	golden(t, testdata+"/v1/merged.canonical.json", encode(byName(merged)))
 }
 
-// byName converts merged groups to a form that JSON can encode.
+// byName replaces the keys of merged groups by texts, because JSON cannot encode keys of type GroupKey.
 func byName(merged map[GroupKey]Group) map[string]Group {
 	out := map[string]Group{}
 	for key, g := range merged {

@@ -10,7 +10,7 @@ func ValidateKnown(s *Shard, unknown ...string) Problems {
 }
 
 // ParseTree parses a single JSON value with comments and trailing commas, such as the arguments of a template. It is as
-// strict as [Parse]. The paths of the problems start at the value. The result is nil if there are errors.
+// strict as [Parse]. The paths of the problems are relative to the value. The result is nil if there are errors.
 func ParseTree(filename string, src []byte) (any, Problems) {
 	d := &decoder{file: filename, src: src}
 	root, ok := d.parse()

@@ -23,7 +23,8 @@ func element(path string, i int) string { return path + "[" + strconv.Itoa(i) + 
 // parent returns the path one level up, or "" for a top-level field.
 func parent(path string) string {
 	if strings.HasSuffix(path, `"]`) {
-		// The last name in path may contain any characters, including quotes and brackets. SplitPath handles them.
+		// The last name in path is quoted. It may contain quotes and brackets, so only SplitPath can tell where it
+		// begins.
 		elements, err := SplitPath(path)
 		if err != nil || len(elements) == 0 {
 			return ""

@@ -224,7 +224,8 @@ func FuzzParsePointer(f *testing.F) {
 		if again != text {
 			t.Errorf("%q was read as %q", text, names)
 		}
-		// An object with the last member of the pointer is permitted. An object with another member is not.
+		// args has the member that the pointer names, and is permitted. other has another member in its place, and is
+		// refused.
 		args := map[string]any{names[len(names)-1]: 1}
 		other := map[string]any{names[len(names)-1] + "x": 1}
 		for i := len(names) - 2; i >= 0; i-- {

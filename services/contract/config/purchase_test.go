@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestPurchaseProblems shows which purchase options are refused, and where.
+// TestPurchaseProblems checks which purchase options are refused, and which path each problem has.
 func TestPurchaseProblems(t *testing.T) {
 	group := func(rest string) string {
 		return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)

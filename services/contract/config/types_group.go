@@ -162,7 +162,7 @@ type Group struct {
 	GroupKey
 	// Static means that the group is in the shard config.
 	Static bool
-	// Deleted groups are scaled to zero and then forgotten.
+	// Deleted means that the group is being deleted: it is scaled to zero and then removed.
 	Deleted bool
 	// Removed are instances to delete because an operator lowered the size and chose them.
 	Removed []ident.ID `json:",omitempty"`

@@ -170,8 +170,8 @@ func (c *checker) server() {
 	}
 }
 
-// leaderNetworkKind checks that the provider supports the given kind of leader address. A development cloud does not
-// need a kind. Without a kind, no server of that cloud takes the address.
+// leaderNetworkKind checks that the provider supports the given kind of leader address. For a development cloud, the
+// kind may be empty. In this case, no server takes the address.
 func (c *checker) leaderNetworkKind(block cloud.Block, kind string) {
 	const at = "server.leader_network.kind"
 	kinds := block.LeaderNetworkKinds
@@ -332,7 +332,8 @@ func (c *checker) subnetPools() {
 	}
 }
 
-// pool checks the name of a subnet pool, if it is set. If there are no pools at all, that is reported only once.
+// pool checks that the named subnet pool exists. It accepts an empty name. If the shard has no pools at all, other code
+// reports that.
 func (c *checker) pool(path, name string) {
 	if name != "" && len(c.s.Server.SubnetPools) > 0 {
 		reference(c, path, "subnet pool", name, c.s.Server.SubnetPools, "server.subnet_pools")

@@ -16,7 +16,8 @@ const (
 	// maxCommand is the maximum size of a health check's command with its arguments, in bytes.
 	maxCommand = 4096
 	maxWords   = 64
-	// maxThreshold is the largest threshold of a health check. It limits how long a failing check counts as passing.
+	// maxThreshold is the largest threshold of a health check. It limits how many runs in a row may fail before the
+	// check fails.
 	maxThreshold = 100
 )
 

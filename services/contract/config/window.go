@@ -123,8 +123,8 @@ func (s Schedule) Parse() (SizeSchedule, error) {
 	return SizeSchedule{Cron: s.Cron, Zone: zone, Size: s.Size}, nil
 }
 
-// longestPast is an upper limit for the time since a schedule last took effect. Two leap days are at most eight years
-// apart, so nine years are enough.
+// longestPast is an upper limit for the time since a schedule last took effect. A schedule for 29 February takes effect
+// at least every eight years, so nine years are enough.
 const longestPast = 9 * 366 * 24 * time.Hour
 
 // around returns the last time of the schedule that is not after now, and the first time after now. A time is zero if
@@ -144,7 +144,8 @@ func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
 	return last, next
 }
 
-// SizeAt returns the number of instances that a group wants at a time, and when that may change; zero: never.
+// SizeAt returns the number of instances that a group wants at a time, and the next time when that number may change.
+// The next time is zero if there is none.
 func (g *Group) SizeAt(now time.Time) (size int, until time.Time) {
 	if g.Deleted {
 		return g.Size, time.Time{}

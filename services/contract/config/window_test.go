@@ -84,7 +84,8 @@ func TestSizeAt(t *testing.T) {
 	}
 }
 
-// TestDisruptionProblems shows what is refused in windows and schedules, and that the largest size counts for a quota.
+// TestDisruptionProblems checks which windows and schedules are refused. It also checks that a group's largest size
+// counts towards the quota.
 func TestDisruptionProblems(t *testing.T) {
 	group := func(rest string) string {
 		return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)

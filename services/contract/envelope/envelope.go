@@ -3,9 +3,9 @@
 //
 // A blob holds, in this order: the magic "NSTE", one format byte (2), the key ID (8 bytes), the version of the secret
 // (8 bytes, big-endian), a random nonce (12 bytes), and the ciphertext with its tag (16 bytes). The additional
-// authenticated data are everything before the nonce, the cluster ID and the secret's name. The cluster ID and the
-// secret's name each follow their length in 4 bytes, big-endian. Blobs of format 1 have no version of the secret. They
-// still open.
+// authenticated data are, in this order: the bytes of the blob that precede the nonce, the length of the cluster ID,
+// the cluster ID, the length of the secret's name, and the name. The lengths have 4 bytes, big-endian. Blobs of format
+// 1 have no version of the secret. [Open] still accepts them.
 //
 // Invariant: a blob opens only with the key that it names, and only for the cluster and the secret's name for which it
 // was sealed.

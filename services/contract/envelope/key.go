@@ -21,8 +21,8 @@ func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
 // Key is an encryption key. Formatting it shows only its ID. The zero Key can neither seal nor open.
 type Key struct {
-	// secret is a function, because some verbs of fmt print what private pointer fields point to. fmt never calls a
-	// function in a field.
+	// secret is a function, because fmt never calls a function in a field. Some verbs of fmt would print the value
+	// behind a pointer, even in a private field.
 	secret func() *[KeySize]byte
 	id     ID
 }

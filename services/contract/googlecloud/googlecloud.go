@@ -73,7 +73,8 @@ func (a Access) Options(service string) []option.ClientOption {
 	return options
 }
 
-// Endpoint returns the URL of a service from the environment, or else the given URL. See [Access.Options].
+// Endpoint returns the URL of a service from its environment variable (see [Access.Options]). If the variable is empty,
+// Endpoint returns the parameter "otherwise".
 func Endpoint(service, otherwise string) string {
 	return cmp.Or(os.Getenv("GOOGLE_"+strings.ToUpper(service)+"_CUSTOM_ENDPOINT"), otherwise)
 }

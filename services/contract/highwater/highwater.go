@@ -53,9 +53,9 @@ type Marks struct {
 	encoded string // the result of the last Encode, empty after a change
 }
 
-// Observe records the version of an object that was read. The parameter before is the mark that the object had when the
-// read began. Observe returns [ErrRolledBack] if version is less than before. If a write raises the mark after the read
-// began, that is no error. Unsigned objects have version 0.
+// Observe records the version of an object that was read. The parameter "before" is the mark that the object had when
+// the read began. If the version is lower than that mark, Observe returns [ErrRolledBack]. If a write raises the mark
+// after the read began, that is no error. Unsigned objects have version 0.
 func (m *Marks) Observe(key string, before, version uint64) error {
 	if version < before {
 		return fmt.Errorf("%s has version %d, and version %d was there before: %w", key, version, before, ErrRolledBack)
@@ -125,7 +125,7 @@ func (m *Marks) Merge(text string) error {
 	return nil
 }
 
-// Validate returns the error with which [Marks.Merge] refuses a text.
+// Validate returns an error if [Marks.Merge] would refuse the text.
 func Validate(text string) error {
 	_, err := decode(text)
 	return err

@@ -22,8 +22,8 @@ import (
 // maxSource is the maximum number of bytes to read from a file. It is much more than any encoding of a key needs.
 const maxSource = 4096
 
-// Ring holds the keys of a cluster. Current seals and opens secrets. The keys in Old only open them. The zero Ring has
-// no keys.
+// Ring holds the keys of a cluster. The key Current seals and opens secrets. The keys in Old only open them. The zero
+// Ring has no keys.
 type Ring struct {
 	Current envelope.Key
 	Old     []envelope.Key
@@ -40,7 +40,7 @@ func (r Ring) Keys() []envelope.Key {
 	return append([]envelope.Key{r.Current}, r.Old...)
 }
 
-// Source is a kind of place that holds keys.
+// Source reads encryption keys from one kind of place, such as files.
 type Source struct {
 	// Name is the value of the field "provider" in a [config.KeySource].
 	Name string
@@ -121,9 +121,8 @@ func read(ctx context.Context, source config.KeySource, sources []Source) (key e
 }
 
 // Parse parses a key. The length determines the encoding: 32 bytes are the raw key, and 43 or 44 characters are its
-// base64, with or without padding, in the standard or the URL alphabet. Parse ignores one line break after either
-// encoding. Therefore 33 bytes that end in a line break are a key of 32 bytes. 32 bytes that end in a line break are a
-// raw key that includes the line break.
+// base64, with or without padding, in the standard or the URL alphabet. Parse ignores one line break after the key. But
+// 32 bytes are always a raw key, even if they end in a line break.
 func Parse(data []byte) (envelope.Key, error) {
 	text := string(data)
 	if len(text) != envelope.KeySize {

@@ -93,7 +93,8 @@ func CertLog(shard, tenant string, at time.Time, instanceStorageID string) strin
 // JournalPrefix is the prefix of all parts of a shard's journal.
 func JournalPrefix(shard string) string { return shardPrefix(shard) + "journal/" }
 
-// JournalDayPrefix is the prefix of the parts of a journal whose first event happened on the given day, in UTC.
+// JournalDayPrefix is the prefix of the parts of a shard's journal that begin on the given day, in UTC. A part begins
+// with its first event.
 func JournalDayPrefix(shard string, day time.Time) string {
 	return JournalPrefix(shard) + day.UTC().Format(time.DateOnly) + "/"
 }

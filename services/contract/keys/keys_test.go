@@ -73,7 +73,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// build calls the builder of a parsed key's kind.
+// build makes the key of k again from the parts of k.
 func build(k keys.Key) string {
 	switch k.Kind {
 	case keys.KindClusterCA:

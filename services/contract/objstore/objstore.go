@@ -1,8 +1,8 @@
 // Package objstore owns the interface to object storage for all other packages. It has four operations: get with a
 // token, list by prefix, conditional put, and delete.
 //
-// Invariant: a conditional Put takes effect at most once for each state of the object. Its caller always knows which of
-// three results it has:
+// Invariant: a conditional Put takes effect at most once for each state of the object. The caller always knows which of
+// three results a Put has:
 //
 //   - The Put took effect (nil).
 //   - The Put did not take effect and never will (ErrConflict and every other definite error).
@@ -45,8 +45,9 @@ type Entry struct {
 // end, the call and the key. Test them with errors.Is. A call with a context that has already ended fails with the
 // context's error and has no effect.
 type Store interface {
-	// Get returns the object as of some moment during the call. It reflects every Put that was acknowledged before the
-	// call. It fails with ErrNotFound if there is no object. Any other error does not show whether the object exists.
+	// Get returns the object as of some moment during the call. Every Put that was acknowledged before the call has
+	// taken effect at that moment. Get fails with ErrNotFound if there is no object. Any other error does not show
+	// whether the object exists.
 	Get(ctx context.Context, key string) (Object, error)
 
 	// Put atomically checks cond and replaces the whole object, and returns the new token. The store keeps no reference

@@ -117,7 +117,7 @@ func TestProbeRejects(t *testing.T) {
 	}
 }
 
-// creator ignores the condition if there is no object.
+// creator is a store whose Put ignores the condition if there is no object.
 type creator struct{ objstore.Store }
 
 func (c creator) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {

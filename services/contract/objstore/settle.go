@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Backoff between the attempts of Settle. It doubles from the first to the last value.
+// Settle waits between its attempts. The wait doubles from settleFirst to settleLast.
 const (
 	settleFirst = 50 * time.Millisecond
 	settleLast  = 2 * time.Second
@@ -50,14 +50,16 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		if ctx.Err() != nil {
 			return "", indeterminate(key, ctx.Err(), err)
 		}
-		// From here on, errors decide nothing, because an earlier attempt may have taken effect or may still do so.
+		// From here on, Settle does not return an error of Put, because an earlier attempt may have taken effect or may
+		// still do so.
 		if token, err = store.Put(ctx, key, body, cond); err == nil {
 			return token, nil
 		}
 	}
 }
 
-// readResult checks whether the object has changed from the state that cond expects. A failed read settles nothing.
+// readResult checks whether the object has changed from the state that cond expects. If the read fails, settled is
+// false.
 func readResult(ctx context.Context, store Store, key string, body []byte, cond Condition) (token Token, settled bool,
 	err error) {
 	obj, err := store.Get(ctx, key)

@@ -84,7 +84,7 @@ const (
 	opList   = "list"
 )
 
-// intercepted is a Store that passes every call on another Store through intercept.
+// intercepted is a Store that forwards every call to another Store. The function intercept makes these calls.
 type intercepted struct {
 	store     Store
 	intercept func(ctx context.Context, op, key string, call func(context.Context) error) error

@@ -43,8 +43,8 @@ const SetByServer = "cannot be set in args"
 // Decoder checks args and collects their problems.
 type Decoder struct {
 	Call Call
-	// Templates reports whether texts may contain templates that are not rendered yet. If so, a template may also be
-	// the value of a field that is not a text. Decode leaves out such a field.
+	// Templates reports whether texts may contain templates that are not rendered yet. If so, the result of Decode
+	// leaves out each template in a field that is not of type text.
 	Templates bool
 	// Found are the problems so far.
 	Found []cloud.Problem

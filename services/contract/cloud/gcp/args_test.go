@@ -114,7 +114,8 @@ func TestWrongArgs(t *testing.T) {
 	}
 }
 
-// TestTemplatesMatchAnyType checks that a template may be in the place of any value until it is rendered.
+// TestTemplatesMatchAnyType checks that args may contain a template in place of a value of any type. Only the text that
+// the template yields must have the right type.
 func TestTemplatesMatchAnyType(t *testing.T) {
 	text := `{"canIpForward": "{{ .Vars.forward }}", "labels": {"team": "{{ .Vars.Team }}"},
 		"disks": [{"boot": true, "initializeParams": {"sourceImage": "{{ .Image.base }}",
@@ -162,8 +163,7 @@ func FuzzArgs(f *testing.F) {
 	})
 }
 
-// TestPlaces checks the zone, the options, the leader's address and the instance group of a shard. The checks need no
-// API.
+// TestPlaces checks which zones, options, leader addresses and instance groups are accepted. The checks need no API.
 func TestPlaces(t *testing.T) {
 	for _, test := range []struct {
 		problems []cloud.Problem

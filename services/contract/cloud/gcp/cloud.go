@@ -21,8 +21,8 @@ const OptionProject = "project"
 // Attestation is the method of server.attestation: the VM's identity token, signed by Google.
 const Attestation = "gcp-identity-token"
 
-// Audience returns the audience of an instance's identity token. The server accepts no token for another audience.
-// Otherwise, a service that got a token from the VM could register in the VM's place.
+// Audience returns the audience of an instance's identity token. The server accepts no token for another audience. So a
+// service that got a token from the VM cannot register in the VM's place.
 func Audience(instance string) string { return "nstance:" + instance }
 
 // Block describes the cloud.
@@ -52,7 +52,7 @@ const (
 	// LeaderAlias means that the leader's address is an alias address, which the leader moves to its VM.
 	LeaderAlias = "alias"
 	// LeaderLoadBalancer means that the leader's address is that of an internal passthrough load balancer. The load
-	// balancer's health check finds the leader.
+	// balancer finds the leader by a health check.
 	LeaderLoadBalancer = "load_balancer"
 )
 

@@ -92,8 +92,8 @@ type generator struct {
 	table   map[string]map[string]string
 }
 
-// typeName returns the name that a type has in the table. It adds the object types inside the type to the table. If an
-// object type has no name, typeName uses the parameter "place" as its name.
+// typeName returns the name that a type has in the table. It adds the object types inside the type to the table. The
+// name of an object type without a name of its own is the parameter "place".
 func (g generator) typeName(place string, s schema) string {
 	switch {
 	case s.Ref != "":

@@ -42,7 +42,7 @@ type Options struct {
 
 var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// objectName matches names of pools, volumes and networks. libvirt allows more.
+// objectName matches names of pools, volumes and networks. It is stricter than libvirt.
 var objectName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
 // ParseOptions parses the options and fills in defaults. It reports all problems.

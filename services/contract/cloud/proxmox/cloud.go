@@ -39,7 +39,7 @@ type Options struct {
 	// CAFile is the path of a file with the certificates of the CAs that sign the nodes' certificates. If it is "", the
 	// system's CAs are used.
 	CAFile string
-	// Pool is the resource pool that new VMs become members of; "": none.
+	// Pool is the resource pool to which new VMs are added, or "" for none.
 	Pool string
 	// SeedStorage is the storage that userdata is uploaded to as ISO images, default "local".
 	SeedStorage string
@@ -135,8 +135,8 @@ func parseFingerprints(text string) (all [][]byte, err error) {
 
 // Args are the args of a template or group.
 type Args struct {
-	// Template is the name of the VM template. If the VM's node has no such template, a template of this name on
-	// another node is used. That template must be on shared storage. A template with new content needs a new name.
+	// Template is the name of the VM template. If the VM's node has no template of this name, the template of this name
+	// on another node is used. That template must be on shared storage. A template with new content needs a new name.
 	Template string
 	// Storage is the storage for the disks of a full clone. If it is "", the VM is a linked clone on the template's
 	// storage.

@@ -28,9 +28,8 @@ var Block = cloud.Block{Name: Name, Hidden: true, HasImages: true, LeaderNetwork
 // variableName matches the names of environment variables (POSIX.1-2017, 8.1).
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// ParseArgs returns the environment variables that args add to a VM. They are in the arg `env`, a map of strings.
-// ParseArgs reports all problems. It ignores all other args, so that a template for another cloud can be used
-// unchanged.
+// ParseArgs returns the environment variables that the arg `env`, a map of strings, adds to a VM. It reports all
+// problems. It ignores other args, so that the args of another cloud's template can be used unchanged.
 func ParseArgs(args map[string]any) (env map[string]string, found []cloud.Problem) {
 	report := func(message string, path ...any) {
 		found = append(found, cloud.Problem{Path: path, Message: message})
@@ -59,8 +58,8 @@ type Options struct {
 	Dir string
 	// Session is the tmux session, default nstance-dev-agents.
 	Session string
-	// Socket names the tmux server (tmux -L), or is the path of its socket (tmux -S) if it has a slash. Empty: the
-	// default server.
+	// Socket is the name of the tmux server (tmux -L). A value with a slash is the path of the server's socket instead
+	// (tmux -S). Empty: the default server.
 	Socket string
 	// Agent is the nstance-agent binary. If it is empty, the binary is looked up next to this program, in ./bin and on
 	// PATH.

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keyring/all"
 )
 
-// TestNames checks that the programs and the configuration use the same names.
+// TestNames checks that the configuration accepts the names of all sources.
 func TestNames(t *testing.T) {
 	for _, name := range keyring.Names(all.Sources()) {
 		if !slices.Contains(config.KeySourceNames(), name) {

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// Texts in answers with status 404. Only they distinguish a missing object from a missing bucket.
+// These texts in answers with status 404 distinguish a missing object from a missing bucket. Nothing else does.
 const (
 	missingObject = "No such object"
 	missingBucket = "bucket does not exist"
@@ -148,8 +148,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written. The error is indeterminate nevertheless, so that the caller tries again. Status 429 may
-		// mean that the same object was written less than a second ago.
+		// Nothing was written after these two statuses. The error is indeterminate all the same, so that the caller
+		// tries again. Status 429 may mean that the same object was written less than a second ago.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
 		return err
