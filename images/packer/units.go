@@ -4,7 +4,7 @@ package packer
 
 import _ "embed" // for the units
 
-// The contents of the unit files that the images contain.
+// The texts of the systemd units in the machine images.
 var (
 	//go:embed files/nstance-server.service
 	ServerUnit string

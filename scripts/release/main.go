@@ -1,8 +1,9 @@
-// docs/contributing/releases.md lists the released files and the signing keys.
+// Command release builds everything that a release of Nstance publishes, into one directory. It needs Go and git, and
+// downloads only Go modules. The same source, version and Go release give the same bytes.
 //
 //	go -C scripts/release run . -version v0.2.0 -out ../../dist
 //
-// docs/contributing/releases.md lists the files and the keys.
+// docs/contributing/releases.md lists the released files and the signing keys.
 package main
 
 import (

@@ -64,7 +64,7 @@ const (
 
 // Condition types.
 const (
-	// ReadyCondition: the state matches the spec. All kinds have it.
+	// ReadyCondition: the state of the object matches its spec. All kinds have it.
 	ReadyCondition = "Ready"
 	// PausedCondition: the object or its Cluster is paused and not reconciled (Cluster API contract).
 	PausedCondition = "Paused"

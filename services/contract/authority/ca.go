@@ -33,7 +33,8 @@ import (
 const (
 	// CAYears is how long a new CA lasts.
 	CAYears = 10
-	// Skew is how long ago a certificate or nonce becomes valid when it is issued. The clock of a new VM may be slow.
+	// Skew is subtracted from the time of issue to get the start of validity of a certificate or nonce. So a new VM
+	// with a slow clock can use it immediately.
 	Skew = 5 * time.Minute
 )
 
@@ -80,7 +81,7 @@ func (ca CA) CheckWorkload(cluster string) error {
 
 func workloadCAName(cluster string) string { return cluster + " workloads" }
 
-// Starts returns the time from which the CA may issue.
+// Starts returns the time from which the CA may issue certificates.
 func (ca CA) Starts() time.Time { return ca.cert.NotBefore.Add(Skew) }
 
 // createCA completes a template and signs it with a new key. The CA may issue certificates from the time "start" on.

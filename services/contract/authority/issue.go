@@ -31,7 +31,7 @@ const (
 // ErrCAValidity means that the CA's certificate is not valid at the time of issuing.
 var ErrCAValidity = errors.New("the CA's certificate is not valid now")
 
-// ClientSpec asks for the certificate of an agent or an operator.
+// ClientSpec describes the certificate of an agent or an operator.
 type ClientSpec struct {
 	Identity  Identity
 	PublicKey ed25519.PublicKey
@@ -136,7 +136,7 @@ const (
 	KindServer = "server"
 )
 
-// InstanceSpec asks for a certificate that an instance uses for its own purposes. Its fields come from a rendered
+// InstanceSpec describes a certificate that an instance uses for its own purposes. Its fields come from a rendered
 // certificate template. Empty strings in lists are left out, because a missing IPv6 address is rendered as "". Fields
 // must not be longer than RFC 5280 allows.
 type InstanceSpec struct {

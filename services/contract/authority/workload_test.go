@@ -11,7 +11,7 @@ import (
 
 var errForeign = errors.New("foreign")
 
-// workloadCAs returns two CAs of workloads, which start a day apart, and their secret.
+// workloadCAs returns two CAs of workloads and their secret. The second CA starts a day after the first.
 func workloadCAs(t testing.TB) (authority.WorkloadCAs, []byte) {
 	t.Helper()
 	var cas authority.WorkloadCAs

@@ -30,7 +30,7 @@ type Block struct {
 	// which VM it runs. It is empty if the cloud has no such method.
 	Attestation string
 	// AttestationCertificates reports whether server.attestation.certificates must list the certificates that verify an
-	// agent's proof. If it is false, the cloud publishes the keys for that.
+	// agent's proof. If it is false, the cloud publishes the keys that verify the proof.
 	AttestationCertificates bool
 
 	// LeaderNetwork is the zero value of the struct type with the cloud's own fields of server.leader_network. The

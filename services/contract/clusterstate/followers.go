@@ -16,9 +16,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// Followers checks which leaders, instances and operators have followed a CA rotation, so that they use the CAs of its
-// present step. Followers remembers the result, so that repeated checks read only what changed. It is not safe for
-// concurrent use.
+// Followers checks which leaders, instances and operators have followed a CA rotation. They have followed it if they
+// use the CAs of its present step. Followers remembers the result, so that repeated checks read only what changed. It
+// is not safe for concurrent use.
 type Followers struct {
 	state *State
 	trust string // Rotation.Trust of the present step
@@ -179,9 +179,9 @@ func (f *Followers) checkShard(ctx context.Context, shard string) (_ ShardFollow
 	return out, true, err
 }
 
-// instance reports two facts about an instance. matters: the next step must wait until the instance uses the CAs of the
-// present step. followed: the instance uses them already. term is the term of the leader that last applied the shard's
-// configuration.
+// instance reports in "matters" whether the next step must wait until an instance uses the CAs of the present step. It
+// reports in "followed" whether the instance uses them already. term is the term of the leader that last applied the
+// shard's configuration.
 func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (matters, followed bool) {
 	switch {
 	case rec.State == record.Deleted, rec.State == record.Deleting && rec.Certificate == nil:
@@ -199,8 +199,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }
 
-// has reports whether a certificate was issued with the rotation's trust value and the certificate's holder has used
-// its key.
+// has reports whether a certificate meets two conditions: it was issued with the rotation's trust value, and its holder
+// has used the certificate's key.
 func (f *Followers) has(ref record.CertificateRef, previousKey []byte) bool {
 	return ref.Trust == f.trust && len(previousKey) == 0
 }

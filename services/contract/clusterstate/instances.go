@@ -147,8 +147,8 @@ func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, ob
 	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
 }
 
-// LoadUnseen is like LoadInstances, but reads only records for which seen returns false for the listed version. It
-// calls both functions from the caller's goroutine. If no record is unseen, it costs one request for each thousand
+// LoadUnseen is like LoadInstances, but skips each record for whose listed version the function "seen" returns true. It
+// calls both functions from the caller's goroutine. If every record is skipped, it costs one request for each thousand
 // records.
 func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
 	take func(record.Instance, objstore.Token)) error {

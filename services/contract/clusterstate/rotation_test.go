@@ -186,7 +186,7 @@ func TestNonceKeyRotation(t *testing.T) {
 	}
 }
 
-// TestConcurrentRotations checks that two processes that rotate the CA together make one new CA.
+// TestConcurrentRotations checks that two processes that rotate the CA at the same time make one new CA.
 func TestConcurrentRotations(t *testing.T) {
 	bucket, s, _ := newCluster(t)
 	first, err := s.AnnounceCA(t.Context())

@@ -270,8 +270,8 @@ func TestLoadInstances(t *testing.T) {
 		}
 		return mem.Fault{}
 	}})
-	// backwards makes all calls concurrently, and starts the last call first. It stores the parameter limit in the
-	// variable most.
+	// backwards makes all calls concurrently, and starts the last call first. It stores its parameter "limit" in
+	// "most".
 	most := 0
 	backwards := func(ctx context.Context, n, limit int, fn func(context.Context, int) error) error {
 		most = limit
@@ -526,7 +526,7 @@ func TestGroups(t *testing.T) {
 }
 
 func TestApplied(t *testing.T) {
-	// Another leader writes between the read and the write.
+	// meddle lets another leader write between the read and the write of s.
 	var meddle func()
 	bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		if f := meddle; f != nil && r.Op == mem.Put {

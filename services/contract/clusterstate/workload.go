@@ -16,8 +16,8 @@ import (
 // this time, the people who run the cluster must upgrade all shards, and all boot scripts that contain a CA.
 const WorkloadNotice = 30 * 24 * time.Hour
 
-// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance has a file yet that depends
-// on a certificate of the cluster's CA.
+// newCluster is the maximum age of the CA of a new cluster. In a new cluster, no instance depends yet on a file with a
+// certificate of the cluster's CA.
 const newCluster = time.Hour
 
 // EnsureWorkloadCA returns the CAs that sign the certificates in instances' files, and makes one if there is none. Two

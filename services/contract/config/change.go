@@ -21,8 +21,8 @@ type Change struct {
 	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
 	leave, leaveTemplates []string
 	terminates            bool
-	// subnetsUnknown means that the new pools contain subnets that are not known yet. A group in the list "leave" may
-	// therefore lose no subnet in fact.
+	// subnetsUnknown means that the new pools contain subnets that are not known yet. So a group in the list "leave"
+	// may keep all its subnets.
 	subnetsUnknown bool
 }
 

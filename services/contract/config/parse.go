@@ -15,8 +15,8 @@ func Parse(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, check)
 }
 
-// ParseStored is [Parse] for a configuration that is in the bucket already. A value above a new limit is only a
-// warning, because an older version of Nstance without that limit may have written the configuration.
+// ParseStored is [Parse] for a configuration that is in the bucket already. A value above a limit that Nstance
+// introduced later is only a warning, because an older version may have written the configuration.
 func ParseStored(filename string, src []byte) (*Shard, Problems) {
 	return parse(filename, src, func(s *Shard) []finding {
 		return warn(check(s), func(f finding) bool { return f.whenWritten })

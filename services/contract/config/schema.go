@@ -10,7 +10,7 @@ import (
 //go:generate go test -run ^TestGenerated$ . -update
 
 // fieldDocs holds the comments of fields: those of the config types by "Type.Field", and those of the clouds' packages
-// by "package.Type.Field". The tests of this package take them from the source when they run with -update.
+// by "package.Type.Field". The tests of this package generate the file from the source if they run with -update.
 //
 //go:embed fielddocs.json
 var fieldDocs []byte

@@ -35,7 +35,7 @@ func ClusterOperator(tenant, storageID string) string {
 	return OperatorTenantPrefix(tenant) + storageID + ".json"
 }
 
-// ClusterJournalPrefix is the prefix of the entries about changes that a person made in the bucket.
+// ClusterJournalPrefix is the prefix of the journal entries about changes that a person made in the bucket.
 func ClusterJournalPrefix() string { return "cluster/journal/" }
 
 // ClusterJournal is the key of one entry under [ClusterJournalPrefix]. Entries sort by time. The nonce (1 to 64 of

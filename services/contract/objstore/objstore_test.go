@@ -161,7 +161,7 @@ func TestProbeRejectsOddStores(t *testing.T) {
 	}
 }
 
-// hasty checks conditions before it writes, so concurrent puts can all pass the check.
+// hasty is a store that checks conditions before it writes, so concurrent puts can all pass the check.
 type hasty struct {
 	objstore.Store
 	absent bool // only creations are hasty; otherwise only replacements

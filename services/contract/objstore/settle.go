@@ -50,7 +50,7 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		if ctx.Err() != nil {
 			return "", indeterminate(key, ctx.Err(), err)
 		}
-		// From here on, Settle does not return an error of Put, because an earlier attempt may have taken effect or may
+		// From here on, an error of Put does not end Settle, because an earlier attempt may have taken effect or may
 		// still do so.
 		if token, err = store.Put(ctx, key, body, cond); err == nil {
 			return token, nil

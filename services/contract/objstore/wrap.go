@@ -63,7 +63,7 @@ func WithTimeout(store Store, request, list time.Duration) Store {
 	return WithTimeouts(store, func() (time.Duration, time.Duration) { return request, list })
 }
 
-// WithTimeouts is WithTimeout with variable limits. It calls timeouts before each call on store.
+// WithTimeouts is WithTimeout with variable limits. It calls the function "timeouts" before each call on store.
 func WithTimeouts(store Store, timeouts func() (request, list time.Duration)) Store {
 	return &intercepted{store, func(ctx context.Context, op, _ string, call func(context.Context) error) error {
 		limit, list := timeouts()
@@ -179,8 +179,8 @@ func (c *Counted) count(ctx context.Context, op, _ string, call func(context.Con
 	return err
 }
 
-// WithObserver calls observe after each call on store, with the call's duration and error. observe must not block. op
-// is get, put, delete or list. A list is one call, regardless of its pages.
+// WithObserver calls the function "observe" after each call on store, with the call's duration and error. observe must
+// not block. op is get, put, delete or list. A list is one call, regardless of its pages.
 func WithObserver(store Store, observe func(op string, took time.Duration, err error)) Store {
 	return &intercepted{store, func(ctx context.Context, op, _ string, call func(context.Context) error) error {
 		began := time.Now()

@@ -91,8 +91,8 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	}
 }
 
-// primaryInterface returns the position of the interface with DeviceIndex 0. If no interface has index 0, it returns
-// the first one without an index. It returns -1 if there is none.
+// primaryInterface returns the position of the interface with DeviceIndex 0. If there is none, it returns 0 if the
+// first interface has no DeviceIndex, and else -1.
 func primaryInterface(interfaces []map[string]any) int {
 	for i, n := range interfaces {
 		if n["DeviceIndex"] == int64(0) {

@@ -20,7 +20,7 @@ const (
 	UserData      = "user-data"
 )
 
-// Labels have lower-case letters of all languages, digits, underscores and dashes.
+// A label consists of lower-case letters of any language, digits, underscores and dashes.
 // https://cloud.google.com/compute/docs/labeling-resources#requirements
 var (
 	labelKey   = regexp.MustCompile(`^[\p{Ll}\p{Lo}][\p{Ll}\p{Lo}\p{N}_-]{0,62}$`)

@@ -30,7 +30,7 @@ var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds:
 
 // Options are server.provider.options.
 type Options struct {
-	// Hosts maps the name of each libvirt host to its URI. In the configuration, a subnet has the form HOST/NETWORK.
+	// Hosts maps the names of hosts to their connection URIs. A subnet in the configuration is written HOST/NETWORK.
 	Hosts map[string]*url.URL
 	// Pool is the storage pool with images and disks on every host, default "default".
 	Pool string
@@ -112,8 +112,8 @@ func parseHosts(text string) (map[string]*url.URL, error) {
 	return hosts, nil
 }
 
-// insecure maps each URI parameter that can switch off the check of the host's identity to the values that leave the
-// check on.
+// insecure lists the parameters of a URI that can switch off the check of the host's identity. For each parameter, it
+// lists the values that leave the check on.
 var insecure = map[string][]string{
 	"no_verify":          {"", "0"},
 	"known_hosts_verify": {"", "normal"},

@@ -20,7 +20,7 @@ import (
 
 const key = "thisisatest32bytekey123456789012"
 
-// TestSources reads keys with the default credentials, from the file that GOOGLE_APPLICATION_CREDENTIALS names.
+// TestSources reads keys with the default credentials, which are in the file that GOOGLE_APPLICATION_CREDENTIALS names.
 func TestSources(t *testing.T) {
 	server, err := rest.New("secretmanager", "v1", secretmanager.New().Handlers(), credentials.Identify)
 	if err != nil {

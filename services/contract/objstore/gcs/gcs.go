@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
-// These texts in answers with status 404 distinguish a missing object from a missing bucket. Nothing else does.
+// Only these texts in an answer with status 404 tell whether the object or the bucket is missing.
 const (
 	missingObject = "No such object"
 	missingBucket = "bucket does not exist"
@@ -148,7 +148,7 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written after these two statuses. The error is indeterminate all the same, so that the caller
+		// Nothing was written if the status is 408 or 429. The error is indeterminate all the same, so that the caller
 		// tries again. Status 429 may mean that the same object was written less than a second ago.
 		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	case 300 <= status && status < 500:
