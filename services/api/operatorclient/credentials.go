@@ -20,7 +20,7 @@ type Credentials struct {
 	err error
 }
 
-// NewCredentials returns credentials that call config before each handshake.
+// NewCredentials returns credentials that call the function "config" before each handshake.
 func NewCredentials(config func() (*tls.Config, error)) *Credentials {
 	return &Credentials{TransportCredentials: credentials.NewTLS(nil), config: config}
 }

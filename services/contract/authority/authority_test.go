@@ -36,7 +36,7 @@ var update = flag.Bool("update", false, "write the golden documents again")
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// random returns a reader of bytes that depend only on the seed.
+// random returns a reader of bytes. The bytes depend only on the seed.
 func random(seed byte) io.Reader { return rand.NewChaCha8([32]byte{seed}) }
 
 func golden(t *testing.T, name string, got []byte) []byte {

@@ -156,7 +156,7 @@ func (k NonceKey) Accepted() []ed25519.PublicKey {
 // IsZero reports whether there is no key.
 func (k NonceKey) IsZero() bool { return k.private == nil }
 
-// Public returns the public key; nil if there is no key.
+// Public returns the public key, or nil if there is no key.
 func (k NonceKey) Public() ed25519.PublicKey {
 	if k.IsZero() {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
 
-// ErrCALost means that the CA's key is not where it should be although the cluster is in use. Causes are a wrong
-// prefix, another secrets store and a lost secret. No second CA is made.
+// ErrCALost means that the CA's key is missing although the cluster is in use. Causes are a wrong prefix, another
+// secrets store and a lost secret. No second CA is made.
 var ErrCALost = errors.New("the CA's key is missing although the cluster is in use")
 
 // LoadCA reads the CA's key and certificate. It returns secretstore.ErrNotFound if the cluster has no CA yet.
@@ -88,7 +88,7 @@ func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)
 		return authority.CA{}, false, err
 	}
 	if evidence != "" {
-		// Another program may have created the CA in the meantime.
+		// Another program may have created the CA since the first attempt to load it.
 		ca, err := s.LoadCA(ctx)
 		if errors.Is(err, secretstore.ErrNotFound) {
 			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",

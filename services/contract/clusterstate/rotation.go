@@ -38,7 +38,7 @@ type Rotation struct {
 	Step RotationStep
 	// Current is the CA that issues certificates: the one in `ca.key`.
 	Current *x509.Certificate
-	// Other is the new CA until it issues, then the old one. It is nil for RotationNone.
+	// Other is the new CA until that CA issues certificates, and then the old CA. It is nil for RotationNone.
 	Other *x509.Certificate
 	// Trust is the result of authority.Trust for Current and the bundle. A leader that reports this value trusts both
 	// CAs. So does the holder of a certificate that was issued with this value.

@@ -134,7 +134,7 @@ func TestInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A write with another token than the current one fails and returns the current record.
+	// A write fails if its token is not the current one. The error contains the current record.
 	for name, stale := range map[string]objstore.Token{"an old version": token, "none": ""} {
 		_, err = s.PutInstance(t.Context(), created(t, rec, 3, "w1"), stale)
 		var superseded *clusterstate.SupersededError
@@ -407,7 +407,8 @@ func TestOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The nonce is consumed: a registration with the second key gets the record of the first.
+	// The first registration consumed the nonce. A registration with another key fails, and its error contains the
+	// record of the first one.
 	second := operator(t, 1, "prod")
 	second.PublicKey = bytes.Repeat([]byte{9}, 32)
 	_, err = s.PutOperator(t.Context(), second, "")

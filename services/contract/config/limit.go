@@ -34,7 +34,7 @@ func (l Limit) Of(n int) int {
 	if !l.Percent {
 		return l.Value
 	}
-	// Multiply the parts separately, so that a large n does not overflow.
+	// Multiply the hundreds of n and the rest separately, so that a large n does not overflow.
 	return max(minPercentLimit, n/100*l.Value+n%100*l.Value/100)
 }
 

@@ -43,7 +43,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestSizeAt shows which schedule sets the size, and when it changes next.
+// TestSizeAt checks which schedule sets the size, and when the size changes next.
 func TestSizeAt(t *testing.T) {
 	schedule := func(cron, zone string, size int) SizeSchedule {
 		s, err := Schedule{Cron: cron, Timezone: zone, Size: size}.Parse()

@@ -34,7 +34,7 @@ func NewKey(secret []byte) (Key, error) {
 	}
 	own := [KeySize]byte(secret)
 	k := Key{secret: func() *[KeySize]byte { return &own }}
-	// The prefix makes the ID different from a plain SHA-256 sum of the key, which might be published elsewhere.
+	// The prefix makes the ID different from a plain SHA-256 sum of the key. Such a sum might be published elsewhere.
 	sum := sha256.Sum256(append([]byte("nstance encryption key id\x00"), secret...))
 	copy(k.id[:], sum[:])
 	return k, nil

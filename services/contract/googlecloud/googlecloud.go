@@ -45,7 +45,7 @@ type Access struct {
 // VM. GOOGLE_CLOUD_PROJECT takes precedence over the project of the credentials.
 // https://cloud.google.com/docs/authentication/application-default-credentials
 func Open(ctx context.Context) (Access, error) {
-	// The credentials keep the context for later requests of tokens.
+	// The credentials keep the context for later requests of tokens, so the end of ctx must not cancel them.
 	found, err := google.FindDefaultCredentials(context.WithoutCancel(ctx), scope)
 	if err != nil {
 		return Access{}, fmt.Errorf("find Google credentials: %w", err)

@@ -73,7 +73,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// build makes the key of k again from the parts of k.
+// build makes a key with the builder of its kind, from the parts in k.
 func build(k keys.Key) string {
 	switch k.Kind {
 	case keys.KindClusterCA:

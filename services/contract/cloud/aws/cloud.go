@@ -17,7 +17,8 @@ const Name = "aws"
 // files. The default is the value of the variable AWS_PROFILE.
 const OptionProfile = "profile"
 
-// Attestation is the method of server.attestation: the instance identity document, signed by EC2.
+// Attestation is a value of server.attestation.method. With it, an agent's proof is the instance identity document,
+// which EC2 signs.
 const Attestation = "aws-iid"
 
 // Block describes the cloud.

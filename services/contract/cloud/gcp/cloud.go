@@ -18,7 +18,8 @@ const Name = "gcp"
 // project of the credentials.
 const OptionProject = "project"
 
-// Attestation is the method of server.attestation: the VM's identity token, signed by Google.
+// Attestation is a value of server.attestation.method. With it, an agent's proof is the VM's identity token, which
+// Google signs.
 const Attestation = "gcp-identity-token"
 
 // Audience returns the audience of an instance's identity token. The server accepts no token for another audience. So a

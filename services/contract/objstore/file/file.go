@@ -257,7 +257,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List implements objstore.Store. It reads every object that it lists, to compute its token.
+// List implements objstore.Store. It reads every object that it lists, to compute the object's token.
 func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
 	keys, err := s.walk(ctx, prefix)
 	if err != nil {
