@@ -193,8 +193,8 @@ func (f *Followers) instance(rec *record.Instance, term uint64, now time.Time) (
 		// leader looks for such a VM.
 		return rec.ReservedTerm < term, false
 	}
-	// The boot script of an instance that has not registered holds the bundle that its leader knew at the creation of
-	// the VM.
+	// The boot script of an instance that has not registered holds the bundle that the leader knew when it created the
+	// VM.
 	led, ok := f.led[rec.Shard]
 	return !ok || rec.CreatedAt.Before(led.Add(authority.Skew)), false
 }

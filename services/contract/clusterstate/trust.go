@@ -274,7 +274,7 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 			return fmt.Errorf("write %s: %s is missing: %w", keys.ClusterCA(), ca, ErrForeign)
 		}
 	}
-	// The version is at least the time in milliseconds, so that it rises even after ca.crt was lost.
+	// The version is at least the time in milliseconds since 1970, so that it rises even after ca.crt was lost.
 	version := max(have.version+1, uint64(s.options.Now().UnixMilli()))
 	body, err := authority.SignDocument(authority.Document{Cluster: s.options.ClusterID, Key: keys.ClusterCA(),
 		Version: version, Content: authority.EncodeBundle(certs...)}, signers...)

@@ -256,7 +256,7 @@ type Tenant struct {
 	MaxGroups *int `json:"max_groups,omitempty" rule:"nonnegative"`
 }
 
-// LoadBalancer is a load balancer with which a group's healthy instances are registered.
+// LoadBalancer is a load balancer. If a group refers to it, the group's healthy instances are registered with it.
 type LoadBalancer struct {
 	// The cloud of the load balancer.
 	Provider string `json:"provider" rule:"required,enum=.load_balancers"`
@@ -280,7 +280,7 @@ type Image struct {
 	Fallback string `json:"fallback,omitempty"`
 }
 
-// ImageFilter is one filter name with the values that match.
+// ImageFilter is a filter for images: its name, and the values that match it.
 type ImageFilter struct {
 	// Name of the filter, as the provider calls it.
 	Name string `json:"name" rule:"required"`
