@@ -234,7 +234,7 @@ type LeaderElection struct {
 	LeaseDuration *Duration `json:"lease_duration,omitempty" default:"10s" rule:"positive"`
 	// How often the leader asks its heir for a promise not to take over.
 	PeerInterval *Duration `json:"peer_interval,omitempty" default:"250ms" rule:"positive"`
-	// How long a promise of the heir is valid. It is at least twice peer_interval. 0: the leader has no heir.
+	// How long a promise of the heir is valid. It must be at least twice peer_interval. 0: the leader has no heir.
 	PeerLease *Duration `json:"peer_lease,omitempty" default:"1s"`
 }
 
@@ -272,7 +272,7 @@ type Image struct {
 	Owners []string `json:"owners,omitempty"`
 	// Filters that an image must match. An image matches a filter if it has at least one of the filter's values.
 	Filters []ImageFilter `json:"filters,omitempty"`
-	// Key by which the matching images are sorted, in the direction given by order. The first image is used.
+	// Key by which the matching images are sorted, in the direction of the field "order". The first image is used.
 	Sort string `json:"sort,omitempty" default:"creation-date" rule:"enum=creation-date|name"`
 	// Sort order.
 	Order string `json:"order,omitempty" default:"desc" rule:"enum=asc|desc"`
@@ -365,11 +365,11 @@ type Template struct {
 	InstanceTypes []string `json:"instance_types,omitempty"`
 	// Pool that the VMs' subnets are taken from, for groups without subnet_pool.
 	SubnetPool string `json:"subnet_pool,omitempty"`
-	// Tenants whose operators may create groups from the template. Default: the tenants with a static group of the
-	// template. An empty list allows none.
+	// Tenants whose operators may create groups from the template. Default: the tenants that have a static group made
+	// from the template. An empty list allows none.
 	Tenants []string `json:"tenants,omitzero"`
 	// What operators may choose for groups of the template, in addition to the template's own instance types and subnet
-	// pool. This field also limits the size and the variables that they may set.
+	// pool. This field also limits the size and the variables that operators may set.
 	Dynamic Permissions `json:"dynamic,omitzero"`
 }
 

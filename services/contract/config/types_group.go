@@ -66,8 +66,8 @@ type Rollout struct {
 	// Stops the rollout when this many instances with the new configuration failed to register or became unhealthy; 0:
 	// never. A new configuration, or `nstance-admin group resume`, restarts the rollout.
 	HaltOnFailures int `json:"halt_on_failures,omitempty" rule:"nonnegative"`
-	// How many instances a wave deletes before their replacements are healthy. 0: a wave has max_surge instances, which
-	// are deleted when their replacements are healthy.
+	// How many instances a wave deletes before their replacements are healthy. 0: a wave replaces max_surge instances,
+	// and deletes an instance only when the replacement is healthy.
 	MaxUnavailable int `json:"max_unavailable,omitempty" rule:"nonnegative"`
 	// Any text. A change of it replaces all instances. `nstance-admin group roll` sets it.
 	Revision string `json:"revision,omitempty"`
