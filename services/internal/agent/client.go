@@ -89,7 +89,7 @@ type Client struct {
 	// renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
-	// reportInterval is the interval that a server asked for last, as a time.Duration. Zero means unknown.
+	// reportInterval is the time between two reports, as a time.Duration. A server sets it. Zero means unknown.
 	reportInterval atomic.Int64
 	counts         counts
 
@@ -100,7 +100,7 @@ type Client struct {
 	health    health
 }
 
-// standing is the part of the agent's state that the first report of every stream repeats.
+// standing is the state that the agent reports again in the first report of every stream.
 type standing struct {
 	termination *nstancev1.TerminationNotice
 	stop        *announcement // nil: no announcement
@@ -225,8 +225,8 @@ func (c *Client) pause(ctx context.Context, d time.Duration, early <-chan struct
 	return nil
 }
 
-// addresses are the servers to try in turn. If a server answers that another server leads, the client tries that leader
-// after only a short pause. After a longer pause, the leader might count the agent as dead.
+// addresses are the servers to try in turn. If a server answers that another server leads, the agent tries that leader
+// after only a short pause, because the leader may soon treat the agent as dead.
 type addresses struct {
 	configured []string
 	turn       int
@@ -255,9 +255,9 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 	return addr, timeout
 }
 
-// hint notes the leader's address if the error contains one. It reports whether to try that address immediately. If the
-// last try already followed a hint, the result is false. Otherwise the agent would call two servers without a pause if
-// each answers that the other leads.
+// hint stores the leader's address if the server's error contains one. It reports whether to try that address after
+// only a short pause. The result is false if the agent's last try already was at such an address. Otherwise the agent
+// would call two servers without a break if each answers that the other leads.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {
 		a.hinted = of(leader)
@@ -265,8 +265,9 @@ func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news 
 	return a.hinted != "" && !a.followed
 }
 
-// runHook runs the hook whenever files have changed. At the start, it also runs the hook for earlier changes for which
-// no run has ended. If the hook fails, runHook reports the failure, and runs the hook again only at the next change.
+// runHook runs the hook whenever files have changed. At the start, it also runs the hook for earlier changes that no
+// finished run has handled. If the hook fails, runHook reports the failure, and runs the hook again only at the next
+// change.
 func (c *Client) runHook(ctx context.Context) error {
 	for {
 		if changed := c.files.Pending(); len(changed) > 0 {
@@ -341,7 +342,7 @@ func (c *Client) setHealth(problem error) {
 	c.health = health{problem: problem}
 }
 
-// setOffline records that the agent has no session, the reason, and the time at which this began.
+// setOffline records that the agent has no session, why, and since when.
 func (c *Client) setOffline(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

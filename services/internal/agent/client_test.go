@@ -67,7 +67,8 @@ func TestLife(t *testing.T) {
 			t.Errorf("Health: %v", err)
 		}
 
-		// Nothing has changed. So the agent's next report has no files, and comes when the interval ends.
+		// Nothing has changed since the first report. So the agent's next report has no files, and comes when the
+		// report interval ends.
 		before := time.Now()
 		report = s.next(t, "sequence 2", func(r *nstancev1.ReportHealthRequest) bool { return r.GetSequence() == 2 })
 		if !report.GetUnchanged() || len(report.GetFiles()) > 0 || time.Since(before) > time.Second {
@@ -369,7 +370,7 @@ func TestFindsTheLeader(t *testing.T) {
 }
 
 // TestLeaderMoves checks that an agent stores the addresses that a leader announces. The agent uses these addresses
-// when the leader's address changes, also after a restart. It does not forget the configured addresses.
+// when the leader's address changes, even if the agent has restarted. It does not forget the configured addresses.
 func TestLeaderMoves(t *testing.T) {
 	const before, after, third = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"
 	synctest.Test(t, func(t *testing.T) {

@@ -65,8 +65,9 @@ func (c *Client) enroll(ctx context.Context) error {
 	}
 }
 
-// tryEnroll returns the stored certificate, or registers the instance to get a new one. A returned certificate is
-// usable even if the error is not nil. A stored certificate may have expired.
+// tryEnroll returns the stored certificate, or registers the instance to get a new one. An expired certificate is
+// returned only if there is no nonce, because the server may still renew it. If tryEnroll returns both a certificate
+// and an error, the agent can use the certificate.
 func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
 	key, err := c.identity.Key()
 	if err != nil {

@@ -162,8 +162,8 @@ func TestTemporaryErrorsAreRetried(t *testing.T) {
 var errCrash = errors.New("the process is dead")
 
 // mortal simulates a process that dies during a write or removal in one of its three folders. The writes and removals
-// are numbered from 1, and the process dies at number `dies`. That operation has no effect, unless half is set: then it
-// takes effect, but its caller still gets an error. All later operations fail without effect.
+// are numbered from 1. Number `dies` and all later ones fail without effect. If half is set, number `dies` takes
+// effect, but its caller still gets an error.
 type mortal struct {
 	mu          sync.Mutex
 	steps, dies int
@@ -395,7 +395,8 @@ func TestStoppedLeader(t *testing.T) {
 	})
 }
 
-// TestDeletedInstance checks that the agent of a deleted instance tries rarely, but does not give up.
+// TestDeletedInstance checks that the agent of a deleted instance tries to connect only about every 30 s, but does not
+// give up.
 func TestDeletedInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &network{}

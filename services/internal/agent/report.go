@@ -37,7 +37,8 @@ type announcement struct {
 	finished bool // confirmed or replaced; guarded by Client.mu, like the closing of done
 }
 
-// Notice reports a termination notice immediately, and again at the start of every stream. A nil notice withdraws it.
+// Notice reports a termination notice immediately, and again at the start of every stream. A nil notice withdraws the
+// earlier notice.
 func (c *Client) Notice(notice *nstancev1.TerminationNotice) {
 	c.update(func(s *standing) { s.termination, s.urgent = notice, true })
 }

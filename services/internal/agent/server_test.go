@@ -105,7 +105,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host},
 			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
 	} else {
-		// The server presents a certificate that the same CA issued to an instance for another purpose.
+		// The server presents a server certificate that the same CA issued to an instance, for its kubelet.
 		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet",
 			IP: []string{host}, PublicKey: public, TTL: time.Hour}, rand.Reader, time.Now())
 	}
@@ -117,8 +117,8 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
-		// RenewCertificate accepts expired certificates, which a TLS handshake would reject. So each call verifies the
-		// chain instead.
+		// RenewCertificate accepts expired certificates, which a TLS handshake would reject. So the handshake does not
+		// verify the chain. The methods of this server do.
 		ClientAuth: tls.RequestClientCert,
 		ClientCAs:  pool,
 	})), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second}))

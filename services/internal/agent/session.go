@@ -40,9 +40,9 @@ const (
 // connection's client certificate expires.
 var errRenewed = errors.New("the certificate was renewed")
 
-// connect prepares a connection to host:port, which is established at first use. It uses TLS 1.3, verifies the server's
-// chain, host name, and role, and presents the agent's certificate if there is one. timeout bounds the time until the
-// end of the TLS handshake.
+// connect prepares a connection to host:port. The connection is established at first use, with TLS 1.3. The agent then
+// verifies the server's chain, host name, and role, and presents its certificate if it has one. timeout bounds the time
+// until the end of the TLS handshake.
 func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -206,8 +206,8 @@ func (c *Client) makeKeys(ctx context.Context, api nstancev1.AgentServiceClient,
 	}
 }
 
-// submit submits public keys and retries temporary errors. It only logs a refusal, because the server requests missing
-// keys again.
+// submit submits public keys and retries temporary errors. If the server refuses the keys, submit only logs the
+// refusal, because the server requests missing keys again.
 func (c *Client) submit(ctx context.Context, api nstancev1.AgentServiceClient, keys []*nstancev1.PublicKey) error {
 	for delays := newDelays(); ; {
 		call, cancel := context.WithTimeout(ctx, callTimeout)

@@ -23,7 +23,7 @@ const (
 )
 
 // agent is what the leader of one term knows about an instance's agent: the agent's streams, and what was sent to the
-// agent. The leader's State contains the rest.
+// agent. All other data about the instance are in the leader's State.
 type agent struct {
 	id   ident.ID
 	name string // of id

@@ -110,8 +110,8 @@ type board struct {
 	agents map[ident.ID]*agent
 }
 
-// boardOf returns the board of a leadership, which holds the agents. When the leadership ends, the service drops its
-// reference to the board, so that the garbage collector can free the leader's State.
+// boardOf returns the board of a leadership. The board holds the agents. When the leadership ends, the service drops
+// its reference to the board, so that the garbage collector can free the leader's State.
 func (s *Service) boardOf(leader *Leadership) *board {
 	s.mu.Lock()
 	defer s.mu.Unlock()

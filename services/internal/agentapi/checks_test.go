@@ -155,8 +155,8 @@ func TestReportedHealthChecks(t *testing.T) {
 	}
 }
 
-// TestHostileHealthChecks checks how the server treats reports whose health checks no genuine agent sends. It must
-// refuse them with a clear error.
+// TestHostileHealthChecks sends reports with health checks that no genuine agent would send. The server must refuse
+// these reports with a clear error.
 func TestHostileHealthChecks(t *testing.T) {
 	w := newTestLeader(t)
 	many := make([]*nstancev1.HealthCheckState, config.MaxHealthChecks+1)

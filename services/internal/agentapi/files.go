@@ -44,8 +44,8 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 	a.mu.Lock()
 	a.wakeStream(filesStream)
 	a.mu.Unlock()
-	// FilesSent marks this configuration as sent, so that the planner does not push it again. If a batch fails, the
-	// stream sends the files again when plan.FilesDue says so.
+	// FilesSent records that the group's configuration was sent to the instance, so that the planner does not push it
+	// again. If a batch fails, the stream sends the files again when plan.FilesDue says so.
 	if group, ok := leader.State.Group(config.GroupKey{Tenant: view.Record.Tenant, Group: view.Record.Group}); ok {
 		leader.State.FilesSent(id, group.RuntimeHash)
 	}
@@ -53,7 +53,7 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 }
 
 // ReceiveFiles sends an agent the files that its instance lacks, at the start of the stream and whenever the instance
-// lacks files again. If the agent asks for them, the stream also sends key requests and health checks.
+// lacks files again. If the agent asks for key requests or health checks, the stream also sends these.
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
@@ -81,7 +81,8 @@ func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 		}
 		return requestKeys(c)
 	}, func(c *call) error {
-		// Send the health checks first, because the batch makes the agent report the new configuration.
+		// Send the health checks before the batch. When the agent has the batch, it reports the new configuration. By
+		// then it should also have the health checks.
 		if err := sendChecks(c); err != nil {
 			return err
 		}

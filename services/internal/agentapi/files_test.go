@@ -263,8 +263,8 @@ func TestFailedFilesAreSentAgain(t *testing.T) {
 		t.Errorf("%v %s", b.commit, diff)
 	}
 	awaited()
-	// If the file fails again, the server waits before it sends the file once more. When the time is over, even a
-	// report without changes makes the server send the file.
+	// If the agent again cannot store the file, the server waits before it sends the file once more. After the wait,
+	// even a report without changes makes the server send the file.
 	sent := func() int { return w.Events(c.id, shardstate.EventFilesPushed) }
 	before := sent()
 	r.send(func(m *nstancev1.ReportHealthRequest) { m.Files, m.Keys = broken, keys })

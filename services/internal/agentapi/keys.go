@@ -150,8 +150,8 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 	return &nstancev1.SubmitPublicKeysResponse{}, nil
 }
 
-// RenewCertificate issues the next client certificate of an agent, for the next key. It refuses an instance that is
-// being deleted.
+// RenewCertificate issues a new client certificate to an agent. The certificate is for the key in the request. Without
+// a key in the request, it is for the agent's present key. RenewCertificate refuses an instance that is being deleted.
 func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServiceRenewCertificateRequest) (
 	_ *nstancev1.AgentServiceRenewCertificateResponse, err error) {
 	defer func() { s.logRefusal(ctx, "RenewCertificate", err) }()
@@ -182,7 +182,8 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return &nstancev1.AgentServiceRenewCertificateResponse{Certificate: pem, NotAfter: notAfter,
 			CaBundle: issuer.Bundle}
 	}
-	// An agent that did not receive the last answer gets the same certificate again. Repeated calls write nothing.
+	// An agent that did not receive the answer to its last renewal gets the same certificate again. Repeated calls
+	// write nothing.
 	if ref := rec.Certificate; ref != nil {
 		if cert, ok := issuer.Reissue(c.peer.Identity, ed25519.PublicKey(rec.PublicKey), *ref); ok {
 			return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil

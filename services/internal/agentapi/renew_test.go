@@ -52,7 +52,7 @@ func TestRenewCertificate(t *testing.T) {
 	if stored.Certificate.Serial != authority.Serial(cert) || len(w.log(t)) != 1 || stored.State != record.Registered {
 		t.Errorf("record %+v, log %v", stored, w.log(t))
 	}
-	// After a lost answer, the agent gets the same certificate.
+	// If the answer to a renewal was lost, a repeated renewal returns the same certificate.
 	if again, err := c.renew(); err != nil || !bytes.Equal(again.GetCertificate(), answer.GetCertificate()) ||
 		w.Stored(t, c.id).Revision != stored.Revision {
 		t.Errorf("again: %v", err)

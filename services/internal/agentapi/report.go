@@ -92,8 +92,8 @@ func (c *call) mustRenew() bool {
 	return ok && mayBeCertified(&rec) == nil && rec.Certificate != nil && rec.Certificate.Trust != c.leader.Issuer.Trust
 }
 
-// readReports takes reports until the stream ends, then ends the stream's handler. A broken connection is the first
-// sign of a lost machine, so readReports calls State.Disconnected. If the server itself ended the stream, readReports
+// readReports takes reports until the stream ends, then ends the stream's handler. It also calls State.Disconnected,
+// because a broken connection is the first sign of a lost machine. If the server itself ended the stream, readReports
 // does not call it.
 func (s *Service) readReports(c *call, stream reports, number uint64) {
 	err := s.takeReports(c, stream, number)

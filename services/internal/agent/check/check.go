@@ -45,7 +45,7 @@ type Runner struct {
 type running struct {
 	spec *nstancev1.HealthCheck
 	stop context.CancelFunc
-	// Runner.mu guards state, passed and failed. passed and failed count consecutive runs.
+	// Runner.mu guards state, passed and failed. They count the consecutive runs that passed or failed.
 	state           *nstancev1.HealthCheckState
 	passed, failed  uint32
 	startPeriodEnds time.Time

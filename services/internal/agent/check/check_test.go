@@ -107,7 +107,7 @@ func state(name string, status nstancev1.HealthCheckState_Status, reason string)
 	return &nstancev1.HealthCheckState{Name: name, Status: status, Reason: reason}
 }
 
-// TestThresholds checks when the status of a check changes, and that its reason does not change while it fails.
+// TestThresholds checks when the status of a check changes, and that the reason stays the same while the check fails.
 func TestThresholds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		probe, changes := &results{}, 0

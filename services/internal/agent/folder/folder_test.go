@@ -125,7 +125,7 @@ func TestDiskRefusesIrregularFiles(t *testing.T) {
 	}
 }
 
-// A failed write leaves no temporary file and no change. The next start removes the temporary files that a crash left.
+// A failed write leaves no temporary file and no change. Open removes the temporary files that a crash left.
 func TestDiskClearsTemporaryFiles(t *testing.T) {
 	disk := open(t)
 	if err := os.WriteFile(filepath.Join(disk.Path(), ".tmp", "a123"), []byte("secret"), 0o600); err != nil {

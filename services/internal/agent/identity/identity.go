@@ -35,7 +35,8 @@ const (
 	NextKeyFile = "identity-next.key"
 )
 
-// ErrIncomplete means that a file is missing which the agent does not create itself. Userdata may still write it.
+// ErrIncomplete means that the CA file is missing, or that the nonce file is missing or empty. Userdata may still write
+// the file.
 var ErrIncomplete = errors.New("identity is incomplete")
 
 // Nonce is a registration nonce. It is a secret, so it prints as a placeholder.
@@ -65,8 +66,8 @@ type Certificate struct {
 // Expired reports whether the certificate has expired. An expired certificate only permits its own renewal.
 func (c *Certificate) Expired(now time.Time) bool { return !now.Before(c.Leaf.NotAfter) }
 
-// Life returns the time from the issue of the certificate to its expiry. The CA sets NotBefore earlier than the issue
-// by [authority.Skew], so Life is shorter than the validity period.
+// Life returns the time from the issue of the certificate to its expiry. The CA issues a certificate [authority.Skew]
+// after its NotBefore, so Life is shorter than the validity period.
 func (c *Certificate) Life() time.Duration {
 	return max(c.Leaf.NotAfter.Sub(c.Leaf.NotBefore)-authority.Skew, 0)
 }
@@ -81,8 +82,8 @@ type Store struct {
 	mode fs.FileMode
 }
 
-// NewStore returns the store of an instance. Files get the given mode. Key files get the mode without the permissions
-// of users who are not the owner or in the group.
+// NewStore returns the store of an instance. Files get the given mode. Key files get the same mode, but only with the
+// permissions of the owner and the group.
 func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
@@ -257,8 +258,8 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	return cert, s.Spend()
 }
 
-// AcceptRenewal checks and stores the server's answer to a renewal, like Accept. The certificate may be for the key
-// `next`. Then `next` replaces the present key. If the server kept the present key, the certificate is for `key`, and
+// AcceptRenewal checks and stores the server's answer to a renewal, like Accept. If the certificate is for the key
+// `next`, then `next` replaces the present key. If the server kept the present key, the certificate is for `key`, and
 // AcceptRenewal removes `next`.
 func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle []byte) (*Certificate, error) {
 	if _, err := s.parse(next, certificate); err != nil {

@@ -60,8 +60,8 @@ func NewStore(dir folder.Folder, mode fs.FileMode) *Store {
 }
 
 // Ensure returns the public key (PKIX, DER) of the named pair. name is the name of the public file, which ends in
-// ".pub". If there is no pair, or if its algorithm is not the requested one, Ensure generates a pair. If no algorithm
-// is requested, any existing pair is kept, and a new pair uses Ed25519.
+// ".pub". Ensure generates a pair if there is none, or if the existing pair does not have the requested algorithm. If
+// no algorithm is requested, any existing pair is kept, and a new pair uses Ed25519.
 func (s *Store) Ensure(name string, algorithm nstancev1.KeyAlgorithm) (pkix []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,7 +14,7 @@ const (
 	publicType  = "PUBLIC KEY"  // PKIX, RFC 7468 section 13
 )
 
-// ParsePrivate reads the output of [authority.EncodePrivateKey]: one PEM block without headers and nothing else. Errors
+// ParsePrivate reads the output of [authority.EncodePrivateKey]. The text must be one PEM block without headers. Errors
 // do not quote the input.
 func ParsePrivate(text []byte) (crypto.Signer, error) {
 	block, rest := pem.Decode(text)

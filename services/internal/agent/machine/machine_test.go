@@ -135,7 +135,7 @@ func TestHostUsesConfiguredAddresses(t *testing.T) {
 	}
 }
 
-// scriptedLogind returns scripted signals in order and tracks its locks.
+// scriptedLogind returns scripted signals in order. It records when the agent takes and releases its lock.
 type scriptedLogind struct {
 	lines []machine.Shutdown
 	held  int

@@ -71,7 +71,7 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 }
 
 // readNotice returns the current notice, or nil. An interruption takes precedence over a rebalance recommendation,
-// because only an interruption has a time.
+// because only an interruption notice says when the VM will end.
 func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
 	body, err := a.get(ctx, actionPath)
 	switch {

@@ -40,7 +40,8 @@ func (o Options) atGoogle() Options {
 	return o
 }
 
-// GCP watches for the preemption of a spot VM. It asks the metadata service to answer only when the value has changed.
+// GCP watches for the preemption of a spot VM. It asks the metadata service to answer only when the value "preempted"
+// has changed.
 // https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting_if_an_instance_was_preempted
 type GCP struct {
 	options Options
@@ -63,8 +64,8 @@ func NewGCP(o Options) *GCP {
 	return &GCP{o.withDefaults("http://metadata.google.internal", hanging+10*time.Second), time.Now}
 }
 
-// Watch waits for changes of the notice and calls notice at each one. It returns when ctx ends. Watch must not run
-// concurrently with itself.
+// Watch calls the function `notice` whenever the termination notice changes. It returns when ctx ends. Watch must not
+// run concurrently with itself.
 func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: g.options, announce: notice}
 	etag := ""
@@ -93,8 +94,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 	}
 }
 
-// readPreempted returns the current value and its ETag. If etag is not empty, the service first waits until the value
-// has another ETag, but at most for the duration hanging.
+// readPreempted returns the value at preemptedPath and its ETag. If etag is not empty, the service answers only when
+// the value has another ETag, or after the time `hanging`.
 func (g *GCP) readPreempted(ctx context.Context, etag string) (preempted bool, next string, err error) {
 	path := preemptedPath
 	if etag != "" {

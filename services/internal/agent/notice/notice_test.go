@@ -256,8 +256,8 @@ func TestAWSAttest(t *testing.T) {
 	}
 }
 
-// TestGCPAttest checks that the agent asks for an identity token that has all claims and whose audience is its
-// instance. The agent accepts a token only from Google's metadata service.
+// TestGCPAttest checks that the agent asks for an identity token in the format "full", with its instance as the
+// audience. The agent accepts a token only from Google's metadata service.
 func TestGCPAttest(t *testing.T) {
 	flavor := "Google"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

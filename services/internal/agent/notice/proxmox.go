@@ -3,7 +3,7 @@ package notice
 import "strings"
 
 // proxmox gives no notices. A VM of Proxmox VE is detected in two ways. Nstance's Proxmox provider sets sys_vendor of
-// its VMs. On VMs of others, the vendor of the UEFI firmware contains "Proxmox".
+// its VMs. In other VMs of Proxmox VE, the vendor of the UEFI firmware contains "Proxmox".
 var proxmox = Cloud{
 	Name: "proxmox",
 	Detect: func(f Firmware) bool {

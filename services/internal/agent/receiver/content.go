@@ -166,8 +166,8 @@ func envName(text []byte) (int, bool) {
 	return 0, false
 }
 
-// envValue finds the line on which the value at the start of text ends. It returns the text after that line. Within
-// single quotes every character is literal. Elsewhere a backslash escapes the next character.
+// envValue skips the value at the start of text and the line break that ends the value. It returns the remaining text.
+// Within single quotes every character is literal. Elsewhere a backslash escapes the next character.
 func envValue(text []byte) ([]byte, bool) {
 	var quote byte
 	for i := 0; i < len(text); i++ {

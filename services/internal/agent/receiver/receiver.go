@@ -162,8 +162,8 @@ func (r *Receiver) writeDocument(name string, document any) error {
 	return nil
 }
 
-// Apply stores the files of a batch. Then it removes files of earlier batches that the commit does not name, and stores
-// the hash. It returns the names of files that changed or were removed.
+// Apply stores the files of a batch. Then it removes the files that the server sent earlier and that the commit does
+// not list, and stores the hash. It returns the names of files that changed or were removed.
 //
 // If one file cannot be stored, Apply stores the others, and [Receiver.States] reports the failure. The files are then
 // neither the old set nor the new set, so the hash is empty. An error means that nothing of the batch was applied.
@@ -240,8 +240,9 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 }
 
 // play applies a durable journal and removes it. Applying a journal twice has the same result as applying it once. If a
-// file fails, play records why, and the hash becomes empty. play removes the journal nevertheless, so that an old
-// journal never undoes a newer batch. play returns the names, except those of files that failed.
+// file cannot be written or removed, play records why, and the hash becomes empty. play removes the journal
+// nevertheless, so that an old journal never undoes a newer batch. play returns the names, except those of files that
+// failed.
 func (r *Receiver) play(plan journal, names ...string) (changed []string) {
 	after, failed := plan.After, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(plan.Write)) {

@@ -290,8 +290,8 @@ func TestStatesMatchTheDisk(t *testing.T) {
 
 var errCrash = errors.New("the process is dead")
 
-// faulty numbers writes and removals from 1. Number `dies` and all later ones fail without effect. If half is set,
-// number `dies` has its effect although its caller gets an error.
+// faulty numbers the writes and removals from 1. Number `dies` and all later ones fail without effect. If half is set,
+// number `dies` takes effect, but its caller still gets an error.
 type faulty struct {
 	folder.Folder
 	steps, dies int
@@ -329,8 +329,8 @@ func (f *faulty) Read(name string) ([]byte, error) {
 	return f.Folder.Read(name)
 }
 
-// After a crash between any two steps, the next start has either the old set with the old hash or the new set with the
-// new hash.
+// If the process crashes between any two steps, the folder has a complete set after the next start: the old set with
+// the old hash, or the new set with the new hash.
 func TestCrashLeavesOldOrNew(t *testing.T) {
 	old := files{"a.env": "A=1", "b.env": "B=1", "gone.env": "G=1"}
 	new := files{"a.env": "A=2", "b.env": "B=1", "c.env": "C=2"}
