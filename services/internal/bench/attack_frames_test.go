@@ -136,7 +136,7 @@ func fate(conn net.Conn, say []byte) string {
 const writeTime = 5 * time.Second
 
 // raw opens a connection on which the attacker can send any HTTP/2 frames. It uses an agent's certificate. Every port
-// accepts a connection with that certificate, although not every call.
+// accepts a connection with that certificate, but may refuse calls on it.
 func (a *attacker) raw(port string, settings ...http2.Setting) *transporttest.Raw {
 	conn := a.open(a.Ports[port])
 	if conn == nil {

@@ -50,8 +50,8 @@ type target struct {
 	Silent, Slow int
 	// Addresses is the number of source addresses of the attacks. 0 means one.
 	Addresses int
-	// Least is the minimum number of attempts of each attack. The attackers stop earlier if that takes longer than
-	// leastTime.
+	// Least is the minimum number of attempts of each attack. If these attempts take longer than leastTime, the
+	// attackers stop before.
 	Least int
 	// Idle means that the attackers use a CPU core only while no other process needs it.
 	Idle bool

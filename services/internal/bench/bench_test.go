@@ -256,16 +256,16 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// losses causes the loss of one instance of every group every 150 ms. For each loss, it sends an order to the agents'
-// process. op is the kind of the order. If gone is true, losses ends the VM before that. It returns the time from each
-// loss to the create call for the replacement.
+// losses causes the loss of one instance of every group every 150 ms. If gone is true, it first ends the VM. Then it
+// sends an order of the kind op to the agents' process. It returns the time from each loss to the create call for the
+// replacement.
 func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
 	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
 	return all
 }
 
 // losing is like losses, but with the given period. took has the time from each loss to the create call. agents has the
-// part of that time that passed in the agents' process, until the kernel received the first byte.
+// first part of that time: until the kernel received the first byte of the agent's message.
 func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup

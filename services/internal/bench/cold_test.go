@@ -228,9 +228,9 @@ func (c *coldShard) register() {
 }
 
 // BenchmarkColdStart starts a server with an empty disk. Its shard has 5,000 instances and no leader, and a VM was lost
-// while no server ran. Every request to the bucket takes 20 ms. The benchmark measures the times until the probe
-// reports ready, until the server leads, and until the create call that replaces the lost VM. With BENCH_PROFILE=DIR it
-// writes a CPU profile to DIR.
+// while no server ran. Every request to the bucket takes 20 ms. The benchmark measures the times until the health
+// endpoint answers 200, until the server leads, and until the create call that replaces the lost VM. With
+// BENCH_PROFILE=DIR it writes a CPU profile to DIR.
 func BenchmarkColdStart(b *testing.B) {
 	const size = 5000
 	c := newColdShard(b, size)

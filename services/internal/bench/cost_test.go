@@ -70,8 +70,8 @@ func BenchmarkMemory(b *testing.B) {
 //
 //   - "paced": single reports, 1,000 per second, as from 60,000 agents.
 //   - "dense": all agents report twice per second.
-//   - "silent": no agent reports. The result is the server's other CPU time, which the other variants include. Most of
-//     it is for answers to pings. Each agent sends a ping every 20 s to check the server.
+//   - "silent": no agent reports. The result is the CPU time for all other work, which "paced" and "dense" include.
+//     Most of it is for answers to pings. Each agent sends a ping every 20 s to check the server.
 func BenchmarkReports(b *testing.B) {
 	const agents = 4000
 	for name, tc := range map[string]struct {

@@ -213,7 +213,7 @@ func runAgents(in io.Reader, out io.Writer) {
 			go func() {
 				at := time.Now()
 				m.wrote.Store(0)
-				// The server may delete the instance before it answers. In that case, the call gets no answer.
+				// The server may delete the instance before it answers the announcement. Then the answer never comes.
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				_ = m.client.Announce(ctx, nstancev1.StoppingReason_STOPPING_REASON_POWER_OFF)
 				cancel()

@@ -39,14 +39,14 @@ func must(proper ...string) ends { return ends{proper: proper} }
 func (e ends) or(excused ...string) ends { return ends{e.proper, excused} }
 
 var (
-	// cut has the outcomes if there are too many connections from one address or with one certificate: the server
-	// refuses further ones or closes some.
+	// cut lists the outcomes of attacks with too many connections from one address or with one certificate: the server
+	// refuses further connections or closes some.
 	cut = []string{"Unavailable", "closed", "refused"}
-	// limited has the outcomes if there are too many registrations from one source address. The server checks their
-	// rate before it checks the nonce.
+	// limited lists the outcomes of attacks with too many registrations from one source address. The server checks
+	// their rate before it checks the nonce.
 	limited = []string{"Unavailable", "ResourceExhausted"}
-	// endured is for attacks that the server may process in full. The number of bytes that such an attack sends limits
-	// the work that it causes.
+	// endured has the outcomes of attacks that the server may process in full. The number of bytes that such an attack
+	// sends limits the work that it causes.
 	endured = must("taken", "closed", "open").or("refused")
 )
 
@@ -183,7 +183,8 @@ func newPrey(b testing.TB, agents int) *prey {
 		}
 	}
 	hostile := spare[0].req
-	// The attackers own two more instances. They need three connections, and an instance may have only one.
+	// Besides `hostile`, the attackers own two more instances. They need three connections, and an instance may have
+	// only one.
 	reporter, caller := spare[1].req, spare[2].req
 	p.targets = target{CA: p.caBundle(), ID: hostile.Tags.Instance.String(), Reporter: reporter.Tags.Instance.String(),
 		Other: p.members[0][0], Nonces: map[string]string{"replayed": string(hostile.Userdata)},

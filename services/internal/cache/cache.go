@@ -52,7 +52,7 @@ type Key struct {
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
 // Cache is the open database. Its methods are safe for concurrent use and run one at a time. A method returns an error
-// if the file failed and could not be replaced. The caller may log the error and otherwise ignore it.
+// if the file is unusable and could not be replaced. The caller may log the error and otherwise ignore it.
 type Cache struct {
 	path string
 
@@ -222,7 +222,7 @@ func (c *Cache) open(ctx context.Context) error {
 	info, err := os.Lstat(c.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// Remove the journal files of a deleted database, which do not belong to the new one.
+		// The database file was deleted. Remove its journal files too, because they do not belong to the new database.
 		if err := discard(c.path); err != nil {
 			return err
 		}

@@ -190,7 +190,8 @@ func (e *Elector) answerConfirms(d *Decision) {
 	}
 }
 
-// endLeadership ends authority. The process does nothing more until the code that it runs as the leader has returned.
+// endLeadership ends the leadership of this process, which loses its authority. The process does nothing more until the
+// code that it runs as the leader has returned.
 func (e *Elector) endLeadership(reason Reason, d *Decision) {
 	e.role = Stopping
 	e.abandonWrite()
@@ -213,7 +214,7 @@ func (e *Elector) startRelease(now Instant, d *Decision) {
 	}
 }
 
-// issueActions adds the due actions to the decision, and sets when to wake.
+// issueActions adds the due actions to the decision, and sets the time at which the elector needs the next Tick.
 func (e *Elector) issueActions(now Instant, d *Decision) {
 	e.sendHeartbeats(now, d)
 	if e.pending == none {

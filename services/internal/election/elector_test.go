@@ -258,8 +258,8 @@ func TestCandidateWaitsForLeaseAndMargin(t *testing.T) {
 	})
 }
 
-// until sends a Tick whenever the elector asks for one, and answers every read, until a given time. At that time the
-// elector must ask for a Tick. Any action other than a read is a failure.
+// until answers every read, and sends a Tick whenever the elector asks for one. It stops at the time `end`, for which
+// the elector must ask for a Tick. Any action other than a read is a failure.
 func (d *driver) until(end float64, answer func() Input) {
 	d.t.Helper()
 	for d.wake < seconds(end) {

@@ -88,8 +88,8 @@ func (e *Elector) findLink(standby Peer) *standbyLink {
 	return nil
 }
 
-// addLink records a link. It may take the place of a link that has ended, unless the leader may still need a promise
-// that was made over that link.
+// addLink records a link. The new link may replace a link that has ended, unless the leader may still need a promise
+// that was made over the ended link.
 func (e *Elector) addLink(peer Peer) {
 	l := e.findLink(peer)
 	for i := 0; l == nil && i < maxLinks; i++ {

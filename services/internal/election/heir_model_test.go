@@ -134,7 +134,7 @@ func (m *model) mayTakeOver(p *modelProc) bool {
 	})
 }
 
-// post queues a message for the process that it names. If the queue is full, the oldest message is lost.
+// post queues a message for the process a.To. If the queue is full, the oldest message is lost.
 func (m *model) post(a Send) {
 	for i := range m.procs {
 		if m.procs[i].gone || m.procs[i].e.self.Peer() != a.To {

@@ -53,8 +53,8 @@ func (sim *electionSimulation) dial(n *node) {
 	}))
 }
 
-// ofLife returns a function for a later call. The function calls do, unless the node's present process has ended by
-// then.
+// ofLife returns a function for a later call. When called, that function calls `do`, unless the node's present process
+// has ended by then.
 func (sim *electionSimulation) ofLife(n *node, do func()) func() {
 	life := n.life
 	return func() {

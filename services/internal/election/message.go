@@ -43,7 +43,7 @@ type (
 	// ConfigApplied reports which configuration the leader has applied. The next renewal writes that ETag into the
 	// lock.
 	ConfigApplied struct{ ETag string }
-	// TermSeen means that a record of this term was found.
+	// TermSeen means that a record with the term Term was found.
 	TermSeen struct{ Term uint64 }
 	// LeaderStopped means that the leader's code has returned after LostLeadership. Until then the process does not
 	// stand for election.
@@ -98,8 +98,8 @@ type Message interface {
 }
 
 type (
-	// Heartbeat is the leader's request for a promise. The standby promises not to take over for Length after it
-	// received the request.
+	// Heartbeat is the leader's request for a promise. The standby promises not to take over. The promise lasts for
+	// Length, from the time at which the standby received the request.
 	Heartbeat struct {
 		Leader, Standby Peer
 		Term, Beat      uint64

@@ -9,8 +9,8 @@ import (
 )
 
 // TestMutants runs the tests of this package with each mutant and expects a failure. The model and the simulation must
-// find all mutants except those about writes with an unknown result. They would find these only by luck, so other tests
-// must find them.
+// find all mutants except those about writes with an unknown result. The latter must be found by other tests, because
+// the model and the simulation would need luck to find them.
 func TestMutants(t *testing.T) {
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {

@@ -71,8 +71,8 @@ func (e *Elector) observe(now Instant, s observedLock) {
 		first := e.seen.presence == notRead
 		e.phaseKnown, e.phase = !first, e.readBegan
 		e.failures = 0
-		// An answer about a machine is valid for one token only, and the token has changed. Ask again only when a
-		// renewal is overdue.
+		// An answer about the holder's machine is valid for one token of the lock only, and the token has changed. Ask
+		// again only when a renewal is overdue.
 		e.machine = machineCheck{asking: e.machine.asking, askAt: now.Add(s.lock.Renew() + s.lock.Renew()/5)}
 		e.seen = s
 		switch {
@@ -94,7 +94,8 @@ func (e *Elector) observe(now Instant, s observedLock) {
 	e.readAt = e.nextReadTime(now)
 }
 
-// takeoverTime returns when a standby may write the lock. The result holds as long as reads find the lock unchanged.
+// takeoverTime returns when a standby may write the lock. The result is valid until a read finds that the lock has
+// changed.
 func (e *Elector) takeoverTime() Instant {
 	switch e.seen.presence {
 	case present:

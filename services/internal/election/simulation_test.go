@@ -315,8 +315,9 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Send:
 		sim.send(n, a)
 	case Released:
-		// If this process has led in the term of the lock, it must release the lock before it ends. If the process gave
-		// up its takeover, it need not release that lock, because the write may still take effect later.
+		// If this process has led in the term of the lock, it must release the lock before it ends. A lock of another
+		// term is from a takeover that the process gave up. That write may take effect after the process has ended, so
+		// nobody releases such a lock.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)

@@ -41,8 +41,8 @@ func (e *Elector) holdsLock() bool {
 	return e.seen.presence == present && e.seen.lock.Incarnation == e.self.Incarnation && !e.seen.lock.Released
 }
 
-// recordWritten records that this process's write is in the store under token. Either the store confirmed the write, or
-// a read found it.
+// recordWritten records that this process's write is in the store, with the given token. Either the store confirmed the
+// write, or a read found it.
 func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) {
 	w := e.write
 	e.write, e.mustRead = pendingWrite{}, false
@@ -107,8 +107,8 @@ func (e *Elector) abandonWrite() {
 	}
 }
 
-// nextWrite returns the write with an unknown result again. If there is none, it returns a new version of the lock: a
-// takeover, a renewal or a release.
+// nextWrite returns the next write. If the result of a write is unknown, nextWrite repeats that write. Otherwise it
+// makes a new version of the lock: a takeover, a renewal or a release.
 func (e *Elector) nextWrite(now Instant) WriteLock {
 	if e.write.resend {
 		e.write.resend = false

@@ -15,8 +15,8 @@ func (x *Executor) balance(ctx context.Context, _ config.GroupKey, action plan.A
 	return x.setBalanced(ctx, action.Instance, true)
 }
 
-// setBalanced registers an instance with every load balancer of its group if in is true, or else deregisters the
-// instance.
+// setBalanced registers an instance with every load balancer of its group if `in` is true. If `in` is false, it
+// deregisters the instance.
 func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error {
 	began := x.Env.Now()
 	rec, _, ok := x.State.Record(id)

@@ -142,7 +142,8 @@ func (x *Executor) settle(ctx context.Context, action plan.Action) error {
 	return nil
 }
 
-// settleUsed resolves an instance of this term whose create call ended without a recorded result.
+// settleUsed resolves an instance of this leader whose create call ended without a recorded result. If a VM exists,
+// settleUsed adopts the VM. Otherwise the record becomes a tombstone.
 func (x *Executor) settleUsed(ctx context.Context, group config.GroupKey, action plan.Action) error {
 	asked := x.Env.Now()
 	vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)

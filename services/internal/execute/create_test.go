@@ -500,7 +500,8 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 	})
 }
 
-// TestCreateConflict checks that a conflict on an ID leads to the existing VM, or to a failure if the VM is gone.
+// TestCreateConflict covers a create call for an ID that already has a VM. The create uses that VM, or fails if the VM
+// is gone.
 func TestCreateConflict(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, gone := b.reserve(), b.reserve()

@@ -140,7 +140,7 @@ func TestTerminate(t *testing.T) {
 		if vm, _ := b.provider.Instance(id); vm.State != infra.Deleting {
 			t.Errorf("its VM is %s", vm.State)
 		}
-		// The provider does not know the VM any more, which counts as success.
+		// The provider answers that it does not know the VM. The termination then counts as successful.
 		b.script = func(call mock.Call) mock.Outcome {
 			return mock.Outcome{Err: infra.Errorf(infra.NotFound, "delete", "what VM")}
 		}
@@ -340,7 +340,7 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("no change: %+v, %v", rec, err)
 		}
 
-		// Update keeps a change that another write of this term made, such as an earlier attempt with a lost answer.
+		// Update keeps a change from another write in the same term, such as an earlier attempt whose answer was lost.
 		rec, token, _ := b.State.Record(id)
 		rec.Image, rec.Revision = "other", rec.Revision+1
 		b.write(rec, token)

@@ -78,7 +78,7 @@ type Groups interface {
 }
 
 const (
-	// ReservePool is the number of reservations kept ready per tenant and kind.
+	// ReservePool is the number of reservations that are kept ready for each tenant and each kind of instance.
 	ReservePool = 8
 	// margin is the minimum remaining authority for starting a provider call.
 	margin = 500 * time.Millisecond

@@ -232,7 +232,7 @@ func (b *bench) wantState(id ident.ID, want record.State) {
 	}
 }
 
-// made returns the provider calls of a kind that were recorded.
+// made returns the recorded provider calls of the given kind.
 func (b *bench) made(kind mock.Kind) (calls []mock.Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

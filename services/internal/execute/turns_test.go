@@ -24,7 +24,8 @@ func (b *bench) messages(kind plan.AlertKind) (out []string) {
 	return out
 }
 
-// TestAlertsNameWhatIsMissing checks the alerts of refused creates: each names the quota or the permission.
+// TestAlertsNameWhatIsMissing checks the alerts of refused creates. Each names the exceeded quota, or says what the
+// provider denied.
 func TestAlertsNameWhatIsMissing(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  infra.Error

@@ -694,7 +694,7 @@ func TestMachine(t *testing.T) {
 		t.Error(diff)
 	}
 
-	// The same nonce gives the same bytes, even if the caller changed an earlier result.
+	// The same nonce gives the same arguments and userdata, even if the caller changed an earlier result.
 	shard := w.shard.Load()
 	one, err := w.render(ctx, shard, &w.group, &w.rec, "n")
 	if err != nil {

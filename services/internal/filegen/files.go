@@ -37,7 +37,8 @@ type Have struct {
 	SHA256              string // hexadecimal
 	Error               string // why the file is not stored correctly; empty: it is
 	NotBefore, NotAfter time.Time
-	// Basis is the [File.Basis] of this file when it was sent to the agent. It is empty if it is no longer known.
+	// Basis is the [File.Basis] that this file had when it was sent to the agent. Basis is empty if the server no
+	// longer knows that value.
 	Basis string
 }
 
@@ -64,7 +65,8 @@ type File struct {
 	Name, Kind string
 	Content    []byte
 	SHA256     string // of Content, hexadecimal
-	// Basis identifies the input of a certificate: template, instance, and key. It is empty for other kinds.
+	// Basis identifies the input of a certificate: template, instance, and key. For files of other kinds, Basis is
+	// empty.
 	Basis string
 	// NotBefore and NotAfter are set for certificates only.
 	NotBefore, NotAfter time.Time

@@ -81,8 +81,8 @@ func New(options Options) *Generator {
 func (g *Generator) Configure(shard Shard) { g.shard.Store(&shard) }
 
 // Warm compiles the templates of groups and reads their boot scripts in the bucket. It skips scripts that were read
-// within the last hour. After that, a create in these groups does not have to wait for the compilation or for the
-// scripts.
+// within the last hour. After Warm has returned, a create in these groups does not have to wait for the compilation or
+// for the scripts.
 func (g *Generator) Warm(ctx context.Context, groups map[config.GroupKey]config.Group) error {
 	return g.warm(ctx, groups, age{stale: true})
 }

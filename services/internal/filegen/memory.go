@@ -16,7 +16,7 @@ const (
 
 // age limits the age of a remembered answer.
 type age struct {
-	// If after is set, only an answer that was read after this time may be used.
+	// If `after` is set, only an answer that was read later than `after` may be used.
 	after time.Time
 	// stale accepts answers up to the age of maxStale, even if the time to live is shorter.
 	stale bool

@@ -97,8 +97,7 @@ func connectOperator(ctx context.Context, stack *local.Stack) (*local.Operator, 
 	return operator, err
 }
 
-// programStarter returns a function that starts a program with a given name. If the map running has that name, the
-// function does not start the program.
+// programStarter returns a function that starts the program with a given name, unless `running` contains the name.
 func programStarter(out io.Writer, running map[string]int) func(string, func() (*local.Process, error)) error {
 	return func(name string, start func() (*local.Process, error)) error {
 		return runStep(out, "Starting "+name, func() (string, error) {

@@ -20,7 +20,7 @@ const libvirtTimeout = 10 * time.Minute
 // libvirtDir returns the directory of the cluster's libvirtd.
 func libvirtDir(s settings) string { return filepath.Join(s.root, "temp", "libvirt") }
 
-// bringUpLibvirt is bringUp with real VMs. What it starts keeps running.
+// bringUpLibvirt is like bringUp, but with real VMs. The programs that it starts keep running after it returns.
 func bringUpLibvirt(ctx context.Context, s settings) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, libvirtTimeout,
 		fmt.Errorf("timeout after %v; the logs are in temp/log, the consoles in temp/libvirt/var/lib/libvirt/images",
@@ -102,8 +102,8 @@ func bringUpLibvirt(ctx context.Context, s settings) error {
 // guestVersion is the name of the VM image in the storage pool.
 const guestVersion = "1"
 
-// startLibvirtd starts the cluster's libvirtd unless libvirtd runs already. It first empties libvirtd's directory,
-// because the VMs of a killed libvirtd were killed too.
+// startLibvirtd starts the cluster's libvirtd unless libvirtd runs already. It first empties libvirtd's directory. No
+// VM needs the old files, because the VMs of a killed libvirtd were killed too.
 func startLibvirtd(ctx context.Context, s settings) (note string, err error) {
 	dir := libvirtDir(s)
 	if conn, err := new(net.Dialer).DialContext(ctx, "unix", libvirtd.Socket(dir)); err == nil {

@@ -18,7 +18,7 @@ const (
 	collectTime = time.Minute
 )
 
-// collect deletes objects without a remaining owner, and old events, until ctx ends.
+// collect deletes objects whose owners are all gone, and old events, until ctx ends.
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 func (s *store) collect(ctx context.Context) {
 	tick := time.NewTicker(collectTime)

@@ -167,8 +167,8 @@ func TestController(t *testing.T) {
 	wire.cut(addr)
 	sized("workers--dev-1", 5)
 
-	// The edit of the file has removed the owner reference of this group. Restore the reference, so that the group and
-	// its machine are deleted with the owner.
+	// The person's edit of the file has removed the group's owner reference. Restore the reference, so that the group
+	// and its machine are deleted with the owner.
 	g := of("workers--dev-1")
 	before := g.DeepCopy()
 	if err := controllerutil.SetControllerReference(pool, g, types); err != nil {

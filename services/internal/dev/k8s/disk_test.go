@@ -223,7 +223,7 @@ func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	}
 }
 
-// TestRetry checks that client-go retries by itself while a person edits the file.
+// TestRetry checks that client-go repeats a request by itself while a person edits the object's file.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -232,7 +232,7 @@ func serveDiscovery(w http.ResponseWriter, req *http.Request) bool {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("ok"))
 	case len(path) == 1 && path[0] == "version":
-		// The version that dev-k8s imitates. Cluster API refuses old versions.
+		// dev-k8s imitates this version of Kubernetes. Cluster API refuses old versions of Kubernetes.
 		writeJSON(w, http.StatusOK, version.Info{Major: "1", Minor: "36", GitVersion: "v1.36.3+dev-k8s",
 			Platform: "dev-k8s"})
 	case len(path) == 1 && path[0] == "api":

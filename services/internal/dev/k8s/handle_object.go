@@ -90,8 +90,8 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
 }
 
-// fresh returns an error if the client's version is newer than the store's. This happens if the directory was restored
-// from a backup.
+// fresh returns an error if the client's resource version is newer than the store's. This happens after the store's
+// directory was restored from a backup.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#unavailable-resource-versions
 func (h *handler) fresh(version string) error {
 	if version == "" {

@@ -18,7 +18,7 @@ const (
 	bookmarkTime = 30 * time.Second
 )
 
-// watch streams changes until the client or the server stops or the time ends.
+// watch streams changes until the client disconnects, the server stops, or the timeout of the watch ends.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
 	query := req.URL.Query()

@@ -33,7 +33,7 @@ type Options struct {
 	Dir  string // contains one directory for each resource
 }
 
-// shutdownTime is the time for requests in flight after a stop was requested. Watches end immediately.
+// shutdownTime is how long requests in flight may still run after a stop was requested. Watches end immediately.
 const shutdownTime = 3 * time.Second
 
 const about = `dev-k8s is a small Kubernetes API for developing Nstance on one machine. Its objects

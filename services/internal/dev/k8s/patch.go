@@ -25,7 +25,7 @@ const (
 // copyLimit limits the data that the copy operations of one JSON patch may add, in bytes.
 const copyLimit = 3 << 20
 
-// patched returns the result of a patch. It does not change current.
+// patched returns the result of applying a patch to the object `current`. It does not change that object.
 func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, patch []byte) (map[string]any, error) {
 	document, err := json.Marshal(current)
 	if err != nil {

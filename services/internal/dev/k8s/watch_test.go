@@ -113,7 +113,7 @@ func number(t *testing.T, text string) uint64 {
 	return must(strconv.ParseUint(text, 10, 64))(t)
 }
 
-// TestExpired checks that a watch ends with 410 when the server no longer has the events since its version.
+// TestExpired checks that a watch ends with 410 if the server no longer has all events after the watch's version.
 func TestExpired(t *testing.T) {
 	dir := t.TempDir()
 	addr, stop := start(t, dir)

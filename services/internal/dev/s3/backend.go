@@ -21,7 +21,7 @@ import (
 // are a thousand times smaller.
 const maxObject = 256 << 20
 
-// backend implements gofakes3.Backend for one bucket. The store, a directory, checks the conditions of conditional
+// backend implements gofakes3.Backend for one bucket. The store is a directory. It checks the conditions of conditional
 // requests and makes one write at a time. gofakes3 passes no context to the methods of backend.
 type backend struct {
 	bucket string
