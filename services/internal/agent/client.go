@@ -85,8 +85,7 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early contains the time after which keepRenewed must renew the certificate, because a server asked for an early
-	// renewal.
+	// early tells keepRenewed how soon it must renew the certificate, if a server asks for an early renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the time between two reports, as a time.Duration. A server sets it. Zero means unknown.

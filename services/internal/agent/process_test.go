@@ -152,8 +152,8 @@ func healthz(t *testing.T, addr string) string {
 	return fmt.Sprintf("%d %s", answer.StatusCode, strings.TrimSpace(string(body)))
 }
 
-// TestProcess checks that the announced reason depends on how the agent is ended, and that the announcement arrives
-// before the agent exits.
+// TestProcess checks that the announced reason depends on the signal that ends the agent, and that the announcement
+// arrives before the agent exits.
 func TestProcess(t *testing.T) {
 	s := newFakeServer(t, newID(t))
 	s.interval = "1h"

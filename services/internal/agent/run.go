@@ -148,7 +148,7 @@ func attestor(s Settings, log *slog.Logger) func(context.Context) ([]byte, error
 	}
 }
 
-// watchNotices watches for the notices of the machine's cloud until ctx ends.
+// watchNotices watches for termination notices of the machine's cloud until ctx ends.
 func watchNotices(ctx context.Context, s Settings, client *Client, log *slog.Logger) error {
 	cloud := notice.Find(s.Provider, notice.Firmware{FS: os.DirFS("/sys/class/dmi/id")})
 	if cloud.NewSource == nil {

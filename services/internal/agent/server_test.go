@@ -454,7 +454,7 @@ func newID(t testing.TB) ident.ID {
 	return id
 }
 
-// memories are the three folders of an agent after userdata has run.
+// memories contains the three folders of an agent, as they are after userdata has run.
 type memories struct{ identity, keys, files folder.Memory }
 
 func newMemories(t testing.TB, s *fakeServer) *memories {

@@ -167,7 +167,7 @@ func (a *agent) wakeStream(kind int) {
 	}
 }
 
-// streamNames are the RPCs of the kinds of streams.
+// streamNames has the RPC of each kind of stream.
 var streamNames = [streamKinds]string{"ReportHealth", "ReceiveFiles", "KeyGenRequests"}
 
 // serveStream serves one stream of an agent. It calls the function `start` once, and the function `work` whenever the

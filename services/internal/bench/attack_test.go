@@ -50,8 +50,8 @@ type target struct {
 	Silent, Slow int
 	// Addresses is the number of source addresses of the attacks. 0 means one.
 	Addresses int
-	// Least is the minimum number of attempts of each attack. If these attempts take longer than leastTime, the
-	// attackers stop before.
+	// Least is the minimum number of attempts of each attack. When leastTime has passed, the attackers stop
+	// even with fewer attempts.
 	Least int
 	// Idle means that the attackers use a CPU core only while no other process needs it.
 	Idle bool
@@ -113,7 +113,7 @@ type attacker struct {
 	connected atomic.Uint32
 }
 
-// noCertificate stands for a call without a client certificate.
+// noCertificate means that the attacker presents no client certificate.
 const noCertificate = "none"
 
 // attack is one kind of attack on one port. Its outcomes are counted by kind and port.

@@ -275,8 +275,8 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return read, e.retryAt
 		}
 		if takeAt := e.takeoverTime(); takeAt <= max(now, e.readAt) {
-			// A standby sees by the token whether a lock has changed. If the lock is absent, there is no token. Another
-			// process may have written and deleted a lock since the last read, so read again.
+			// A standby notices a change of the lock by its token, but an absent lock has no token. Another process may
+			// have written and deleted a lock since the last read, so read again.
 			if e.seen.presence == absent && !e.justRead {
 				return read, max(takeAt, e.retryAt)
 			}

@@ -120,8 +120,8 @@ func (sim *electionSimulation) process(peer Peer) *node {
 
 func (sim *electionSimulation) cut(from, to *node) bool { return sim.cuts[way{from, to}] > sim.now }
 
-// cutOff loses messages between a node and another one for a while, in one or both directions. Sometimes it also ends
-// their connection.
+// cutOff makes messages between a node and another one get lost for a while, in one or both directions. Sometimes it
+// also ends their connection.
 func (sim *electionSimulation) cutOff(n *node) {
 	other := sim.nodes[sim.rng.IntN(len(sim.nodes))]
 	until := sim.now + sim.between(100*time.Millisecond, 30*time.Second)

@@ -40,8 +40,8 @@ type (
 	// Confirm asks for proof that this process still holds the lock. A request that was sent before this input is not
 	// enough. Seq rises by one with each Confirm.
 	Confirm struct{ Seq uint64 }
-	// ConfigApplied reports which configuration the leader has applied. The next renewal writes that ETag into the
-	// lock.
+	// ConfigApplied contains the ETag of the configuration that the leader has applied. The next renewal writes this
+	// ETag into the lock.
 	ConfigApplied struct{ ETag string }
 	// TermSeen means that a record with the term Term was found.
 	TermSeen struct{ Term uint64 }
@@ -71,7 +71,7 @@ func (Release) input()        {}
 type MachineState uint8
 
 const (
-	// MachineUnknown stands for errors and for every answer that is not listed below.
+	// MachineUnknown is for errors and for every answer that is not listed below.
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping

@@ -317,7 +317,7 @@ func (sim *electionSimulation) perform(n *node, action Action) {
 	case Released:
 		// If this process has led in the term of the lock, it must release the lock before it ends. A lock of another
 		// term is from a takeover that the process gave up. That write may take effect after the process has ended, so
-		// nobody releases such a lock.
+		// the process need not release that lock.
 		if sim.lock != nil && sim.lock.lock.Incarnation == n.elector.self.Incarnation &&
 			sim.lock.lock.Term == n.elector.term && !sim.lock.lock.Released {
 			sim.fail("%s goes, and leaves its lock behind", n.name)
@@ -489,7 +489,8 @@ func newSimulation(seed uint64) *electionSimulation {
 	}
 }
 
-// play runs one seed. After a period of faults, the faults stop. A leader must then appear in bounded time and stay.
+// play runs a simulation with the given seed. After a period of faults, the faults stop. A leader must then appear in
+// bounded time and stay.
 func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulation, error) {
 	sim := newSimulation(seed)
 	sim.trace = trace

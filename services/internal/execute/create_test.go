@@ -529,8 +529,8 @@ func TestCreateConflict(t *testing.T) {
 	})
 }
 
-// TestCreateWaitsForAuthority checks that the executor makes no call, and counts no failure, while the remaining
-// authority is too short.
+// TestCreateWaitsForAuthority checks that the executor makes no provider call, and counts no failure, while the
+// remaining authority is too short.
 func TestCreateWaitsForAuthority(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()

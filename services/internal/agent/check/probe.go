@@ -25,7 +25,7 @@ const (
 	// openPipes limits the wait for the children of a command that has ended. The children may still hold its output
 	// open.
 	openPipes = time.Second
-	// maxAnswer is the maximum number of bytes that are read of an HTTP answer.
+	// maxAnswer is the maximum number of bytes that a check reads from an HTTP answer.
 	maxAnswer = 64 << 10
 )
 

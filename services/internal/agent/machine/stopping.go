@@ -29,7 +29,7 @@ func reasonOf(action string) nstancev1.StoppingReason {
 	return unspecified
 }
 
-// System is the service manager and the machine, as seen by a process that is being stopped.
+// System gives a process that is being stopped access to the service manager and the machine.
 type System struct {
 	// Command runs a command and returns its standard output, even if the command fails.
 	Command func(ctx context.Context, name string, args ...string) string
@@ -58,8 +58,8 @@ func ThisSystem() System {
 }
 
 // StoppingReason returns the reason why the process was sent SIGTERM. If the machine shuts down for an unknown reason,
-// the result is a reboot. After a wrong "reboot", the server only needs a moment to ask the provider. After a wrong
-// "power-off", the server would give up a VM that still exists.
+// the result is a reboot. If that is wrong, the server only loses a moment, in which it asks the provider. After a
+// wrong "power-off", the server would give up a VM that still exists.
 func (s System) StoppingReason(ctx context.Context) nstancev1.StoppingReason {
 	// According to systemctl(1), is-system-running prints "stopping" while systemd shuts down the machine.
 	if strings.TrimSpace(s.Command(ctx, "systemctl", "is-system-running")) != "stopping" {

@@ -47,7 +47,7 @@ const (
 	tokenPath     = "/latest/api/token"
 	actionPath    = "/latest/meta-data/spot/instance-action"
 	rebalancePath = "/latest/meta-data/events/recommendations/rebalance"
-	// identityPath is the signed instance identity document, PKCS #7 in base64.
+	// identityPath is the path of the signed instance identity document, PKCS #7 in base64.
 	// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/verify-rsa2048.html
 	identityPath = "/latest/dynamic/instance-identity/rsa2048"
 	// tokenLife is the longest lifetime that IMDSv2 grants. A token that IMDSv2 refuses is replaced sooner.

@@ -30,7 +30,7 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// maxAnswer is the maximum number of bytes to read of an answer.
+// maxAnswer is the maximum number of bytes that are read from an answer of the metadata service.
 const maxAnswer = 4 << 10
 
 // errNone means that the metadata service answered 404: it has nothing at the requested path.

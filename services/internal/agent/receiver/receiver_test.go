@@ -237,7 +237,7 @@ func TestBatchLimits(t *testing.T) {
 	}
 }
 
-// A server accepts a report about the files of any batch.
+// A report about the files of any batch must keep the server's limits for the number of files and the length of texts.
 func TestStatesFitIntoAReport(t *testing.T) {
 	r := open(&folder.Memory{})
 	batch := r.NewBatch()

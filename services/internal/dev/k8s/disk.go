@@ -179,7 +179,8 @@ func (s *store) directories(from string) (names []string) {
 }
 
 // readChangedFile updates one object from its file if a user has changed the file. It reports whether the file is
-// missing. The object is deleted only if settled is true, because some editors remove a file for a moment.
+// missing. Some editors remove a file for a moment, so the object is deleted only if the caller has waited and sets
+// settled.
 func (s *store) readChangedFile(name string, settled bool) (missing bool) {
 	c, k, ok := s.locate(name)
 	if !ok {

@@ -216,7 +216,7 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 }
 
 // budget returns an error if a PodDisruptionBudget forbids the eviction of a pod. A real server asks controllers how
-// many pods there should be. budget counts the pods that the PodDisruptionBudget selects.
+// many pods there should be. budget instead counts the pods that the PodDisruptionBudget selects.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {
