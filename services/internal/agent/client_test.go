@@ -412,9 +412,9 @@ func TestLeaderMoves(t *testing.T) {
 	})
 }
 
-// TestLeaderHintIsUsedImmediately checks that the agent calls the leader immediately when another server says where the
-// leader is, even after a long time without a session. If two servers each say that the other one leads, the agent does
-// not call them immediately.
+// TestLeaderHintIsUsedImmediately checks that the agent calls the leader as soon as another server says where the
+// leader is. It does so even after a long time without a session. If two servers each say that the other one leads, the
+// agent does not call them immediately.
 func TestLeaderHintIsUsedImmediately(t *testing.T) {
 	const standby, leader = "127.0.0.1:1", "127.0.0.1:3"
 	hint := func(addr string) error {

@@ -129,8 +129,8 @@ func (r *reporter) stream(ctx context.Context) error {
 		case stop.reason == nstancev1.StoppingReason_STOPPING_REASON_UNSPECIFIED:
 			r.confirm(stop)
 		default:
-			// The server answers a closed stream only after it has read all reports. Without that answer, the report
-			// may still be in a buffer when the network goes down.
+			// The server answers a closed stream only after it has read all reports. Without that answer, a report may
+			// still be in a buffer when the network goes down.
 			if err := stream.CloseSend(); err != nil {
 				return ended("reports", err)
 			}

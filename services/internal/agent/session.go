@@ -289,8 +289,8 @@ func (c *Client) keepRenewed(ctx context.Context, api nstancev1.AgentServiceClie
 		// Agents may have started at the same time. The random delay spreads their renewals.
 		due := cert.RenewAt().Add(rand.N(cert.Life()/50 + 1))
 		for time.Until(due) > 0 {
-			// Timers stop while a machine sleeps, but the wall clock does not. So compare with the wall clock at least
-			// every ten minutes.
+			// Timers stop while a machine sleeps, but the wall clock does not. So compare the due time with the wall
+			// clock at least every ten minutes.
 			timer := time.NewTimer(min(time.Until(due), 10*time.Minute))
 			select {
 			case <-ctx.Done():

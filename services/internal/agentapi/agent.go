@@ -34,8 +34,8 @@ type agent struct {
 	streams    [streamKinds]*stream
 	// pending marks each kind of stream that has work to do but is not open.
 	pending [streamKinds]bool
-	// outdated means that the server ended the health stream because its header was out of date, and that the agent has
-	// not opened a new one.
+	// outdated means that the server ended the health stream because the stream's header was out of date. The agent has
+	// not opened a new one yet.
 	outdated bool
 	// keys maps names to the public keys that the agent submitted. It is nil until the keys are read from the cache.
 	keys map[string][]byte

@@ -180,7 +180,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 			return errors.Join(err, fmt.Errorf("log certificates: %w", logErr)), nil
 		}
 		// The leader may have decided to delete the instance while the certificates were made. In that case, do not
-		// send them.
+		// send the certificates.
 		if rec, _, ok := state.Record(a.id); !ok || mayBeCertified(&rec) != nil {
 			return nil, nil
 		}
@@ -266,8 +266,9 @@ func (a *agent) generatorInput(group config.Group, view *shardstate.InstanceView
 	for name, pkix := range a.keys {
 		in.Keys[name] = pkix
 		if in.KeySums != nil {
-			// A report removes the submitted keys that it does not list (see forgetKeys). So the agent still has this
-			// key: its last report lists the key, or the agent submitted the key after that report.
+			// A report makes the server forget the submitted keys that the report does not list (see forgetKeys). So
+			// the agent still has this key: its last report lists the key, or the agent submitted the key after that
+			// report.
 			in.KeySums[name] = sum(pkix)
 		}
 	}

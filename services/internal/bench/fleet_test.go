@@ -246,7 +246,8 @@ type fleet struct {
 	up   int
 }
 
-// sending contains the time at which an agent began to send, and the time at which the kernel received the first byte.
+// sending contains the time at which an agent began to send a message, and the time at which the kernel received the
+// first byte of the message.
 type sending struct{ began, wrote time.Time }
 
 func startFleet(b testing.TB) *fleet {

@@ -657,8 +657,8 @@ func TestFailoverTimes(t *testing.T) {
 			stop        func(sim *electionSimulation, a *node)
 			least, most time.Duration
 		}{
-			// The bound is the sum of the lease with its margin, the wait for the next read, the latency of the last
-			// renewal, and the latencies of a read and a write.
+			// The longest failover is the sum of the lease with its margin, the wait for the next read, the latency of
+			// the last renewal, and the latencies of a read and a write.
 			{"killed", func(sim *electionSimulation, a *node) {
 				kill(sim, a, MachineRunning)
 			}, takeoverWait(opt.Lease) - opt.Renew - 200*time.Millisecond,

@@ -256,8 +256,8 @@ func pair(t *testing.T, seed uint64, opt Options) (sim *electionSimulation, a, b
 	return sim, a, b
 }
 
-// TestHeirTimes checks the times in docs/concepts/election.md from the kill of the leader, or the release of its lock,
-// to the authority of its heir.
+// TestHeirTimes checks the times in docs/concepts/election.md: how long it takes after the kill of the leader, or after
+// the release of its lock, until its heir has authority.
 func TestHeirTimes(t *testing.T) {
 	vanish := func(state MachineState) func(sim *electionSimulation, a *node) {
 		return func(sim *electionSimulation, a *node) {
@@ -278,9 +278,9 @@ func TestHeirTimes(t *testing.T) {
 			stop func(sim *electionSimulation, a *node)
 			most time.Duration
 		}{
-			// The maximum is the promise with its margin, plus the latency of the heir's write. If the heir does not
-			// know the leader's last renewal, this write fails. The heir then reads the lock and writes again, which
-			// adds two latencies.
+			// The longest failover is the promise with its margin, plus the latency of the heir's write. If the heir
+			// does not know the leader's last renewal, this write fails. The heir then reads the lock and writes again,
+			// which adds two latencies.
 			{"killed", vanish(MachineRunning), promiseHold(lease) + 400*time.Millisecond},
 			{"machine vanished", vanish(MachineTerminated), promiseHold(lease) + 400*time.Millisecond},
 			{"released", func(sim *electionSimulation, a *node) { sim.give(a, Release{}) }, 250 * time.Millisecond},

@@ -75,8 +75,8 @@ const (
 	MachineUnknown MachineState = iota
 	MachineRunning
 	MachineStopping
-	// MachineStopped permits a takeover if the provider gives this answer again one renewal interval later and the
-	// lock's token has not changed.
+	// MachineStopped permits a takeover if the provider gives this answer twice, one renewal interval apart, and the
+	// lock's token has not changed in between.
 	MachineStopped
 	MachineSuspended
 	// MachineTerminated permits a takeover immediately, because such a machine never runs again.

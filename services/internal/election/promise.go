@@ -46,8 +46,9 @@ func (e *Elector) acceptHandover(now Instant, h Handover) {
 	}
 }
 
-// isHeir reports whether the lock that was seen last names this process as heir, and this process has made a promise to
-// the holder in this term. A restarted process is not the heir: the lock names its earlier incarnation.
+// isHeir reports whether this process is the heir: the lock that was seen last names it as heir, and it has made a
+// promise to the holder in this term. A restarted process is not the heir, because the lock names its earlier
+// incarnation.
 func (e *Elector) isHeir() bool {
 	lock := e.seen.lock
 	return lock.Heir == e.self.Peer() && e.promise.to.Incarnation == lock.Incarnation && e.promise.term == lock.Term

@@ -525,8 +525,8 @@ func play(seed uint64, heirs bool, trace func(string, ...any)) (*electionSimulat
 	mixed := rng.IntN(3) == 0
 	common := leases[rng.IntN(len(leases))]
 	if !mixed { // a process that never read the deleted lock cannot know its lease
-		// Delete the lock only once, and not while a write may be in flight that requires the absence of a lock. Such a
-		// write would succeed after the deletion, because its condition names no token.
+		// Delete the lock only once. Do not delete it while a write may be in flight that requires the absence of a
+		// lock. Such a write would succeed after the deletion, because its condition names no token.
 		sim.removeAt = time.Duration(40+rng.IntN(100)) * time.Second
 	}
 	longest := max(common.Lease, common.HeirLease)

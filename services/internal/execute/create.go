@@ -251,7 +251,7 @@ func address(s string) string {
 //
 // A conflict means that an earlier call used this ID. A refusal after an indeterminate answer does not prove that the
 // earlier calls failed. In both cases requestVM looks the VM up by its tag. If the VM is not found but its agent has
-// registered, an earlier call has succeeded late, so requestVM continues until the VM is found or known to be gone.
+// registered, an earlier call has succeeded late. requestVM then continues until the VM is found or known to be gone.
 func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, turn plan.Turn) (infra.VM, error) {
 	ambiguous := false
 	for delay := 250 * time.Millisecond; ; {

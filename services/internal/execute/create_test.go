@@ -195,8 +195,8 @@ func TestCreateAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestCreateRefusedAfterALostAnswer checks that a VM is found if the first call created it without an answer, and the
-// repeated call was refused.
+// TestCreateRefusedAfterALostAnswer covers a first call that created the VM without an answer, and a repeated call that
+// was refused. The executor must find the VM.
 func TestCreateRefusedAfterALostAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		made, unmade := b.reserve(), b.reserve()
@@ -631,8 +631,8 @@ func TestCreateIsNotRepeatedForADeletedInstance(t *testing.T) {
 	})
 }
 
-// TestRegisteredWhileCreated checks that the record has the data of both the registration and the create if the agent
-// registers before the provider's answer is recorded.
+// TestRegisteredWhileCreated covers an agent that registers before the provider's answer is recorded. The record must
+// have the data of both the registration and the create.
 func TestRegisteredWhileCreated(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		id := b.reserve()

@@ -407,8 +407,8 @@ func TestCertificateOfALongerTTL(t *testing.T) {
 	}
 }
 
-// TestAgentsTrustTheClustersCAOnly checks that the boot script contains no workload CA, because the agent would trust
-// it like every CA in the boot script.
+// TestAgentsTrustTheClustersCAOnly checks that the boot script contains no workload CA. The agent would trust it like
+// every CA in the boot script.
 func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	w := newTestGenerator(t)
 	w.group.Userdata.Content = "{{ .Nonce }}\n{{ .Cluster.CACert }}"

@@ -74,7 +74,8 @@ type File struct {
 
 // Result describes what an instance lacks.
 type Result struct {
-	// Files are the files to send, sorted by name. The instance lacks them, failed to store them, or has other content.
+	// Files are the files to send, sorted by name. The instance lacks them, failed to store them, or has them with
+	// other content.
 	Files []File
 	// Names are the names of all files that belong to the instance, sorted.
 	Names []string

@@ -125,8 +125,8 @@ func mustParse(t *testing.T, der []byte) any {
 	return key
 }
 
-// TestAlgorithmChangeAndHalfWrittenPair checks that a request for another algorithm makes a new key pair, and that the
-// next request repairs a pair after a crash between the writes of its two files.
+// TestAlgorithmChangeAndHalfWrittenPair checks that a request for another algorithm makes a new key pair. It also
+// simulates a crash between the writes of the two files of a pair. The next request must repair the pair.
 func TestAlgorithmChangeAndHalfWrittenPair(t *testing.T) {
 	s, disk := store(t)
 	before, err := s.Ensure("a.pub", ed)

@@ -152,7 +152,8 @@ func runStep(out io.Writer, name string, run func() (note string, err error)) er
 	return nil
 }
 
-// runDemo plays the demo on a stack in a temporary directory. It removes the stack afterwards, unless keep is true.
+// runDemo plays the demo on a stack in a temporary directory. Afterwards it kills the stack's processes, and
+// removes the directory unless keep is true.
 func runDemo(ctx context.Context, s settings, keep bool) error {
 	return local.WithStack(ctx, local.Trial{Name: "demo", Root: s.root, Servers: servers, Keep: keep},
 		func(stack *local.Stack) error {

@@ -144,8 +144,8 @@ func TestReplaced(t *testing.T) {
 	must(in(c, machines).Get(ctx, "m", metav1.GetOptions{}))(t)
 }
 
-// TestRequestDoesNotOverwriteAnEditedFile sends requests for an object with a file that a person has changed and the
-// server has not read yet. The server must never overwrite an unread change.
+// TestRequestDoesNotOverwriteAnEditedFile sends requests for an object whose file a person has changed. The server has
+// not read the change yet, and must never overwrite it.
 func TestRequestDoesNotOverwriteAnEditedFile(t *testing.T) {
 	dir := t.TempDir()
 	s := must(openStore(dir, time.Now, discard))(t)

@@ -34,8 +34,8 @@ type deadline struct {
 	missing bool // the file was missing at the last check
 }
 
-// newFollower starts to watch the directory. It must be called before the first read of the directory, so that changes
-// between that read and the call of follower.run are not lost.
+// newFollower starts to watch the directory. It must be called before the first read of the directory. Otherwise
+// changes between that read and the call of follower.run would be lost.
 func newFollower(s *store, dir string) (*follower, error) {
 	w, err := fsnotify.NewBufferedWatcher(1000)
 	if err != nil {

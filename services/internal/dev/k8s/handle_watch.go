@@ -61,8 +61,8 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 	if s.control.Flush() != nil {
 		return nil
 	}
-	// A watch without a version starts with the current state. A version above the current one is not from this store,
-	// so the watch ends immediately.
+	// A watch without a resource version starts with the current state. A resource version above the current one is not
+	// from this store, so the watch ends immediately.
 	begins := initial || from == 0 && !query.Has("sendInitialEvents")
 	if current := h.store.currentVersion(); from > current {
 		s.expire()

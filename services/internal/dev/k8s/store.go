@@ -74,8 +74,8 @@ func openStore(dir string, now func() time.Time, log *slog.Logger) (*store, erro
 	if err != nil {
 		return nil, fmt.Errorf("open directory of objects: %w", err)
 	}
-	// Versions start at the current time in microseconds and count up. They grow across restarts without being stored,
-	// as long as fewer than a million changes happen per second.
+	// Resource versions start at the current time in microseconds and count up. They grow across restarts without being
+	// stored, as long as fewer than a million changes happen per second.
 	s := &store{log: log, now: now, root: root, dir: dir, grown: make(chan struct{}, 1),
 		version: uint64(max(now().UnixMicro(), 1)),
 		kinds:   map[string]*collection{}, broken: map[string]string{}}
