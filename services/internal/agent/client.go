@@ -85,7 +85,8 @@ type Client struct {
 	checks   *check.Runner // nil: the agent runs no health checks
 	cert     atomic.Pointer[identity.Certificate]
 	hooked   chan struct{} // signals that the hook may have work
-	// early tells keepRenewed how soon it must renew the certificate, if a server asks for an early renewal.
+	// early receives the time after which keepRenewed must renew the certificate. A server can ask for such an early
+	// renewal.
 	early chan time.Duration
 	wake  chan struct{} // signals that there is something to report
 	// reportInterval is the time between two reports, as a time.Duration. A server sets it. Zero means unknown.
@@ -255,7 +256,7 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 }
 
 // hint stores the leader's address if the server's error contains one. It reports whether to try that address after
-// only a short pause. The result is false if the agent's last try already was at such an address. Otherwise the agent
+// only a short pause. The result is false if the last try already went to an address from an error. Otherwise the agent
 // would call two servers without a break if each answers that the other leads.
 func (a *addresses) hint(err error, of func(*nstancev1.NotLeader) string) (news bool) {
 	if leader := notleader.FromError(err); leader != nil {

@@ -139,7 +139,7 @@ func TestExpiredCertificate(t *testing.T) {
 	})
 }
 
-// If the server's clock is so slow that every new certificate has already expired by the agent's clock, the agent
+// If the server's clock is so far behind the agent's clock that every new certificate has already expired, the agent
 // renews at a low rate.
 func TestCertificateExpiredOnArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

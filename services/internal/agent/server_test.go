@@ -118,7 +118,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}},
 		// RenewCertificate accepts expired certificates, which a TLS handshake would reject. So the handshake does not
-		// verify the chain. The methods of this server do.
+		// verify the chain. The methods of the server verify it.
 		ClientAuth: tls.RequestClientCert,
 		ClientCAs:  pool,
 	})), grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second}))

@@ -190,7 +190,7 @@ func (e *Elector) answerConfirms(d *Decision) {
 	}
 }
 
-// endLeadership ends the leadership of this process, which loses its authority. The process does nothing more until the
+// endLeadership ends the leadership of this process. The process loses its authority. It does nothing more until the
 // code that it runs as the leader has returned.
 func (e *Elector) endLeadership(reason Reason, d *Decision) {
 	e.role = Stopping

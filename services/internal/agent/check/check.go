@@ -45,7 +45,8 @@ type Runner struct {
 type running struct {
 	spec *nstancev1.HealthCheck
 	stop context.CancelFunc
-	// Runner.mu guards state, passed and failed. They count the consecutive runs that passed or failed.
+	// Runner.mu guards state, passed and failed. `passed` counts consecutive successful runs, and `failed` consecutive
+	// failed ones.
 	state           *nstancev1.HealthCheckState
 	passed, failed  uint32
 	startPeriodEnds time.Time
