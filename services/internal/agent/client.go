@@ -155,7 +155,7 @@ const (
 	// the agent would reconnect four times a second to a server that accepts the agent and then drops it. Two agents
 	// with the same identity would also end each other's sessions at that rate.
 	settled = 5 * time.Second
-	// offline is the longest time without a session during which the agent still reports itself healthy.
+	// offline is how long an agent without a session still reports itself healthy.
 	offline = 2 * time.Minute
 	// firstAttempt is the timeout of the first try to reach one of several servers. Each further try has twice the
 	// timeout of the previous one, up to reconnect.AttemptTimeout.

@@ -336,7 +336,8 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// TestFindsTheLeader checks that the agent tries several addresses in turn and follows a standby's hint.
+// TestFindsTheLeader checks that the agent tries several addresses in turn. If a standby answers that another server
+// leads, the agent tries that server.
 func TestFindsTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const standby, dead, leader = "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"

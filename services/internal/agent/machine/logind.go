@@ -106,7 +106,7 @@ type SystemLogind struct {
 	signals chan *dbus.Signal
 }
 
-// ConnectLogind connects to logind over a message bus, usually dbus.ConnectSystemBus.
+// ConnectLogind connects to logind over the message bus that connect opens. Usually, connect is dbus.ConnectSystemBus.
 func ConnectLogind(ctx context.Context, connect func(...dbus.ConnOption) (*dbus.Conn, error)) (*SystemLogind, error) {
 	conn, err := connect(dbus.WithContext(ctx))
 	if err != nil {

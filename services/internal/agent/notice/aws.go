@@ -54,8 +54,8 @@ const (
 	tokenLife = 6 * time.Hour
 )
 
-// Watch polls the metadata service, and pauses for Options.Interval after each answer. It calls notice whenever the
-// notice changes. It returns when ctx ends. Watch must not run concurrently with itself.
+// Watch polls the metadata service, and pauses for Options.Interval after each answer. It calls the function `notice`
+// whenever the termination notice changes. It returns when ctx ends. Watch must not run concurrently with itself.
 func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error {
 	w := &watcher{Options: a.options, announce: notice}
 	for {

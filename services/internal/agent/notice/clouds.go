@@ -29,8 +29,8 @@ type Cloud struct {
 
 // Source watches for the cloud's announcement that it will take the VM away.
 type Source interface {
-	// Watch calls notice whenever the cloud's notice changes, and calls it with nil when the cloud withdraws the
-	// notice. Watch returns when ctx ends, or with an error if there is nothing to watch. Watch must not run
+	// Watch calls the function `notice` whenever the cloud's termination notice changes, with nil if the cloud
+	// withdraws it. Watch returns when ctx ends, or with an error if there is nothing to watch. Watch must not run
 	// concurrently with itself.
 	Watch(ctx context.Context, notice func(*nstancev1.TerminationNotice)) error
 }

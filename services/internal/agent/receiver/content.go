@@ -112,8 +112,8 @@ func position(err error) error {
 	return errors.New("syntax error")
 }
 
-// checkEnv accepts the common format of systemd's EnvironmentFile= (systemd.exec(5)) and of shell assignments: empty
-// lines, comments, and NAME=value. The value may have quoted parts, and a quoted part may span several lines.
+// checkEnv accepts what systemd's EnvironmentFile= (systemd.exec(5)) and shell assignments have in common: empty lines,
+// comments, and NAME=value. The value may have quoted parts, and a quoted part may span several lines.
 func checkEnv(content []byte) error {
 	if bytes.IndexByte(content, 0) >= 0 {
 		return errors.New("it contains a zero byte")
