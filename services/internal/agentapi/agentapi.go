@@ -1,7 +1,7 @@
 // Package agentapi serves the AgentService. It takes the reports of agents and the keys that they submit, and sends
 // them their files.
 //
-// Invariant: a caller speaks only for the instance in its certificate, and only while the record of that instance is
+// Invariant: a caller can act only for the instance in its certificate, and only while the record of that instance is
 // alive and has the certificate's key. An instance has one connection: when a newer connection opens its first stream,
 // the streams of the older one end. A slow agent delays no other agent and no action of the leader.
 package agentapi

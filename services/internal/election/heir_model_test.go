@@ -292,8 +292,8 @@ func (x *explorer) steps(m *model) []step {
 	return all
 }
 
-// crash ends a process. The messages and requests that it has sent stay in flight. The process restarts with another
-// incarnation, and the two processes of the model connect again.
+// crash ends a process. The messages that it has sent stay in flight, and so does its unanswered write. The process
+// restarts with another incarnation, and the two processes of the model connect again.
 func (x *explorer) crash(m *model, i int) error {
 	m.budget.crashes--
 	if write, ok := m.procs[i].request.(WriteLock); ok && m.late[1] == (WriteLock{}) {
