@@ -23,8 +23,8 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 		Problems: problems(status.Problems),
 		Shard:    c.Shard, LeaderId: c.ID, Term: c.state().Term(), ClusterId: c.Cluster,
 	}
-	// List the bucket to find out when the configuration was last modified. If that fails, the answer lacks only this
-	// time.
+	// List the bucket to find out when the configuration was last modified. If that fails, the answer does not contain
+	// this time.
 	if status.RefusedETag == "" && c.ConfigModified != nil {
 		if at, err := c.ConfigModified(c); err == nil {
 			answer.LastModified = timestamppb.New(at)

@@ -216,7 +216,7 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 	wants(t, "acknowledge nonsense", err, codes.InvalidArgument, "instance_id: ")
 }
 
-// TestTenants checks that objects of another tenant do not exist for an operator.
+// TestTenants checks that an operator can neither see nor change objects of another tenant.
 func TestTenants(t *testing.T) {
 	w := newTestShard(t)
 	rival := w.rival(t)

@@ -15,8 +15,8 @@ type Events struct {
 	errors    watch.Hub[shardstate.ErrorKey, shardstate.ErrorEvent]
 }
 
-// instanceKey decides which events coalesce: of events with the same key, a stream keeps the newest. The start of a
-// drain has a separate key, so that later events of the same deletion do not replace it.
+// instanceKey is the key of an event. Of the waiting events with the same key, a stream keeps only the newest. The
+// start of a drain has a separate key, so that later events of the same deletion do not replace it.
 type instanceKey struct {
 	tenant string
 	id     ident.ID

@@ -13,8 +13,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
-// reading returns a function that decodes the bytes of a request and passes the request to call. If the bytes are not a
-// message, the function returns InvalidArgument, because gRPC rejects them too.
+// reading returns a function that decodes the bytes of a request and passes the request to the function "call". If the
+// bytes are not a message, the function returns InvalidArgument, because gRPC rejects them too.
 func reading[Q any, PQ interface {
 	*Q
 	proto.Message

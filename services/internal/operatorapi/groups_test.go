@@ -220,7 +220,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 	}
 }
 
-// TestUpsertGroupChecksTheArgumentsOfTheCloud sends arguments that EC2 does not know to a shard of AWS.
+// TestUpsertGroupChecksTheArgumentsOfTheCloud sends a shard on AWS arguments that EC2 does not know.
 func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 	text := strings.NewReplacer(
 		`"kind": "mock", "region": "r", "zone": "z"`, `"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"`,
@@ -280,7 +280,8 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 	}
 }
 
-// The bucket stores a change, but its answer is lost. The client still gets a group with the current ETag.
+// The bucket stores a change, but the answer of the bucket is lost. The client still gets a group with the current
+// ETag.
 func TestUpsertGroupAfterALostAnswer(t *testing.T) {
 	w := newTestShard(t)
 	w.breakStore(func(r mem.Request) mem.Fault {

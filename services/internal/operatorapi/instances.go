@@ -30,7 +30,7 @@ const (
 	maxCreating = 4096
 )
 
-// ListInstances lists the tenant's live instances, sorted by age.
+// ListInstances lists the tenant's live instances, the oldest first.
 func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (
 	*nstancev1.ListInstancesResponse, error) {
 	return unary(s, ctx, "list instances", req, (*call).listInstances)

@@ -79,7 +79,7 @@ type Service struct {
 	// queue is the number of events that a watch stream may be behind.
 	queue int
 	// pace is the shortest time between two renderings of a group for one stream. resync is how often a stream renders
-	// all groups, even without an event: parts of a status change with time alone.
+	// all groups, even without an event, because some fields of a status change as time passes.
 	pace, resync time.Duration
 	// recheck is the time between two checks of whether a stream's operator is still admitted.
 	recheck time.Duration

@@ -29,7 +29,7 @@ const (
 	operatorFresh  = 4 * time.Minute
 	operatorMemory = 5 * time.Minute
 	refusalMemory  = 10 * time.Second
-	// maxOperators is the limit of remembered operators. A tenant has a few.
+	// maxOperators is the largest number of operators that are remembered. A tenant has only a few operators.
 	maxOperators = 4096
 )
 
@@ -55,8 +55,8 @@ type checked struct {
 	role      record.OperatorRole
 }
 
-// admit checks that the operator is registered and not removed. If not, it returns PermissionDenied. It returns another
-// error if the operator's record could not be read for operatorMemory.
+// admit checks that the operator is registered and not removed. If not, it returns PermissionDenied. If the operator's
+// record could not be read for longer than operatorMemory, it returns another error.
 func (c *call) admit() error {
 	now := c.Now()
 	c.mu.Lock()
@@ -129,7 +129,7 @@ const RenewHeader = "nstance-renew-certificate"
 
 // mustRenew reports whether a certificate was issued in an earlier step of the CA rotation in progress. It returns
 // false while there is no rotation. The end of a rotation does not count as a step. If it did, each shard would ask for
-// one more renewal, because each shard notices the end at another time.
+// one more renewal, because the shards notice the end at different times.
 func (c *call) mustRenew(ref record.CertificateRef) bool {
 	return c.Issuer.Trust != "" && ref.Trust != c.Issuer.Trust
 }

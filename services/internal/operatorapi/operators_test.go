@@ -395,8 +395,8 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 	}
 }
 
-// TestRotationAsksForRenewal checks that responses ask an operator to renew its certificate while the CA is rotated,
-// until the operator has renewed it.
+// TestRotationAsksForRenewal checks the responses to an operator during a rotation of the CA. They must ask the
+// operator to renew its certificate until it has done so.
 func TestRotationAsksForRenewal(t *testing.T) {
 	w := newTestShard(t)
 	asked := func() int {

@@ -50,7 +50,7 @@ func (s *Service) RollGroup(ctx context.Context, req *nstancev1.RollGroupRequest
 }
 
 // changeRollout changes the rollout of a dynamic group, or of a static group's override. The journal describes the
-// change with the text of the parameter what.
+// change with the text in the parameter "what".
 func (c *call) changeRollout(name, what string, change func(*config.Rollout)) (*nstancev1.GroupStatus, error) {
 	if err := groupName("group", name); err != nil {
 		return nil, err

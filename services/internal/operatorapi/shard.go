@@ -27,7 +27,8 @@ type Leading struct {
 	Standbys []string
 }
 
-// roles holds the role that each call needs, by the name of its method. All other calls need RoleOperator.
+// roles maps the name of a method to the role that its calls need. Calls of methods that are not listed need
+// RoleOperator.
 var roles = map[string]record.OperatorRole{
 	"ConfirmOrphans": record.RoleAdmin, "ListOrphans": record.RoleAdmin, "StepDown": record.RoleAdmin,
 

@@ -105,13 +105,14 @@ func parseArgs(text string) (map[string]any, error) {
 	return spec.Args, nil
 }
 
-// parseObject parses a JSON object as a field of a group. request is the name of the request's field that contains
-// text.
+// parseObject parses a JSON object as a field of a group. The parameter request is the name of the request's field that
+// contains the text.
 func parseObject(request, field, text string) (spec config.GroupSpec, err error) {
 	return parseField(request, field, text, "{")
 }
 
-// parseField parses JSON as a field of a group. begins is the first character of its value: { or [.
+// parseField parses JSON as a field of a group. The parameter begins is the character with which the JSON must begin: {
+// or [.
 func parseField(request, field, text, begins string) (spec config.GroupSpec, err error) {
 	if len(text) > maxArgs {
 		return spec, invalid(request, "has %d bytes, at most %d are allowed", len(text), maxArgs)

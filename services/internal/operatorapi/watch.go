@@ -129,7 +129,7 @@ func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
 	return out
 }
 
-// WatchInstances sends the deletions in progress, a marker for the end of the snapshot, and then all events.
+// WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event.
 func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
 	c, end, err := s.begin(to.Context(), nil)

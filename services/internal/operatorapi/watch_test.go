@@ -273,8 +273,8 @@ func TestSlowWatchers(t *testing.T) {
 	fresh.await("an event", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
 }
 
-// When the leadership ends, all streams end with an error that contains the new leader, also those of clients that do
-// not read.
+// When the leadership ends, all streams end with an error that contains the new leader. This includes streams whose
+// clients do not read.
 func TestStreamsEndWithTheLeadership(t *testing.T) {
 	w := newTestShard(t)
 	w.service.Tune(1<<20, time.Millisecond, time.Hour)

@@ -25,7 +25,7 @@ const (
 	// redialAfter is the pause after the first failed attempt to connect to the holder. The pause doubles up to
 	// redialMost. redialMost is short, so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
-	// warnEvery is the time between two warnings of a link that is missing.
+	// warnEvery is the time between two warnings about a missing link.
 	warnEvery = time.Minute
 	method    = "/nstance.election.v2.Peers/Link"
 )
@@ -180,8 +180,8 @@ func (n *Network) wait(ctx context.Context, turned <-chan struct{}, d time.Durat
 	_ = n.options.Sleep(ctx, d) // the reason for the end does not matter
 }
 
-// connect opens a link to the holder and keeps it until it ends or the holder changes. It calls linked when the link is
-// open.
+// connect opens a link to the holder and keeps it until it ends or the holder changes. It calls the function "linked"
+// when the link is open.
 func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan struct{}, linked func()) error {
 	conn, err := grpc.NewClient("passthrough:///"+holder.Addresses.Election,
 		grpc.WithTransportCredentials(transport.ClientCredentials(n.options.Source(), holder.LeaderID)),

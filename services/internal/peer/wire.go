@@ -16,7 +16,8 @@ const (
 	// maxFrame is the maximum size of a frame in bytes. It suffices for a lock in which every text has its maximum
 	// length and every byte is escaped.
 	maxFrame = 64 << 10
-	// maxName is the maximum length in bytes of a server's ID, and of its incarnation. The lock has the same limit.
+	// maxName is the maximum length in bytes of a server's ID, and of its incarnation. The same limit applies in the
+	// lock.
 	maxName = 512
 	// maxLength is the maximum duration of a promise that a heartbeat may ask for.
 	maxLength = time.Minute

@@ -67,7 +67,8 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 	return reached(f.At.Add(jitter(doubled(f.Count, retryMost), hashID(id)+uint64(f.Count))), now)
 }
 
-// doubled returns 1 s after one failure. Each further failure doubles the result, up to the duration most.
+// doubled returns the wait after a number of failures: 1 s for one failure, twice as much for each further one, at most
+// the duration most.
 func doubled(failures int, most time.Duration) time.Duration {
 	d := backoffFirst
 	for n := 1; n < failures && d < most; n++ {

@@ -14,20 +14,20 @@ type BalancerHealth struct {
 	// Refused means that a load balancer called the instance unhealthy in the last round of questions. This includes a
 	// verdict that is ignored because the instance is new.
 	Refused bool
-	// Rounds counts the successive rounds, up to balancerRounds, in which a load balancer called the instance
-	// unhealthy. Verdicts that are ignored because the instance is new are not counted.
+	// Rounds counts the successive rounds in which a load balancer called the instance unhealthy. The count does not
+	// exceed balancerRounds. Verdicts that are ignored because the instance is new are not counted.
 	Rounds uint8
-	// Failed is the load balancer because of which the instance counts as unhealthy, with the reason. It is empty if
-	// there is no such load balancer.
+	// Failed contains the name and the reason of a load balancer that makes the instance count as unhealthy. It is
+	// empty if there is none.
 	Failed string
 }
 
-// balancerRounds is the number of successive rounds of questions after which an instance counts as unhealthy, if a load
-// balancer called it unhealthy in each of them. A load balancer itself calls an instance unhealthy only after several
-// failed checks.
+// balancerRounds is the number of successive rounds of questions in which a load balancer must call an instance
+// unhealthy before the instance counts as unhealthy. A load balancer itself calls an instance unhealthy only after
+// several failed checks.
 const balancerRounds = 2
 
-// BalancerVerdict is what the load balancers of an instance's group say about it.
+// BalancerVerdict is what the load balancers of a group say about one of its instances.
 type BalancerVerdict struct {
 	// Healthy means that at least one load balancer calls the instance healthy, and none calls it unhealthy. Failed
 	// contains the name and the reason of a load balancer that calls the instance unhealthy. If Healthy is false and

@@ -51,7 +51,7 @@ func BenchmarkNext(b *testing.B) {
 }
 
 // TestAllocations checks that a plan without actions allocates only its scratch space, for any group size. A plan that
-// replaces all instances may allocate only per action.
+// replaces one instance may allocate only a little more.
 func TestAllocations(t *testing.T) {
 	quiet := group(1000).Snapshot()
 	if n := testing.AllocsPerRun(20, func() { plan.Next(quiet) }); n > 3 {

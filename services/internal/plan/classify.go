@@ -26,7 +26,8 @@ const (
 	// The next two classes count towards the size, but their instances are not accepted as replacements of others.
 	classUnreadyDrifted
 	classUnready
-	// The next three classes count towards the size, and their instances are healthy. Waves replace these (rule 20).
+	// The next three classes count towards the size, and their instances are healthy. Waves replace these instances
+	// (rule 20).
 	classDrifted
 	classAged
 	classReturning
@@ -65,7 +66,8 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why an instance of this rule is deleted even if the group has its size; CauseNone: it is not deleted.
+	// cause is why an instance to which the rule applies is deleted even if the group is not too large; CauseNone: such
+	// an instance is not deleted.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
@@ -162,11 +164,13 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running counts the registered instances that run, also those that are deleted because they are silent. late
-	// counts those that the unhealthy guard counts. unhealthy counts those to replace unless the guard forbids it.
+	// running counts the registered instances that run, even if they are being deleted because they are silent. late
+	// counts those that the unhealthy guard counts as silent or failing. unhealthy counts those that are replaced
+	// unless the guard forbids it.
 	running, late, unhealthy int
-	// failing counts failed creations, and running instances whose deletion is not recorded yet. They are not replaced
-	// yet: if the store failed or the leader died, there could be more VMs than size and surge allow.
+	// failing counts the instances whose deletion is not recorded yet, if they never registered or still run. They are
+	// not replaced before the deletion is recorded. If they were and the write failed, there could be more VMs than
+	// size and surge allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -393,8 +397,8 @@ func Counts(i *Instance) bool {
 }
 
 // isRegistrationOverdue is rule 7. The time-out begins with the launch of the VM, but not before the first agent
-// connects to this leader: until then, the leader may be unreachable. If no agent has connected and no instance of the
-// group is registered, it begins with the leader's term at the earliest. While the unhealthy guard holds, only
+// connects to this leader: the leader may have been unreachable. If no agent has connected, the time-out begins only if
+// no instance of the group is registered, and not before the leader's term. While the unhealthy guard holds, only
 // on-demand instances can be overdue.
 func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	from := g.SilenceFrom
@@ -456,7 +460,8 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	return reached(g.healthyBy(i), g.Now)
 }
 
-// healthyBy returns when an instance must be healthy: [StartGrace] after its registration or, if later, SilenceFrom.
+// healthyBy returns when an instance must be healthy: [StartGrace] after its registration, or after SilenceFrom if that
+// is later.
 func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }

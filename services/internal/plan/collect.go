@@ -39,7 +39,7 @@ type ShardSnapshot struct {
 }
 
 // Stray is a VM with this shard's tags and no live record. VMs of other clusters or shards, or without these tags, are
-// not among them.
+// never strays.
 type Stray struct {
 	ProviderID string
 	// Instance is the ID in the VM's tag; zero if the tag cannot be read. Such a VM is left alone, because its record
@@ -53,7 +53,7 @@ type Stray struct {
 	// Reads are the times at which the VM's record was read directly and not found, oldest first.
 	Reads []time.Time
 	Busy  bool // an action for it is under way
-	// Confirmed means that a person allowed to terminate the VM although there are many orphans.
+	// Confirmed means that a person has permitted the termination of the VM although there are many orphans.
 	Confirmed bool
 }
 

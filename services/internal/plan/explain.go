@@ -21,8 +21,8 @@ type Verdict struct {
 // Explanation is the plan of a group with the verdicts that lead to it.
 type Explanation struct {
 	Decision
-	// Desired is the number of instances that the plan aims at. It differs from the group's size if the group is
-	// emptied.
+	// Desired is the number of instances that the plan aims at. In a group that is being emptied, it differs from the
+	// group's size.
 	Desired int
 	// Guarded means that the unhealthy guard forbids replacements (rules 26 and 61).
 	Guarded bool

@@ -12,7 +12,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan/plantest"
 )
 
-// TestExplain checks that Explain returns the plan of Next, and the rule, cause and time of each instance.
+// TestExplain checks that Explain returns the plan of Next, and for each instance its rule, its cause, and until when
+// the rule applies.
 func TestExplain(t *testing.T) {
 	f := plantest.New(1)
 	f.Settings.EligibleAge = 24 * time.Hour

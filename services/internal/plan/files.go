@@ -25,7 +25,7 @@ type FilesState struct {
 	Rechecked bool
 }
 
-// FilesReport is what a report of an agent says about its files.
+// FilesReport is what an agent's report says about the files on its instance.
 type FilesReport struct {
 	// Reported, Sent and Current are hashes of runtime configurations. Reported is the hash in the agent's report. Sent
 	// is the hash of the last batch that this leader sent; "": none. Current is the hash of the group's configuration.
@@ -34,8 +34,8 @@ type FilesReport struct {
 	// list has each file of the group, as it was sent and without errors.
 	Full, Complete bool
 	RenewAt        time.Time
-	// Recheck means that the agent's files may be outdated although the group's configuration has not changed: a new
-	// instance may get other files.
+	// Recheck means that the instance's files may contain outdated CA certificates, although the group's configuration
+	// has not changed.
 	Recheck bool
 }
 

@@ -45,8 +45,8 @@ type steps struct {
 	until   time.Time // when the phase may return something else by time alone; zero: never
 	blocked string    // the first reason why the group is not at its size
 	rollout string    // the first reason why a rollout waits
-	// blockedUntil and rolloutUntil are when the reasons in blocked and rollout end if nothing happens until then;
-	// zero: unknown.
+	// blockedUntil is when the reason in "blocked" ends if nothing happens until then, and rolloutUntil when that in
+	// "rollout" ends; zero: unknown.
 	blockedUntil, rolloutUntil time.Time
 }
 

@@ -817,8 +817,8 @@ func answered(s *plan.Snapshot) {
 	}
 }
 
-// TestFirmWakeUp checks NextIfReporting, which is when to plan again if all healthy instances report in time. In a
-// group in which any report may change the plan, it must not be later than NextPlan.
+// TestFirmWakeUp checks NextIfReporting, which is when to plan again if all healthy instances report in time. If any
+// report may change the plan of a group, NextIfReporting must not be later than NextPlan.
 func TestFirmWakeUp(t *testing.T) {
 	tripped := snapshot(2, well(), well())
 	tripped.Shard = plan.ShardHealth{Running: 10, Silent: 9}

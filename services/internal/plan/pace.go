@@ -35,7 +35,7 @@ func (p Pace) ApplyCall(now time.Time) Pace {
 }
 
 // ApplyThrottled returns the pace after a throttled answer. The provider usually throttles concurrent calls together,
-// so that their throttled answers count only once.
+// so the throttled answers of such calls count only once.
 func (p Pace) ApplyThrottled(now time.Time) Pace {
 	switch {
 	case !p.Limited(now):

@@ -32,8 +32,7 @@ func (g *group) surplus(b bought) bought {
 }
 
 // countBought counts the instances that count towards the size, and the creations that have no instance ID yet. It
-// leaves out instances that are leaving or power off, and those that are marked in chosen. If chosen is nil, none is
-// marked.
+// leaves out instances that are leaving or powering off, and those that are marked in the slice "chosen" (nil: none).
 func (g *group) countBought(chosen []bool) bought {
 	b := bought{spot: g.PendingSpot, onDemand: g.PendingCreates - g.PendingSpot}
 	for k := range g.Instances {

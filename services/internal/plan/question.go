@@ -50,9 +50,9 @@ func (g *group) planQuestion(out *steps, i subject) {
 	g.attempt(out, i.AskFailed, Action{Kind: Ask, Instance: i.ID, ProviderID: i.ProviderID, Reason: reason})
 }
 
-// nextQuestion returns when to ask the provider again about something that began at the time from. The first question
-// is due after the delay first. last is the time of the last question. The interval doubles with each question, and is
-// at least one second.
+// nextQuestion returns when to ask the provider next about something that began at the time "from". The first question
+// is due after the delay "first", and "last" is the time of the last question. The interval doubles with each question,
+// and is at least one second.
 func nextQuestion(from, last time.Time, first time.Duration) time.Time {
 	if last.Before(from.Add(first)) {
 		return from.Add(first)

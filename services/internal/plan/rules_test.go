@@ -345,8 +345,8 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	}
 }
 
-// TestRule56SilentInstanceServesAsNoKind checks that a scale-down removes a failing instance. The healthy one stays,
-// although the group has too many instances of its kind (spot or on demand).
+// TestRule56SilentInstanceServesAsNoKind checks which of two instances a scale-down removes. It removes the failing
+// one, although the group has too many instances of the kind (spot or on demand) of the healthy one.
 func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

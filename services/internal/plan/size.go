@@ -27,7 +27,7 @@ type removals struct {
 // beyond the size only when its replacement has reported healthy, so it stays until then, even in a group of size one.
 // Instances that are not available yet may exceed the size, but only by the number of replacements in progress. The
 // surplus beyond that number is deleted (rule 23). Leaving instances do not count, so no removal is planned twice. An
-// instance also counts as chosen while it cannot be deleted yet.
+// instance that cannot be deleted yet, because work for it is under way, also counts as chosen.
 func (g *group) planRemovals() (r removals) {
 	t := &g.tally
 	surplus := t.total() - g.desired
@@ -62,10 +62,10 @@ func (g *group) planRemovals() (r removals) {
 }
 
 // removeAvailable chooses n of the available instances for removal, or fewer if the others are protected (rule 54). It
-// returns how many it chose. The parameter down is the number of instances to remove for a scale-down (rule 22). For
-// these, silent ones go first, then those of a kind (spot or on demand) of which the group has too many (rule 56), then
-// those that would be replaced anyway, then the oldest. The other removed instances have healthy replacements (rule
-// 19): expired ones go first, then silent ones, then drifted and aged ones.
+// returns how many it chose. The parameter down is the number of instances to remove for a scale-down (rule 22). A
+// scale-down removes silent instances first, then those of a kind (spot or on demand) of which the group has too many
+// (rule 56), then those that would be replaced anyway, then the oldest. The remaining removals are of instances with
+// healthy replacements (rule 19): first of expired ones, then of silent ones, then of drifted and aged ones.
 func (g *group) removeAvailable(r *removals, n, down int) int {
 	var candidates []candidate
 	for k := range g.rows {
@@ -237,9 +237,9 @@ func (g *group) candidate(n, rank int) candidate {
 	neverHealthy := !i.EverHealthy || g.Group.LoadBalancerHealth && !i.Balancer.WasHealthy
 	unready := c == classCreating || c == classUnready || c == classUnreadyDrifted
 	return candidate{at: n, rank: rank, launched: i.launched(),
-		// Silent instances go first if they were never healthy, or never healthy in their load balancers. Of these, the
-		// newest goes first, because an older one is more likely to have served. Of instances that never registered,
-		// the newest goes first, because it has made the least progress.
+		// Of silent instances that were never healthy, or never healthy in their load balancers, the newest goes first:
+		// an older one is more likely to have served. Of instances that never registered, the newest goes first too: it
+		// has made the least progress.
 		newest: silent && neverHealthy || unready && i.RegisteredAt.IsZero()}
 }
 

@@ -131,10 +131,10 @@ func ApplyDisconnect(i Instance, now time.Time) Instance {
 }
 
 // ApplyRecord returns the instance after its record was read or written (rule 30). before is the record that this
-// leader knew until then. A leader may learn of a deletion when most of the drain time has passed, because the write
-// was answered late or no server led. It then grants half of the drain time again, at most 30 s, so that operators hear
-// of the deletion before the VM ends. A deadline that the leader knows becomes earlier only through an explicit
-// deletion (rule 40). A deadline that the leader itself has postponed never becomes earlier.
+// leader knew previously. If the write is answered late or no server leads, a leader learns of a deletion when most of
+// the drain time has passed. In this case, the leader grants half of the drain time again, at most 30 s, so that
+// operators learn of the deletion before the VM ends. A deadline that the leader knows becomes earlier only through an
+// explicit deletion (rule 40). A deadline that the leader itself has postponed never becomes earlier.
 func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instance {
 	switch {
 	case rec.State != record.Deleting:

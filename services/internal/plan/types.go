@@ -57,8 +57,9 @@ type Instance struct {
 	Spot     bool // the VM was bought as a spot instance
 	Work     Work
 	// Failed, MaintenanceFailed and AskFailed count failures in a row. MaintenanceFailed is for maintenance (files,
-	// load balancers), AskFailed for questions to the provider, and Failed for all other actions. They are separate so
-	// that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and [ApplyAskResult].
+	// load balancers), AskFailed for questions to the provider, and Failed for all other actions. These counts are
+	// separate so that an agent that refuses files does not delay its own deletion. See [ApplyWorkResult] and
+	// [ApplyAskResult].
 	Failed, MaintenanceFailed, AskFailed Failure
 
 	CreatedAt, LaunchedAt, RegisteredAt time.Time
@@ -105,8 +106,8 @@ type Instance struct {
 	// TerminateRequested is when the provider accepted a delete call.
 	TerminateRequested time.Time
 	// InLoadBalancers means that the instance is registered with every load balancer of the group. BalancedAt is when
-	// InLoadBalancers or the group's load balancers last changed. FilesSent is the runtime hash of the last files that
-	// were sent completely.
+	// InLoadBalancers or the group's load balancers last changed. FilesSent is the runtime hash of the files that were
+	// last sent completely.
 	InLoadBalancers bool
 	BalancedAt      time.Time
 	FilesSent       string
@@ -172,8 +173,8 @@ type Snapshot struct {
 	PendingCreates int
 	// PendingSpot counts those PendingCreates that will be spot instances.
 	PendingSpot int
-	// SpotRefusedAt is when the provider last had no spot capacity for the group. It is zero if that has not happened
-	// to this leader.
+	// SpotRefusedAt is when the provider last had no spot capacity for the group; zero: not since this leader took
+	// over.
 	SpotRefusedAt time.Time
 	Shard         ShardHealth
 	// Guard is the Guard of the previous Decision about the group.

@@ -91,7 +91,7 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// closeOthers closes the connections that use another identity than current. The gRPC clients then connect again.
+// closeOthers closes the connections that do not use the identity "current". The gRPC clients then connect again.
 func (k *Keeper) closeOthers(current *Identity) {
 	k.mu.Lock()
 	var others []net.Conn

@@ -477,8 +477,8 @@ func TestRenews(t *testing.T) {
 		}
 	}
 
-	// This server issues a certificate for the key in the request, but its first answer is lost. After that, the
-	// operator must request the same key again, even after a restart.
+	// This server issues a certificate for the key in the request, but its first answer is lost. The operator must then
+	// use the same key in its next request, even after a restart.
 	var asked []ed25519.PublicKey
 	rekey := func(_ context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 		error) {

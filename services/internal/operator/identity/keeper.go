@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
-// Names of the entries in the ConfigMap and in the Secrets.
+// These are the names of the entries in the CA ConfigMap and in the identity Secrets.
 const (
 	CAKey      = "ca.crt"
 	NonceKey   = "nonce.jwt"
@@ -56,7 +56,7 @@ type Options struct {
 type Keeper struct {
 	Options
 	roots atomic.Pointer[trustBundle]
-	// renewEarly is set when a server asks for an early renewal, because the cluster's CA is being rotated.
+	// renewEarly is set when a server asks for an early renewal. Servers do so while the cluster's CA is being rotated.
 	renewEarly atomic.Bool
 	current    atomic.Pointer[Identity]
 	// sent is the CA bundle that came with the current certificate. Only Ensure, Run and Renew use it.
@@ -148,8 +148,8 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 		if !apierrors.IsAlreadyExists(err) {
 			return key, certificate, err
 		}
-		// Without leader election, another operator of the same rollout may have stored its own key first. Then use the
-		// stored key.
+		// During a rollout without leader election, another operator process may have stored its key first. If so, use
+		// that stored key.
 		if secret, err = k.readSecret(ctx, k.KeySecret); err != nil {
 			return nil, nil, err
 		}
@@ -160,7 +160,8 @@ func (k *Keeper) loadKey(ctx context.Context) (ed25519.PrivateKey, *corev1.Secre
 	}
 	if next := secret.Data[NextPrivateKey]; certificate != nil && len(next) > 0 &&
 		bytes.Equal(next, certificate.Data[corev1.TLSPrivateKeyKey]) {
-		// The conditions mean that a renewal was interrupted after its certificate was stored. Complete this renewal.
+		// The certificate belongs to the next key. So a renewal was interrupted after its certificate was stored.
+		// Complete this renewal.
 		secret.Data[PrivateKey] = next
 		delete(secret.Data, NextPrivateKey)
 		secret.Data[PublicKey] = nil // corrected below
@@ -203,7 +204,8 @@ func (k *Keeper) generateKey() (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// nextKey returns the key for the next certificate: the key of an unfinished renewal, or a new key, which it stores.
+// nextKey returns the key for the next certificate. If a renewal is unfinished, this is its key. Otherwise nextKey
+// generates and stores a new key.
 func (k *Keeper) nextKey(ctx context.Context, secret *corev1.Secret) (ed25519.PrivateKey, error) {
 	if key, err := authority.ParsePrivateKey(secret.Data[NextPrivateKey]); err == nil {
 		return key, nil

@@ -16,7 +16,7 @@ import (
 type fault struct {
 	reason, text string
 	after        time.Duration
-	// refused is true if the same call would fail again.
+	// refused is true if a repetition of the failed call would fail again.
 	refused bool
 }
 

@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// step is the next step for a machine. After a step that calls a server or stores a choice, decide is called again. The
-// operator stores the status before it deletes an object.
+// step is the next step for a machine. A step that calls a server or stores a choice is followed by another decision. A
+// step that deletes an object is taken after the status was stored.
 type step string
 
 const (
@@ -46,7 +46,7 @@ type view struct {
 	paused, ending, skip bool
 	// shards are the shards of the configuration file, sorted.
 	shards []shardView
-	// answer is the result of a call in this pass. It is newer than any mirror.
+	// answer is what the server returned to a call in this reconciliation. It is newer than any mirror.
 	answer *answer
 	// fault is the reason why the last call for this machine failed, nil if it did not fail.
 	fault *fault
@@ -160,8 +160,8 @@ func (v *view) chooseShard(d *decision) {
 	}
 	wanted, group := m.Spec.Shard, m.Spec.GroupRef.Name
 	if wanted == "" {
-		// A Machine's failure domain is the ID of a shard. Whoever creates several Machines sets it to spread them
-		// (Cluster API contract).
+		// A Machine's failure domain is the ID of a shard. The creator of the Machines sets it to spread them over the
+		// shards (Cluster API contract).
 		wanted = v.owner.Spec.FailureDomain
 	}
 	if wanted != "" && v.shard(wanted) == nil {
@@ -348,10 +348,10 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	}
 }
 
-// losesNode reports whether Cluster API drains and deletes the Node of an instance whose static group stays. It does so
-// if the Machine is deleted together with the pool. If the Cluster is being deleted, it does so only if the drain began
-// before the deletion of the Cluster. In both cases the operator deletes the instance, and the static group replaces
-// it. Until the shard has listed its groups, every group counts as static.
+// losesNode reports whether Cluster API drains and deletes the Node of a static group's instance, although the group
+// stays. If so, the operator deletes the instance, and the group replaces it. The Node is lost if its Machine is being
+// deleted. While the Cluster is being deleted, the Node is lost only if its drain began before that deletion. Until the
+// shard has listed its groups, every group counts as static.
 func (v *view) losesNode(s *shardView) bool {
 	if s == nil || s.synced && !s.group.GetIsStatic() || v.owner == nil || v.owner.DeletionTimestamp.IsZero() {
 		return false

@@ -142,7 +142,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 		}
 	}
 
-	// The deletion of a machine waits for its instance.
+	// The deletion of a machine waits until its instance is deleted.
 	add("two", "")
 	eventually("ready", condition("two", "Ready=Ready"))
 	get(&m, "two")

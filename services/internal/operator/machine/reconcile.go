@@ -118,8 +118,8 @@ func (r *Reconciler) readView(ctx context.Context, m *v1beta1.NstanceMachine) (v
 	return v, true, nil
 }
 
-// countLoad counts a group's instances in a shard. It adds the machines that wait for an instance in this shard, unless
-// the instance exists already.
+// countLoad counts a group's instances in a shard. It also counts the machines that are assigned to this shard and
+// whose instances do not exist yet.
 func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList) int {
 	n := len(s.Instances(group))
 	for i := range waiting.Items {
@@ -210,8 +210,8 @@ func (r *Reconciler) storeChoice(ctx context.Context, v *view, d decision) error
 	controllerutil.AddFinalizer(m, v1beta1.MachineFinalizer)
 	if v.owner != nil && !isPoolMachine(m) && metav1.GetControllerOf(m) == nil {
 		// With this owner reference, Kubernetes deletes the NstanceMachine together with its Machine. Cluster API adds
-		// the same reference, but perhaps too late. If the Machine is deleted before that, it has no finalizer and
-		// disappears immediately. Without the reference, the NstanceMachine and its instance would then stay.
+		// the same reference, but perhaps too late: a Machine without a finalizer disappears as soon as it is deleted.
+		// Without the reference, its NstanceMachine and its instance would stay.
 		m.OwnerReferences = append(m.OwnerReferences, scope.MachineReference(v.owner))
 	}
 	if d.step == stepChoose {

@@ -9,9 +9,10 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// refusals remembers CreateInstance calls, but only in memory. The operator does not repeat a refused call, because it
-// would fail again. refusals also remembers failed calls that may still create an instance. After a restart, the
-// operator repeats a refused call once. A call that failed before the restart can no longer create an instance.
+// refusals remembers, in memory only, two kinds of CreateInstance calls: those that the server refused, and failed ones
+// that may still create an instance. For some time, the operator does not repeat a refused call, because the call would
+// fail again. After a restart, the operator repeats a refused call once. A call that failed before the restart can no
+// longer create an instance.
 type refusals struct {
 	mu sync.Mutex
 	of map[types.UID]refusal

@@ -282,8 +282,8 @@ func (op *simulatedOperator) calls() (calls []string) {
 	return calls
 }
 
-// TestMachineDeletedUnseen checks that the instance of a deleted Machine is deleted, even if the Machine is gone before
-// Cluster API has seen it.
+// TestMachineDeletedUnseen checks that the instance of a deleted Machine is deleted, even if Cluster API has never seen
+// the Machine.
 func TestMachineDeletedUnseen(t *testing.T) {
 	for _, created := range []bool{true, false} {
 		op := newSimulatedOperator(t, 1)
@@ -621,7 +621,8 @@ func TestCrashAtEveryWrite(t *testing.T) {
 }
 
 // TestRandomHistories runs random histories: machines are created and deleted, instances die, shards disconnect, and
-// the operator crashes at its writes. At the end, machines and instances match one to one, and no machine ever had two.
+// the operator crashes at its writes. At the end, machines and instances match one to one. No machine may ever have had
+// two instances.
 func TestRandomHistories(t *testing.T) {
 	seeds := uint64(20)
 	if testing.Short() {

@@ -70,8 +70,8 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
 }
 
-// instanceType returns the instance type of the template, else of its group. It also returns a shard that has the
-// group, or nil if no such shard is known.
+// instanceType returns the template's instance type. If the template sets none, it returns the type of the template's
+// group. It also returns a shard that has the group, or nil if no such shard is known.
 func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) (string, shards.Shard) {
 	for _, s := range r.Shards.All() {
 		if g, ok := s.Group(spec.GroupRef.Name); ok && (spec.Shard == "" || spec.Shard == s.ID()) &&

@@ -21,7 +21,7 @@ import (
 // snapshot is everything that a sweep depends on.
 type snapshot struct {
 	cluster, namespace string
-	// ending: the Cluster is being deleted or does not exist, so that no machine is created.
+	// ending: the Cluster is being deleted or does not exist. No machine is created then.
 	ending bool
 	// pods are the pods that request a machine by annotation. alive are the unfinished pods that request or have a
 	// machine, by UID.

@@ -219,7 +219,7 @@ func (l *lab) checkReservation(pod *corev1.Pod) {
 	l.eventually("the Node is reserved again", reserved)
 }
 
-// checkAdmission installs the admission policy of pods and checks its effect.
+// checkAdmission installs the admission policy that adds a node selector to pods, and checks its effect.
 func (l *lab) checkAdmission() {
 	l.Helper()
 	l.must(l.kube.Create(l.Context(),

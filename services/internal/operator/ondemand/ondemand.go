@@ -87,8 +87,8 @@ type reconciler struct {
 	tolerant sync.Map
 	// deleted are the UIDs of the Machines that the operator has deleted. The cache may not show that yet.
 	deleted sync.Map
-	// waiting is true while a pod waits for a machine that cannot be created yet. After a change on a shard, it can
-	// perhaps be created.
+	// waiting is true while a pod waits for a machine that cannot be created yet. A change on a shard may make the
+	// creation possible.
 	waiting atomic.Bool
 }
 

@@ -30,7 +30,7 @@ import (
 const (
 	// cacheRetry is the delay before the next sweep after the cache was found to be out of date.
 	cacheRetry = 5 * time.Second
-	// restRetry is the delay before the next sweep if the present sweep has machines left to create.
+	// restRetry is the delay before the next sweep if the present sweep did not create all machines.
 	restRetry = 100 * time.Millisecond
 	// parallelWrites is the number of objects that a sweep writes at a time. A sweep creates at most that many
 	// machines.
@@ -115,7 +115,7 @@ func inParallel[T any](items []T, do func(T) error) error {
 	return errors.Join(failed...)
 }
 
-// readSnapshot reads everything that a sweep depends on from the caches.
+// readSnapshot reads from the caches everything that a sweep depends on.
 func (r *reconciler) readSnapshot(ctx context.Context) (w snapshot, paused bool, err error) {
 	w = snapshot{cluster: r.ClusterName(), namespace: r.Namespace, alive: map[types.UID]*corev1.Pod{},
 		machines: map[string]*clusterv1.Machine{}, nodes: map[string]*corev1.Node{},

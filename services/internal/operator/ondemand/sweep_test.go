@@ -197,8 +197,8 @@ func (c *clusterOf) state() (machines, infra map[string]bool) {
 	return machines, infra
 }
 
-// collect does the work of the garbage collector and of package machine: it deletes NstanceMachines without their
-// Machine.
+// collect does the work of the garbage collector and of package machine: it deletes each NstanceMachine whose Machine
+// no longer exists.
 func (c *clusterOf) collect() {
 	c.Helper()
 	machines, infra := c.state()
@@ -414,7 +414,7 @@ func TestPausedCluster(t *testing.T) {
 
 // TestRandomHistories runs random histories: pods are created, deleted and re-created under the same name, machines are
 // deleted, and the operator crashes after random writes. At the end each live pod has one machine, and no other machine
-// exists. No pod ever has two.
+// exists. No pod ever has two machines.
 func TestRandomHistories(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {

@@ -47,7 +47,7 @@ type liveOperator struct {
 	writes []string // requests of the manager: method and path
 	calls  []string
 	upsert chan time.Time
-	// held, if not nil, blocks all calls to shard b until it is closed.
+	// All calls to shard b wait until the channel "held" is closed. They do not wait if held is nil.
 	held chan struct{}
 	// refuse reports whether a write of the manager must fail before it is sent.
 	refuse func(method, path string) bool

@@ -26,8 +26,8 @@ func (op *simulatedOperator) addMachines(pool string) {
 	}
 }
 
-// removeNode does what the cluster autoscaler's provider clusterapi does for a drained node: it marks the Machine, then
-// lowers the replicas by one.
+// removeNode removes a drained node as the cluster autoscaler does: it marks the Machine for deletion, and then lowers
+// the replicas by one.
 func (op *simulatedOperator) removeNode(pool, instance string) {
 	op.t.Helper()
 	m := &clusterv1.Machine{}
@@ -109,8 +109,8 @@ func TestScaleDownPrefersDeletedMachine(t *testing.T) {
 	}
 }
 
-// TestMarkedMachineStaysWithoutScaleDown checks that the instance of a Machine that is marked for deletion stays if the
-// pool grows again before the operator has seen the scale-down.
+// TestMarkedMachineStaysWithoutScaleDown marks a Machine for deletion. Before the operator has seen the scale-down, the
+// pool grows again. The instance of the Machine must stay.
 func TestMarkedMachineStaysWithoutScaleDown(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
 	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})

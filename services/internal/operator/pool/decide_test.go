@@ -133,8 +133,8 @@ func FuzzPush(f *testing.F) {
 	})
 }
 
-// baseGroup returns the input for a shard group that the shard has in the wanted state. The function change modifies
-// the input.
+// baseGroup returns the input for a shard group whose group in the shard is in the wanted state. The function change
+// modifies the input.
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{
@@ -545,7 +545,8 @@ func TestDecidePool(t *testing.T) {
 	}
 }
 
-// TestProviderIDs checks which provider IDs stay listed. Cluster API deletes the Node of an ID that is not listed.
+// TestProviderIDs checks which provider IDs the spec of a pool lists. Cluster API deletes the Node of an ID that is not
+// listed.
 func TestProviderIDs(t *testing.T) {
 	known := func(g *v1beta1.NstanceShardGroup) { g.Status.ProviderIDs = []string{g.Spec.Shard + "1"} }
 	moved := func(g *v1beta1.NstanceShardGroup) { g.Status = v1beta1.NstanceShardGroupStatus{} }

@@ -91,7 +91,7 @@ type shardCall struct {
 	again   time.Duration
 }
 
-// decideCall returns the call to the shard after which the shard's group is as the shard group object demands.
+// decideCall returns the next call to the shard. The call makes the shard's group match the shard group object.
 func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
@@ -199,8 +199,8 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnknownShardReason,
 			"shard %s is not in the operator's configuration", in.group.Spec.Shard)
 	case in.connecting(), in.state.Reachable && !in.state.Synced:
-		// The operator is connecting to the shard, or has not read the shard's groups yet. Set this condition only if
-		// the object has no Ready condition. Otherwise keep the last one.
+		// The operator is connecting to the shard, or has not read the shard's groups yet. If the object has a Ready
+		// condition, keep it.
 		if meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition) == nil {
 			plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
 				"connecting to shard %s", in.group.Spec.Shard)
@@ -256,8 +256,8 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	switch {
 	case in.wanted:
 		// The pool still needs the group in the shard. Remove the finalizer, and keep the group and its instances. The
-		// pool's reconciler then creates the shard group object again. While the Cluster is being deleted, nothing is
-		// created, so keep the finalizer until the pool is deleted too.
+		// pool's reconciler then creates the shard group object again. It would not do so while the Cluster is being
+		// deleted. In that case, keep the finalizer until the pool is deleted too.
 		return !in.ending, nil
 	case in.skip && !in.answers():
 		return true, []notice{warningEvent(v1beta1.ShardSkippedReason,
@@ -332,7 +332,7 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 	s.ProviderIDs = ids[:min(len(ids), maxProviderIDs)]
 }
 
-// toInt32 converts a server's number into the API's type, capped at its maximum.
+// toInt32 converts a server's number into an int32. A number that is too large becomes the largest int32.
 func toInt32(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
 // groupConfig is a group's configuration as merged by the server, with the field names of the Kubernetes API.
@@ -382,7 +382,7 @@ func equalJSON(a, b *apiextensionsv1.JSON) bool {
 	return json.Unmarshal(a.Raw, &left) == nil && json.Unmarshal(b.Raw, &right) == nil && reflect.DeepEqual(left, right)
 }
 
-// finishStatus returns the status to write at the given time.
+// finishStatus returns the shard group's new status, which is written at the time now.
 func (plan *groupPlan) finishStatus(was *v1beta1.NstanceShardGroup, generation int64,
 	now time.Time) v1beta1.NstanceShardGroupStatus {
 	s := *plan.group.Status.DeepCopy()

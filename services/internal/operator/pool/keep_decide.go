@@ -53,8 +53,8 @@ type adoption struct {
 }
 
 // decideAdoption returns the changes that make a pool the owner of an existing NstanceMachine. machine is the Machine
-// of the NstanceMachine, nil if there is none. The pool adopts the NstanceMachine only if this Machine is not being
-// deleted. Otherwise, Cluster API also deletes the NstanceMachine and the instance.
+// of the NstanceMachine, nil if there is none. If this Machine is being deleted, the pool does not adopt the
+// NstanceMachine, because Cluster API deletes it and the instance together with the Machine.
 func decideAdoption(infra *v1beta1.NstanceMachine, machine *clusterv1.Machine, pool *v1beta1.NstanceMachinePool,
 	mp *clusterv1.MachinePool) (a adoption) {
 	label := labelValue(mp.Name)

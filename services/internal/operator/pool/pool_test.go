@@ -314,7 +314,8 @@ func TestRefused(t *testing.T) {
 	})); n != 1 {
 		t.Errorf("%d events: %v", n, events)
 	}
-	// A changed request is sent immediately; the refused one is repeated only after refusedRetry.
+	// If the request changes after a refusal, it is sent immediately. An unchanged request is repeated only after
+	// refusedRetry.
 	pool = op.pool("web")
 	op.change(pool, func() { pool.Spec.Template = "other" })
 	if _, calls := op.settle(); len(calls) != 2 {
@@ -564,7 +565,8 @@ func TestOtherCluster(t *testing.T) {
 	}
 }
 
-// TestStart checks that a starting operator does not report its shards as unreachable before the first connection.
+// TestStart checks that a starting operator does not report a shard as unreachable before it has connected to the
+// shard.
 func TestStart(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})

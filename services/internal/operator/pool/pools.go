@@ -33,8 +33,8 @@ type poolReconciler struct{ pools }
 
 func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 	o.MaxConcurrentReconciles = parallelPools
-	// The reconciler watches its own writes as well, because each was computed from a cache that may have been out of
-	// date.
+	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
+	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
 	return b.For(&v1beta1.NstanceMachinePool{}).
 		Owns(&v1beta1.NstanceShardGroup{}).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
@@ -89,8 +89,8 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 		return reconcile.Result{}, err
 	}
 	in.wait = waitForFinalizer(in.machinePool, r.Now())
-	// If the pool has no MachinePool, its label contains the name of its Cluster. A pool without the label is not
-	// skipped: it gets a condition that says that it waits for a MachinePool.
+	// Without a MachinePool, only a label of the pool tells to which Cluster the pool belongs. A pool without the label
+	// is not skipped: it gets a condition that says that it waits for a MachinePool.
 	if in.machinePool == nil && pool.Labels[clusterv1.ClusterNameLabel] != "" && !r.InCluster(pool) {
 		return reconcile.Result{}, nil
 	}

@@ -31,7 +31,7 @@ type poolInput struct {
 	pool *v1beta1.NstanceMachinePool
 	// machinePool has the wanted number of replicas. It is nil if the managed Cluster has no MachinePool for the pool.
 	machinePool *clusterv1.MachinePool
-	// groups are all shard groups of the pool's group, including those of other pools, by name.
+	// groups are all shard groups of the pool's group. Some may belong to other pools.
 	groups []*v1beta1.NstanceShardGroup
 	// victims are instances of the pool whose Machines have the delete-machine annotation or are being deleted. They
 	// are in the order in which they are deleted. The list is empty unless the pool shrinks.
@@ -54,7 +54,8 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// shards share the replicas. unknown are the shards of the pool's spec that are neither configured nor in use.
+	// The replicas are divided among the shards in "shards". unknown are the shards of the pool's spec that are neither
+	// configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
@@ -171,8 +172,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
 // configured and has no shard group. It gets no share, because it may be a typing error. As long as the spec has an
-// unknown shard, shards that were removed from the spec stay in use. The result used then begins with the shards that
-// have the most instances. They get the remainder of the division.
+// unknown shard, shards that were removed from the spec stay in use. In that case, the shards with the most instances
+// come first in the result "used". When the replicas are divided, these shards get the remainder.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {
@@ -230,7 +231,7 @@ func chosenInstances(g *v1beta1.NstanceShardGroup) []string {
 }
 
 // chooseInstances updates the [v1beta1.RemoveAnnotation] of g. It adds the chosen victims that are on the shard of g.
-// It drops the instances that the map removed contains.
+// It drops the instances that are in the map "removed".
 func chooseInstances(g *v1beta1.NstanceShardGroup, removed map[string]bool, chosen []victim) {
 	ids := slices.DeleteFunc(chosenInstances(g), func(id string) bool { return removed[id] })
 	for _, v := range chosen {
@@ -490,7 +491,7 @@ func annotateCapacity(mp *clusterv1.MachinePool, offer corev1.ResourceList) {
 	mp.Annotations[v1beta1.CapacityAnnotation] = string(text)
 }
 
-// finishStatus returns the status to write at the given time.
+// finishStatus returns the pool's new status, which is written at the time now.
 func (plan *poolPlan) finishStatus(was *v1beta1.NstanceMachinePool, generation int64,
 	now time.Time) v1beta1.NstanceMachinePoolStatus {
 	s := *plan.pool.Status.DeepCopy()

@@ -175,8 +175,8 @@ func (user *randomUser) differences() (wrong []string) {
 				continue
 			}
 			sum += int32(g.GetSize())
-			// Any shards may have the larger shares, not only the first ones in the spec: if the order of the shards
-			// changes, no instance moves.
+			// Not only the first shards in the spec may have the larger shares: if the order of the shards changes, no
+			// instance moves.
 			if low := replicas / int32(len(pool.Spec.Shards)); int32(g.GetSize()) < low || int32(g.GetSize()) > low+1 ||
 				int32(g.GetSize()) != *user.group(name).Spec.Size {
 				complain("%s: shard %s keeps %d, want %d or one more", pool.Name, share.Shard, g.GetSize(), low)

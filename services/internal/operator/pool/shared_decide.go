@@ -15,8 +15,8 @@ import (
 )
 
 // chooseUser returns the MachinePool that determines the replicas of a pool. This is the pool's controller, or else the
-// oldest MachinePool that references the pool. If several MachinePools reference the pool, Cluster API makes the one
-// that it sees first the controller. chooseUser returns nil if there is no MachinePool.
+// oldest MachinePool that references the pool. If several MachinePools reference the pool, the controller is the one
+// that Cluster API sees first. chooseUser returns nil if there is no MachinePool.
 func chooseUser(pool *v1beta1.NstanceMachinePool, users []*clusterv1.MachinePool) *clusterv1.MachinePool {
 	if len(users) == 0 {
 		return nil
@@ -58,9 +58,9 @@ func livingUsers(users []*clusterv1.MachinePool) []*clusterv1.MachinePool {
 	})
 }
 
-// sharedCondition returns the condition that says whether other MachinePools reference the pool of this MachinePool. If
-// there are no others, a condition with the status true is replaced by one with the status false. Without such a
-// condition, sharedCondition returns nil.
+// sharedCondition returns the new condition of the MachinePool mp that says whether other MachinePools reference its
+// pool. If no other does, sharedCondition returns a condition with the status false, or nil if the present condition of
+// mp is not true.
 func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*clusterv1.MachinePool) *metav1.Condition {
 	var others []string
 	for _, other := range living {
@@ -92,7 +92,8 @@ type storedPool struct {
 	Spec        v1beta1.NstanceMachinePoolSpec `json:"spec"`
 }
 
-// storePool stores a pool in an annotation of its MachinePool, from which restorePool creates it again.
+// storePool stores a pool in an annotation of its MachinePool. From this annotation, restorePool creates the pool
+// again.
 func storePool(mp *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) error {
 	stored := storedPool{Labels: pool.Labels, Annotations: pool.Annotations, Spec: *pool.Spec.DeepCopy()}
 	stored.Spec.ProviderIDList = nil // taken from the shards again

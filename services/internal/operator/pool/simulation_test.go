@@ -138,7 +138,7 @@ func (op *simulatedOperator) addShard(id string) *shardstest.Shard {
 	return shard
 }
 
-// recordCalls returns a hook for a shard that records each call. fail may make the call fail.
+// recordCalls returns a hook that records each call to a shard. If fail returns an error, the call fails.
 func (op *simulatedOperator) recordCalls(id string, fail func(method string) error) func(string) error {
 	return func(method string) error {
 		op.mu.Lock()

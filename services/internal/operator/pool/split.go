@@ -17,12 +17,12 @@ type shardShare struct {
 // shares.
 //
 // The result depends only on the arguments: an unreachable shard keeps its share, so a temporary fault moves no
-// instance. One replica more or less changes one share.
+// instance. If the number of replicas changes by one, only one share changes.
 func splitReplicas(replicas int32, shards []string) []shardShare {
 	if len(shards) == 0 {
 		return nil
 	}
-	// int64, because the list may be longer than an int32 can count.
+	// Use int64, because the list may be longer than an int32 can count.
 	total, n := max(int64(replicas), 0), int64(len(shards))
 	shares := make([]shardShare, len(shards))
 	for i, shard := range shards {
@@ -71,8 +71,8 @@ func scaleShares(have []shardShare, replicas int32, victims []victim) (shares []
 	return shares, chosen
 }
 
-// lowerShares lowers the largest shares so that the sum is the target. All of them get the same size, except that some,
-// from the end of the list, get one less.
+// lowerShares lowers the largest shares so that the sum is the target. The lowered shares get the same size. If that
+// leaves a surplus, the last of them in the list get one less.
 func lowerShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {
@@ -93,8 +93,8 @@ func lowerShares(shares []shardShare, target int64) {
 	}
 }
 
-// raiseShares raises the smallest shares so that the sum is the target. All of them get the same size, except that
-// some, from the start of the list, get one more.
+// raiseShares raises the smallest shares so that the sum is the target. The raised shares get the same size. If
+// replicas are left over, the first of them in the list get one more.
 func raiseShares(shares []shardShare, target int64) {
 	sum := func(level int) (n int64) {
 		for _, s := range shares {

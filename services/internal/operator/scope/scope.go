@@ -57,7 +57,7 @@ func (s *Scope) Key(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: s.Namespace, Name: name}
 }
 
-// MachineReference returns the owner reference to a Machine, as Cluster API sets it on the NstanceMachine.
+// MachineReference returns the owner reference that Cluster API sets on a Machine's NstanceMachine.
 func MachineReference(m *clusterv1.Machine) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: m.Name, UID: m.UID,
 		Controller: ptr.To(true)}
@@ -83,8 +83,8 @@ type Permission struct {
 	Skip map[string]bool
 }
 
-// Permission returns what the operator may do according to the managed Cluster and the annotations of objects. The
-// parameter from is the reader with which it reads the Cluster.
+// Permission returns what the operator may do according to the managed Cluster and the annotations of objects.
+// Permission reads the Cluster with the reader "from".
 func (s *Scope) Permission(ctx context.Context, from client.Reader, objects ...client.Object) (Permission, error) {
 	cluster := &clusterv1.Cluster{}
 	err := from.Get(ctx, s.Key(s.ClusterName()), cluster)
@@ -194,7 +194,7 @@ var PermissionChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bo
 		was.Annotations[v1beta1.SkipShardsAnnotation] != is.Annotations[v1beta1.SkipShardsAnnotation]
 }}
 
-// DeletionChanged drops updates that do not start or end a deletion.
+// DeletionChanged ignores updates, except the one with which the deletion of an object begins.
 func DeletionChanged[T client.Object]() predicate.TypedFuncs[T] {
 	return predicate.TypedFuncs[T]{UpdateFunc: func(e event.TypedUpdateEvent[T]) bool {
 		return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()

@@ -24,9 +24,10 @@ type Environment struct {
 	// CAConfigMap is the name of the ConfigMap with the CA. CertSecret, KeySecret and NonceSecret are names of Secrets
 	// with the operator's identity.
 	CAConfigMap, CertSecret, KeySecret, NonceSecret string
-	// Endpoint is the API server of an external workload cluster, zero if the operator's own cluster is the workload.
+	// Endpoint is the API server of an external workload cluster, zero if the operator's own cluster is the workload
+	// cluster.
 	Endpoint Endpoint
-	// ServiceAccount is the account for the tokens in Cluster API's kubeconfig.
+	// ServiceAccount is the service account whose tokens are in Cluster API's kubeconfig.
 	ServiceAccount string
 	// JSON means that requests to the API server use JSON instead of protocol buffers.
 	JSON bool

@@ -13,9 +13,9 @@ import (
 // once a minute.
 const Interval = 5 * time.Second
 
-// Watch reads the file at each tick until ctx ends, or every [Interval] if ticks is nil. It calls use with each valid
-// configuration that differs from the previous one. It ignores a file that is missing or invalid, or that belongs to
-// another cluster or tenant. It logs the same problem only once.
+// Watch reads the file at each tick until ctx ends, or every [Interval] if ticks is nil. It calls the function "use"
+// with each valid configuration that differs from the previous one. It ignores a file that is missing or invalid, or
+// that belongs to another cluster or tenant. It logs the same problem only once.
 func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config)) {
 	if ticks == nil {
 		ticker := time.NewTicker(Interval)

@@ -60,7 +60,7 @@ func (c leaderClient) connection() (*grpc.ClientConn, error) {
 	return c.conn, nil
 }
 
-// updateMirror updates the mirror from the answer to a call. since is the result of mark before the call.
+// updateMirror updates the mirror from the answer to a call. since is the number that mark returned before the call.
 func (c leaderClient) updateMirror(since uint64, args, reply any) []Change {
 	switch r := reply.(type) {
 	case *nstancev1.UpsertGroupResponse:

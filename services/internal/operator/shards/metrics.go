@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// metrics counts calls. The other metrics are read from the shards when they are collected.
+// metrics measures the calls. All other metrics are computed from the state of the shards at each collection.
 type metrics struct {
 	calls *prometheus.HistogramVec
 }

@@ -19,7 +19,7 @@ const (
 	keepDeleted = 15 * time.Minute
 	maxDeleted  = 10000
 
-	// settleReserved is how long a reserved instance that a new leader does not know stays in the mirror. The new
+	// settleReserved is how long a reserved instance stays in the mirror if a new leader does not know it. The new
 	// leader may find the reservation a little later.
 	settleReserved = 2 * time.Minute
 
@@ -63,8 +63,8 @@ func newMirror(id string, now func() time.Time) *mirror {
 // ID implements [Shard].
 func (m *mirror) ID() string { return m.id }
 
-// mark returns the number of the latest change. The caller passes the number as since to a later update, which does not
-// overwrite changes with higher numbers.
+// mark returns the number of the latest change. The caller passes this number to a later update (parameter since),
+// which does not overwrite changes with higher numbers.
 func (m *mirror) mark() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -141,8 +141,8 @@ func (m *mirror) counts() map[string]int {
 	return out
 }
 
-// setGroup stores a group that a call has returned. since is the result of mark before the call. A change of the group
-// after that takes precedence.
+// setGroup stores a group that a call has returned. since is the number that mark returned before the call. A change of
+// the group with a higher number takes precedence.
 func (m *mirror) setGroup(g *nstancev1.GroupStatus, since uint64) []Change {
 	if g.GetGroup() == "" {
 		return nil
@@ -208,8 +208,8 @@ func (m *mirror) markDeleting(name string, since uint64) []Change {
 	return m.setGroup(g, since)
 }
 
-// setInstance stores an instance that a call has returned. since is the result of mark before the call. An instance
-// that was reported as deleted stays deleted, because IDs are not reused.
+// setInstance stores an instance that a call has returned. since is the number that mark returned before the call. An
+// instance that was reported as deleted stays deleted, because IDs are not reused.
 func (m *mirror) setInstance(i *nstancev1.InstanceStatus, since uint64) []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -259,9 +259,9 @@ func equalIgnoringMeasurements(a, b *nstancev1.InstanceStatus) bool {
 	return proto.Equal(quiet(a), quiet(b))
 }
 
-// applyList stores a complete list of the live instances. since is the result of mark before the list was requested.
-// missing are the instances that the mirror has and the list lacks. The caller must ask the leader for each of them and
-// pass the answer to setInstance or markUnknown.
+// applyList stores a complete list of the live instances. since is the number that mark returned before the list was
+// requested. missing are the instances that the mirror has and the list lacks. The caller must ask the leader for each
+// of them and pass the answer to setInstance or markUnknown.
 func (m *mirror) applyList(all []*nstancev1.InstanceStatus, since uint64) (changes []Change, missing []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

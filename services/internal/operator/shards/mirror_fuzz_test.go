@@ -11,8 +11,8 @@ import (
 )
 
 // FuzzMirror checks the mirror's consistency for any order of updates. An instance reported as deleted stays deleted,
-// is remembered for keepDeleted, and has no drain. The input script has four bytes for each update. The input message
-// is an encoded instance.
+// is remembered for keepDeleted, and has no drain. The fuzzed parameter script has four bytes for each update. The
+// parameter message is an encoded instance.
 func FuzzMirror(f *testing.F) {
 	whole, err := proto.Marshal(&nstancev1.InstanceStatus{InstanceId: "i1", Group: "g", State: "registered", Zone: "z",
 		Region: "r"})

@@ -27,12 +27,13 @@ const (
 	connectTimeout = 10 * time.Second
 	// maxMessage is the largest message accepted, in bytes.
 	maxMessage = 16 << 20
-	// relist is the time between two lists of all instances, plus up to a tenth of jitter. Lists are needed because not
-	// every change of an instance causes an event.
+	// relist is the time after which the operator lists all instances again. A random delay of up to a tenth is added.
+	// Lists are needed because not every change of an instance causes an event.
 	relist = time.Minute
 	// parallelQueries is the number of concurrent calls about missing instances.
 	parallelQueries = 8
-	// resubscribe is the pause before the operator restarts a watch that the leader ended because it was too slow.
+	// resubscribe is the pause before the operator restarts a watch that the leader ended because the operator read too
+	// slowly.
 	resubscribe = 250 * time.Millisecond
 )
 
@@ -225,7 +226,7 @@ func (s *shard) queryInstance(ctx context.Context, client nstancev1.OperatorServ
 	return nil
 }
 
-// receive calls the function each for every message of a stream. It returns the error that ended the stream.
+// receive passes every message of a stream to the function "each". It returns the error that ended the stream.
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {
 	for err == nil {
 		var r R

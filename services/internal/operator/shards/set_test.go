@@ -104,7 +104,7 @@ func (cluster *testCluster) shard(id string) shards.Shard {
 	return s
 }
 
-// fakeLeader is a fake leader with the streams of its watches.
+// fakeLeader is a fake leader that serves at the address addr.
 type fakeLeader struct {
 	*fleettest.Shard
 	addr string

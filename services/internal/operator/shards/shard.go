@@ -162,7 +162,7 @@ func (s *shard) setOnline(conn *grpc.ClientConn) {
 	}
 }
 
-// setStopped records that there will be no other session, because the shard was removed or the operator stops.
+// setStopped records that no further session will begin, because the shard was removed or the operator stops.
 func (s *shard) setStopped() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

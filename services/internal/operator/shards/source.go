@@ -9,8 +9,8 @@ import (
 )
 
 // Source adds requests to a controller's queue when a shard changes. The function requests returns the requests for a
-// change. At first, Source calls requests with the current state, as one change for every shard, group and drain.
-// requests must not block, but may read a cache.
+// change. At the start, Source calls this function once for every shard, group and drain that exists. The function must
+// not block, but may read a cache.
 func Source(s Shards, requests func(Change) []reconcile.Request) source.Source {
 	return source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		add := func(c Change) {

@@ -239,7 +239,7 @@ func (s *Shard) reconcile(g *nstancev1.GroupStatus) (changes []shards.Change) {
 	return append(changes, shards.Change{Shard: s.id, Kind: shards.GroupChanged, Group: g.GetGroup()})
 }
 
-// hasInstances reports whether a group still has instances that are being deleted.
+// hasInstances reports whether a group still has instances that are not deleted.
 func (s *Shard) hasInstances(group string) bool {
 	for _, i := range s.instances {
 		if i.GetGroup() == group && i.GetState() != "deleted" {
