@@ -433,7 +433,7 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 	return s
 }
 
-// scale creates or changes a dynamic group of the template worker.
+// scale creates or changes a dynamic group with the template "worker".
 func (w *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
 	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker",

@@ -20,7 +20,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden transcripts")
 
-// rollouts are tests. Each test plays a sequence of events. The expected transcripts are under testdata.
+// rollouts lists tests of rollouts. Each test plays a sequence of events. The expected transcripts are in the directory
+// testdata.
 var rollouts = []struct {
 	name  string
 	setup func(f *plantest.Fleet)

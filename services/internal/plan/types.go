@@ -169,7 +169,7 @@ type Snapshot struct {
 	// that no agent has connected yet.
 	SilenceFrom time.Time
 	Instances   []Instance
-	// PendingCreates counts the creates of this group that have no instance ID yet.
+	// PendingCreates counts the creations of this group that have no instance ID yet.
 	PendingCreates int
 	// PendingSpot counts those PendingCreates that will be spot instances.
 	PendingSpot int

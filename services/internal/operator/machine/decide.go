@@ -202,7 +202,7 @@ func hashOf(machine types.UID, shard string) uint64 {
 	return h.Sum64()
 }
 
-// decideExisting handles a machine that has its instance ID.
+// decideExisting decides the next step for a machine that already has an instance ID.
 func (v *view) decideExisting(d *decision) {
 	m, s := v.machine, v.shard(v.machine.Spec.Shard)
 	if !v.checkShard(d, s) {

@@ -223,7 +223,7 @@ func (op *simulatedOperator) runClusterAPI() {
 	}
 }
 
-// reconcileAll reconciles every machine once. After a crash it restarts the process.
+// reconcileAll reconciles every machine once. If the operator crashes, it restarts the operator.
 func (op *simulatedOperator) reconcileAll() {
 	op.t.Helper()
 	var machines v1beta1.NstanceMachineList
@@ -377,7 +377,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestServerDeletes checks that the Machine of a gone instance is deleted without another call to the server.
+// TestServerDeletes checks that the operator deletes the Machine of an instance that is gone, without a call to the
+// server.
 func TestServerDeletes(t *testing.T) {
 	op := newSimulatedOperator(t, 2)
 	op.addMachine("one", "b")

@@ -284,7 +284,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestNames checks that names are valid, depend only on the UID, and differ.
+// TestNames checks that the machines of 1,000 pods get different, valid names. A known pod must always get the same
+// name.
 func TestNames(t *testing.T) {
 	var all []string
 	for i := range 1000 {
@@ -303,7 +304,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzAnnotations checks that every pod gets either a valid machine or a warning.
+// FuzzAnnotations checks that a pod with any annotations gets either a valid machine or a warning.
 func FuzzAnnotations(f *testing.F) {
 	f.Add("gpu", "a", "p5.48xlarge")
 	f.Add("gpu", "", "")

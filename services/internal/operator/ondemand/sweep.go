@@ -355,8 +355,8 @@ func (r *reconciler) stillNeeds(ctx context.Context, pod *corev1.Pod, one machin
 	return node.Spec.ProviderID == "" || node.Spec.ProviderID == one.infra.Spec.ProviderID, nil
 }
 
-// podOfMachine returns the pod that a machine was created for. It returns false if the annotation was changed and is
-// not the name of a pod.
+// podOfMachine returns the pod that a machine was created for. It returns false if the machine's annotation was changed
+// and is no longer the name of a pod.
 func podOfMachine(m *clusterv1.Machine) (client.ObjectKey, bool) {
 	namespace, name, ok := strings.Cut(m.Annotations[v1beta1.PodAnnotation], "/")
 	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {

@@ -110,7 +110,8 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// FuzzPush checks that any answer of a server leads to a valid request and a valid status.
+// FuzzPush checks that any status of a group on a server leads to a valid request to the server and a valid status in
+// Kubernetes.
 func FuzzPush(f *testing.F) {
 	f.Add(`{"template":"t","size":2}`, `{"A":1}`, false, "vars")
 	f.Add(`{"vars":{"a":"1"},"drain_timeout":"1m"}`, ``, true, "instanceType,vars")

@@ -52,7 +52,7 @@ func Key(t testing.TB) (ed25519.PrivateKey, []byte) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// Certificate returns a new certificate for [Key]. It is valid for ttl, beginning at issued.
+// Certificate returns a new certificate for the key that [Key] returns. It is valid for ttl, beginning at issued.
 func Certificate(t testing.TB, cluster *fleettest.Cluster, tenant string, issued time.Time, ttl time.Duration) []byte {
 	t.Helper()
 	id, err := ident.NewID(ident.OperatorPrefix, fleettest.Now, fleettest.Rand(3))
