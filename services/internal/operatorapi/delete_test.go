@@ -289,8 +289,8 @@ func TestTenants(t *testing.T) {
 	})
 }
 
-// An earlier leader has reserved an instance. The present leader must not create it again before it knows whether the
-// instance's VM exists.
+// An earlier leader has reserved an instance. The present leader must not create its VM before it knows whether that VM
+// exists already.
 func TestCreateInstanceLeftByAnEarlierLeader(t *testing.T) {
 	w := newTestShard(t)
 	id := w.NewID(t, "knd")

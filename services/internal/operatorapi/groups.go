@@ -44,7 +44,7 @@ func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGrou
 }
 
 // pageOf returns the next page of the sorted views, and whether more follow. The page has at most size views; with size
-// zero, there is no limit. It begins with the first view for which the function after returns true.
+// zero, there is no limit. It begins with the first view for which the function "after" returns true.
 func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more bool) {
 	n := slices.IndexFunc(views, after)
 	if n < 0 {

@@ -186,7 +186,7 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 	return c.groupStatus(now), nil
 }
 
-// live returns the IDs in ids whose instances are not deleted yet.
+// live returns those of the given IDs whose instances are not deleted yet.
 func (c *call) live(ids []ident.ID) (live []string) {
 	for _, id := range ids {
 		if rec, _, ok := c.state().Record(id); ok && rec.State != record.Deleted {

@@ -73,7 +73,7 @@ func (l *Leader) state() *shardstate.State { return l.Leader.State }
 // Service implements nstancev1.OperatorServiceServer.
 type Service struct {
 	nstancev1.UnimplementedOperatorServiceServer
-	// leader returns the current leadership, or the status error that names the actual leader.
+	// leader returns the current leadership, or the status error with the address of the actual leader.
 	leader func() (*Leader, error)
 
 	// queue is the number of events that a watch stream may be behind.

@@ -206,7 +206,8 @@ func TestRenewCertificate(t *testing.T) {
 		!rec.Certificate.NotAfter.Equal(cert.NotAfter) || rec.Revision != 2 || rec.Writer != "incarnation-1" {
 		t.Errorf("%+v, %v", rec, err)
 	}
-	// If the answer was lost and the client asks again, it gets the same certificate, and nothing is written.
+	// If the answer to a renewal was lost and the client asks again, it gets the same certificate, and nothing is
+	// written.
 	again, err := w.renew(t, w)
 	if err != nil || !again.Equal(cert) {
 		t.Errorf("another certificate, %v", err)

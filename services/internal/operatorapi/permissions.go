@@ -63,8 +63,8 @@ func (c *call) usage() config.Usage {
 	return used
 }
 
-// refusal returns an error that lists the problems in found: forbidden fields of a group, or exceeded quotas. It
-// returns nil if found is empty.
+// refusal returns an error that lists the given problems: forbidden fields of a group, or exceeded quotas. It returns
+// nil if there are none.
 func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Problems) error {
 	if len(found) == 0 {
 		return nil
@@ -105,7 +105,7 @@ func (c *call) logRefusal(err error) {
 	c.Log.Log(c.client, level, "operator's request refused", append(about, "reason", status.Convert(err).Message())...)
 }
 
-// requestPath changes the path of a group's field to the name that requests use.
+// requestPath replaces the path of a group's field by the name that requests use for the field.
 func requestPath(path string) string {
 	switch {
 	case path == "":

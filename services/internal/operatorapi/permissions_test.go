@@ -277,7 +277,7 @@ func TestHostileOperator(t *testing.T) {
 	}
 }
 
-// TestHostileRefusalsDoNotFillTheLog checks that the log of one server's refusals is limited.
+// TestHostileRefusalsDoNotFillTheLog checks that a server logs only some of many refusals within a moment.
 func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
 	var logs logBuffer
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))

@@ -246,7 +246,7 @@ func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, 
 	return &nstancev1.WatchGroupsResponse{Event: event}, nil
 }
 
-// wait waits for changes or for the next resync, and renders the groups concerned.
+// wait waits for changes or for the next resync, and renders the groups that changed, or all groups at a resync.
 func (w *groupWatch) wait(ctx context.Context) error {
 	if err := tasks.Sleep(ctx, time.Until(w.notBefore)); err != nil {
 		return err

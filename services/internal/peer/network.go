@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// maxOutgoing is the limit of messages that wait for a link. maxIncoming is the limit of messages that wait for the
-	// election.
+	// maxOutgoing limits the messages that wait for a link. maxIncoming limits the messages that wait for the election.
 	maxOutgoing, maxIncoming = 32, 256
 	// flushTime is how long queued messages may still be sent after a link is closed.
 	flushTime = time.Second

@@ -153,7 +153,7 @@ type group struct {
 
 func (g *group) class(n int) class { return rules[g.rows[n]].class }
 
-// cause returns why instance n is deleted even if the group has its size, or CauseNone.
+// cause returns why instance n is deleted even if the group is not too large, or CauseNone.
 func (g *group) cause(n int) Cause {
 	if g.Instances[n].OnDemand && g.class(n) == classOnDemand && g.emptying() {
 		return g.scaleDownCause()
@@ -265,7 +265,7 @@ func (g *group) planAgainAt(at time.Time) {
 	}
 }
 
-// classify returns the first rule that applies. until is when this may change without an event.
+// classify returns the first rule that applies. until is when another rule may apply even without an event.
 func (g *group) classify(i subject) (row uint8, until time.Time) {
 	for n := range rules {
 		r := &rules[n]
@@ -479,7 +479,7 @@ func (g *group) isOlder(i *Instance, age time.Duration) (bool, time.Time) {
 }
 
 // isProtected is rule 54: a person excluded the instance from voluntary replacement and from a scale-down. In a group
-// that is emptied, no instance is protected.
+// that is being emptied, no instance is protected.
 func (g *group) isProtected(i *Instance) bool {
 	return len(g.Group.Protected) > 0 && slices.Contains(g.Group.Protected, i.ID) && !g.emptying()
 }

@@ -12,7 +12,7 @@ type Verdict struct {
 	// Rule is the number of the first rule of the classification table that applies, and RuleName its name.
 	Rule     int
 	RuleName string
-	// Cause is why the instance is deleted even if the group has its size, or CauseNone.
+	// Cause is why the instance is deleted even if the group is not too large, or CauseNone.
 	Cause Cause
 	// Until is when another rule may apply even if nothing happens until then; zero: never.
 	Until time.Time

@@ -27,8 +27,9 @@ type Guard struct {
 
 // After returns the guard after a new count of the silent and failing instances. exceeded means that the count is above
 // the limit. When the count falls to the limit or below, a series of recovery periods begins (rule 61). Each period
-// lasts for the duration "recovery" (see [RecoveryTime]). If the count rises and falls again within the duration
-// "bound" after the first fall, a new period begins. After that time, no period begins for bound + recovery.
+// lasts for the duration "recovery" (see [RecoveryTime]). If the count exceeds the limit again and falls within the
+// duration "bound" after the first fall, another period begins. When bound is over, no period begins for bound +
+// recovery.
 func (g Guard) After(exceeded bool, recovery, bound time.Duration, now time.Time) Guard {
 	if g.Exceeded && !exceeded {
 		if !now.Before(g.FellAt.Add(bound + recovery + bound)) {

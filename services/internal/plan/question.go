@@ -33,8 +33,7 @@ func (g *group) planQuestion(out *steps, i subject) {
 	if !i.Connected && !i.LostAt.IsZero() {
 		consider(latest(i.LostAt, quiet), "its stream was lost")
 	}
-	// Skip an instance that reports in time. If its next report is overdue, the group is planned again at that time
-	// anyway.
+	// Skip an instance that reports in time. When its next report becomes overdue, the group is planned again anyway.
 	if lastReport, ok := i.silentSince(g.SilenceFrom); ok && !deleting && (i.has(factUnwell) || !quiet.IsZero()) {
 		consider(latest(overdueAfter(lastReport, g.Settings.HealthInterval), quiet), "it missed a report")
 	}

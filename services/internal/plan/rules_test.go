@@ -345,8 +345,8 @@ func TestRule56RollAndScaleDownKeepTheShare(t *testing.T) {
 	}
 }
 
-// TestRule56SilentInstanceServesAsNoKind checks which of two instances a scale-down removes. It removes the failing
-// one, although the group has too many instances of the kind (spot or on demand) of the healthy one.
+// TestRule56SilentInstanceServesAsNoKind checks which of two instances a scale-down removes. It must remove the failing
+// one, although it is the healthy one of whose kind (spot or on demand) the group has too many.
 func TestRule56SilentInstanceServesAsNoKind(t *testing.T) {
 	f := plantest.New(1)
 	undrained(f)

@@ -181,7 +181,7 @@ func (g *group) remove(r *removals, n int, cause Cause, reason string) {
 	r.planned += len(r.actions) - before
 }
 
-// replaceableLeft counts the instances for which a replacement may be in progress, without those chosen for removal.
+// replaceableLeft counts the instances that are not chosen for removal and for which a replacement may be in progress.
 func (g *group) replaceableLeft(chosen []bool) int {
 	n := 0
 	for k := range g.rows {

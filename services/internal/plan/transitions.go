@@ -156,7 +156,7 @@ func ApplyRecord(i Instance, before, rec *record.Instance, now time.Time) Instan
 	return i
 }
 
-// ProviderAnswer is what the provider said of one instance.
+// ProviderAnswer is what the provider said about one instance.
 type ProviderAnswer struct {
 	Asked time.Time
 	// Absent means that the provider does not know the VM, or that the VM is missing from a list that should contain it

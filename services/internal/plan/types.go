@@ -118,7 +118,8 @@ type Instance struct {
 	Tombstone time.Time // DeletedAt of a tombstone
 }
 
-// Failure is when something failed last, and how often in a row. The zero value means that it did not fail.
+// Failure is when something failed last, and how often in a row. The zero value means that the last attempt did not
+// fail.
 type Failure struct {
 	At    time.Time
 	Count int
@@ -235,7 +236,7 @@ type Action struct {
 	// spot capacity.
 	Spot, Fallback bool
 	Reason         string
-	// Cause is set for Mark, and for Create if the new instance replaces one.
+	// Cause is set for Mark, and for a Create that replaces an instance.
 	Cause Cause
 	// Deadline is set for Mark and Drain. It is when the drain ends at the latest; zero: no drain.
 	Deadline time.Time

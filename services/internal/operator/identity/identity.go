@@ -37,8 +37,7 @@ func (i *Identity) RenewAt() time.Time {
 // String returns the URI in the certificate.
 func (i *Identity) String() string { return i.Who.URI() }
 
-// parseCertificate checks that a PEM certificate is for this operator and this key, and was signed by a CA of the
-// bundle.
+// parseCertificate checks that a PEM certificate is for this operator and this key, and was signed by a CA in roots.
 func (k *Keeper) parseCertificate(key ed25519.PrivateKey, roots *trustBundle, text []byte) (*Identity, error) {
 	leaf, err := authority.ParseCertificate(text)
 	if err != nil {

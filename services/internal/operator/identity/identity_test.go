@@ -151,7 +151,8 @@ func (w *testShard) edit(t *testing.T, name string, change func(*corev1.Secret))
 	}
 }
 
-// consistent checks that exactly one operator is registered, and that both Secrets belong to its key.
+// consistent checks that exactly one operator is registered, and that the key Secret and the certificate Secret belong
+// to its key.
 func (w *testShard) consistent(t *testing.T) *x509.Certificate {
 	t.Helper()
 	all, err := w.Bucket.ListOperators(t.Context(), "prod")

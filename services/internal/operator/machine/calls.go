@@ -28,7 +28,8 @@ const (
 	retryRefused = 10 * time.Minute
 	// creationDoubt is how long a server may still process a CreateInstance call after its answer was lost.
 	creationDoubt = 15 * time.Second
-	// maxText is the longest message kept from a server, in bytes. The note of an event is limited to 1024 bytes.
+	// maxText is the largest number of bytes of a server's message that the operator keeps. The note of an event is
+	// limited to 1024 bytes.
 	maxText = 900
 )
 

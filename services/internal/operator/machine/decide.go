@@ -42,7 +42,7 @@ type view struct {
 	// poolGone: the pool of a pool machine is being deleted or does not exist.
 	poolGone bool
 	// paused: an object or the Cluster is paused. ending: the Cluster is being deleted or does not exist. skip: the
-	// deletion does not wait for the shard.
+	// deletion of the machine does not wait for the shard.
 	paused, ending, skip bool
 	// shards are the shards of the configuration file, sorted.
 	shards []shardView

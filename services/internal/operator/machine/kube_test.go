@@ -133,8 +133,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 	// When the server reports an instance as gone, its Machine is deleted.
 	set.Of("b").Kill(m.Spec.InstanceID)
 	eventually("the Machine goes", func() bool { return !get(&clusterv1.Machine{}, "one") })
-	// The NstanceMachine has lost its Machine. No garbage collector runs here, so the controller must delete the
-	// NstanceMachine.
+	// The Machine is gone. No garbage collector runs here, so the controller must delete the NstanceMachine.
 	eventually("the NstanceMachine goes", func() bool { return !get(&v1beta1.NstanceMachine{}, "one") })
 	for _, call := range set.Of("b").Calls() {
 		if strings.HasPrefix(call, "DeleteInstance") {

@@ -23,8 +23,8 @@ import (
 // appears if its NstanceMachine is deleted while Cluster API creates the Machine.
 type orphanReconciler struct {
 	*Reconciler
-	// since maps the name of each Machine without NstanceMachine and instance to the time when the operator first saw
-	// it without both. Only the single worker uses the map.
+	// since maps the name of each Machine that has neither an NstanceMachine nor an instance to the time when the
+	// operator first saw that. Only the single worker uses the map.
 	since map[string]time.Time
 }
 

@@ -27,7 +27,7 @@ type snapshot struct {
 	// machine, by UID.
 	pods  []*corev1.Pod
 	alive map[types.UID]*corev1.Pod
-	// machines and infra are the objects created for pods, by name.
+	// machines and infra are the Machines and the NstanceMachines that were created for pods, by name.
 	machines map[string]*clusterv1.Machine
 	infra    map[string]*v1beta1.NstanceMachine
 	nodes    map[string]*corev1.Node                // the Nodes of these machines, by provider ID
@@ -199,7 +199,7 @@ func toleration(uid types.UID) corev1.Toleration {
 		Value: string(uid), Effect: corev1.TaintEffectNoSchedule}
 }
 
-// addToleration plans to add the toleration to a pod that lacks it.
+// addToleration plans to add to a pod the toleration for its machine's Node, if the pod lacks it.
 func (d *decision) addToleration(pod *corev1.Pod) {
 	if !slices.Contains(pod.Spec.Tolerations, toleration(pod.UID)) && pod.DeletionTimestamp.IsZero() {
 		d.tolerate = append(d.tolerate, pod)

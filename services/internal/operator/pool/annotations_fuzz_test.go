@@ -65,8 +65,8 @@ func FuzzCapacityAnnotation(f *testing.F) {
 	})
 }
 
-// FuzzOwnedFields checks that the annotation lists all fields that a group sets or has set before. The annotation may
-// contain any text before it is updated.
+// FuzzOwnedFields checks that [v1beta1.OwnedFieldsAnnotation] lists all fields that a group sets or has set before. The
+// annotation may contain any text before it is updated.
 func FuzzOwnedFields(f *testing.F) {
 	f.Add("", "m5.large", "a")
 	f.Add("vars", "", "")

@@ -134,8 +134,8 @@ func FuzzPush(f *testing.F) {
 	})
 }
 
-// baseGroup returns the input for a shard group whose group in the shard is in the wanted state. The function change
-// modifies the input.
+// baseGroup returns the input for a shard group. The group in the shard is already in the wanted state. The function
+// change modifies the input.
 func baseGroup(change func(*groupInput)) groupInput {
 	in := groupInput{
 		group: &v1beta1.NstanceShardGroup{

@@ -41,7 +41,7 @@ const (
 type groupInput struct {
 	group *v1beta1.NstanceShardGroup
 	// paused: an object or the Cluster is paused. ending: the Cluster is being deleted or does not exist. skip: the
-	// deletion does not wait for the shard.
+	// deletion of the shard group does not wait for the shard.
 	paused, ending, skip bool
 	// wanted: the pool exists, is not being deleted, and lists the shard.
 	wanted bool
@@ -142,7 +142,8 @@ type callResult struct {
 	restored bool
 }
 
-// isRefusal reports whether the same request will fail again as long as the shard's configuration does not change.
+// isRefusal reports whether err means that a repeated request would fail again unless the shard's configuration
+// changes.
 func isRefusal(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange, codes.AlreadyExists, codes.NotFound,

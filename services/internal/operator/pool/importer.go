@@ -136,8 +136,8 @@ func (r *importer) listGroups(ctx context.Context, of []shards.Shard, in *import
 	return nil
 }
 
-// createImported creates the missing objects of a group. If it is interrupted between the two writes, a later import
-// finds the pool and continues.
+// createImported creates the missing objects of a group. If it is interrupted after it has created the pool, a later
+// import creates the MachinePool.
 func (r *importer) createImported(ctx context.Context, one importedGroup) error {
 	if one.create {
 		if err := r.Client.Create(ctx, one.pool); err != nil {

@@ -118,7 +118,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
 		// If the instance's Machine is being deleted, do not create the NstanceMachine yet: Cluster API would delete
-		// it, and with it the instance.
+		// the NstanceMachine, and the instance with it.
 		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
 			return reconcile.Result{}, err
 		} else if old != nil && !old.DeletionTimestamp.IsZero() {

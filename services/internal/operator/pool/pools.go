@@ -175,7 +175,7 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 	return nil
 }
 
-// listGroups returns all shard groups whose group is the pool's group.
+// listGroups returns all shard groups for the group of a pool.
 func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
 	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}

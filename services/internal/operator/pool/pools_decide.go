@@ -172,8 +172,8 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 
 // usedShards returns the shards that share the replicas, and the unknown shards of the spec. An unknown shard is not
 // configured and has no shard group. It gets no share, because it may be a typing error. As long as the spec has an
-// unknown shard, shards that were removed from the spec stay in use. In that case, the shards with the most instances
-// come first in the result "used". When the replicas are divided, these shards get the remainder.
+// unknown shard, shards that were removed from the spec stay in use, and the shards with the most instances come first
+// in the result "used". When the replicas are divided, these shards get the remainder.
 func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown []string) {
 	sizes := map[string]int32{}
 	for _, g := range mine {

@@ -109,7 +109,7 @@ func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.Ns
 	}
 }
 
-// isSubset reports whether others contains all of vars, with the same values.
+// isSubset reports whether the map "others" contains all entries of the map "vars".
 func isSubset(vars, others map[string]string) bool {
 	for name, value := range vars {
 		if other, ok := others[name]; !ok || other != value {

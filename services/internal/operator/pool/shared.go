@@ -50,7 +50,7 @@ func (r *poolReconciler) reportShared(ctx context.Context, pool *v1beta1.Nstance
 		if !meta.SetStatusCondition(&next.Status.Conditions, *condition) {
 			continue
 		}
-		// This patch replaces all conditions, so it must fail if another client has changed any.
+		// This patch replaces all conditions, so it must fail if another client has changed a condition.
 		err := r.Client.Status().Patch(ctx, next, client.MergeFromWithOptions(mp, client.MergeFromWithOptimisticLock{}))
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("write status of machine pool %s: %w", mp.Name, err)

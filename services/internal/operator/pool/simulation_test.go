@@ -433,7 +433,7 @@ func (r *eventRecorder) take() []string {
 	return events
 }
 
-// containsAll reports whether one text of the list contains all the words.
+// containsAll reports whether at least one text of the list contains all the words.
 func containsAll(list []string, words ...string) bool {
 	return slices.ContainsFunc(list, func(text string) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })

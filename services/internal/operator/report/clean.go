@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// maxNote is the longest message in an event. The API limits the message together with the text around it to 1024
-// bytes.
+// maxNote is the longest message in an event, in bytes. The API limits the note, which is the message with some text
+// around it, to 1024 bytes.
 const maxNote = 900
 
 // secrets matches PEM keys, JSON web tokens, and values with names such as "password".

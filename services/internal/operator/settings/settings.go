@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// maxFile is the largest configuration file in bytes, which is the limit of a ConfigMap.
+	// maxFile is the maximum size of the configuration file in bytes. A ConfigMap has the same limit.
 	maxFile = 1 << 20
 	// maxShards is the largest number of shards. An NstanceCluster has one failure domain for each shard, and at most
-	// 100.
+	// 100 failure domains.
 	maxShards = 100
 )
 

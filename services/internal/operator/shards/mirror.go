@@ -43,7 +43,8 @@ type mirror struct {
 	// instances that no leader has reported as deleted: they count as deleted because the leader does not know them.
 	deletedAt map[string]time.Time
 	guessed   map[string]bool
-	// missingSince is the time at which an instance was first unknown to a leader. The instance may still appear.
+	// missingSince maps each reserved instance that a leader does not know to the time when this was first seen. The
+	// instance may still appear.
 	missingSince map[string]time.Time
 	zone, region string
 }

@@ -23,7 +23,7 @@ const (
 	// The operator pings a connection that has had no traffic for pingAfter. It closes the connection if the answer
 	// takes longer than pingTimeout. gRPC allows no shorter pingAfter.
 	pingAfter, pingTimeout = 10 * time.Second, 3 * time.Second
-	// connectTimeout limits a new connection including TLS and the first answer.
+	// connectTimeout limits the time to make a new connection, including TLS and the first answer.
 	connectTimeout = 10 * time.Second
 	// maxMessage is the largest message accepted, in bytes.
 	maxMessage = 16 << 20
@@ -84,7 +84,7 @@ func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServi
 // runWatches runs the three watches and lists the instances regularly, until a watch or the first list fails.
 func (s *shard) runWatches(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 	group, ctx := errgroup.WithContext(ctx)
-	// watchGroups calls the function whole after it has read all groups. listRegularly calls it after it has read all
+	// watchGroups calls the function "whole" after it has read all groups. listRegularly calls it after it has read all
 	// instances. After both calls, the mirror is complete.
 	parts := make(chan struct{}, 2)
 	whole := func() {
@@ -167,7 +167,7 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 	})
 }
 
-// listRegularly waits until the channel "may" is closed. It then lists all instances, calls the function whole, and
+// listRegularly waits until the channel "may" is closed. It then lists all instances, calls the function "whole", and
 // repeats the list at intervals. It returns an error if the first list fails.
 func (s *shard) listRegularly(ctx context.Context, client nstancev1.OperatorServiceClient, may <-chan struct{},
 	whole func()) error {
