@@ -26,8 +26,7 @@ const (
 	// The next two classes count towards the size, but their instances are not accepted as replacements of others.
 	classUnreadyDrifted
 	classUnready
-	// The next three classes count towards the size, and their instances are healthy. Waves replace these instances
-	// (rule 20).
+	// The next three classes are of healthy instances, and count towards the size. Waves replace them (rule 20).
 	classDrifted
 	classAged
 	classReturning
@@ -66,8 +65,7 @@ type rule struct {
 	number int // in doc.go
 	name   string
 	class  class
-	// cause is why an instance to which the rule applies is deleted even if the group is not too large; CauseNone: such
-	// an instance is not deleted.
+	// cause is why the rule deletes an instance even if the group is not too large; CauseNone: it does not.
 	cause Cause
 	// needs are the facts without which the rule does not apply.
 	needs facts
@@ -164,13 +162,11 @@ func (g *group) cause(n int) Cause {
 // tally counts managed instances.
 type tally struct {
 	of [classes]int
-	// running counts the registered instances that run, even if they are being deleted because they are silent. late
-	// counts those that the unhealthy guard counts as silent or failing. unhealthy counts those that are replaced
-	// unless the guard forbids it.
+	// running counts the registered instances that run, even silent ones that are being deleted. late counts those that
+	// the guard counts as silent or failing. unhealthy counts those that are replaced unless the guard forbids it.
 	running, late, unhealthy int
-	// failing counts the instances whose deletion is not recorded yet, if they never registered or still run. They are
-	// not replaced before the deletion is recorded. If they were and the write failed, there could be more VMs than
-	// size and surge allow.
+	// failing counts instances that run or never registered, and whose deletion is not recorded yet. If they were
+	// replaced before the record is written, there could be more VMs than size and surge allow.
 	failing int
 	// draining counts the leaving instances that run and whose termination the provider has not accepted yet.
 	draining int
@@ -460,8 +456,7 @@ func (g *group) failsCheck(i subject) (bool, time.Time) {
 	return reached(g.healthyBy(i), g.Now)
 }
 
-// healthyBy returns when an instance must be healthy: [StartGrace] after its registration, or after SilenceFrom if that
-// is later.
+// healthyBy returns when an instance must be healthy: [StartGrace] after the later of its registration and SilenceFrom.
 func (g *group) healthyBy(i subject) time.Time {
 	return latest(i.RegisteredAt, g.SilenceFrom).Add(StartGrace(g.Settings, &g.Group))
 }

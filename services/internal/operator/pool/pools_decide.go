@@ -54,8 +54,7 @@ type poolPlan struct {
 	events     []notice
 	// create and update are shard groups in their desired state; remove are shard groups to delete.
 	create, update, remove []*v1beta1.NstanceShardGroup
-	// The replicas are divided among the shards in "shards". unknown are the shards of the pool's spec that are neither
-	// configured nor in use.
+	// The replicas are divided among "shards". unknown are the spec's shards that are neither configured nor in use.
 	shards, unknown []string
 	// finished: no shard group is left, so the finalizer can be removed.
 	finished bool
