@@ -108,7 +108,7 @@ func (f *Fleet) startCreate(a plan.Action) {
 		vm.Spot = !a.Fallback
 	}
 	vm.State, vm.Work, vm.Truth = record.Reserved, plan.Creating, plan.ProviderUnknown
-	// The provider acts even if the leader that called it is gone.
+	// The provider makes the VM even if the leader that sent the create call is gone.
 	f.after(f.Create, 0, func() {
 		if vm.Spot && f.NoSpot {
 			f.drop(vm)
@@ -220,7 +220,7 @@ func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 	})
 }
 
-// Restart announces that an agent restarts, or its machine if reboot is true. The agent runs again after d.
+// Restart announces that a VM's agent restarts, or that the VM reboots if reboot is true. The agent runs again after d.
 func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	f.refresh(vm)
 	vm.RestartingAt, vm.Reboot = f.Now, reboot

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Random returns a Fleet with random settings and a group that has its size.
+// Random returns a Fleet with random settings. Its group already has as many instances as its size.
 func Random(rng *rand.Rand) *Fleet {
 	f := New(rng.Int63())
 	f.Spread = true

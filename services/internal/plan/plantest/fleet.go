@@ -50,7 +50,7 @@ type Fleet struct {
 	Broken, Deaf bool
 	// Spread makes the agents of instances from [Fleet.Add] report at different times. Otherwise they report together.
 	Spread bool
-	// Image is the ID of the image that new VMs are made from, and that the query of the group's image finds.
+	// Image is the ID of the group's image at the provider. New VMs get this image.
 	Image string
 	// Shard counts the instances of the shard's other groups for the unhealthy guard.
 	Shard plan.ShardHealth
@@ -150,7 +150,7 @@ func (f *Fleet) stamp(t time.Time) string {
 	return "+" + t.Sub(f.scriptStart).Round(time.Millisecond).String()
 }
 
-// Bought says how many VMs run, by how they were bought.
+// Bought returns how many running VMs are spot instances, and how many are not.
 func (f *Fleet) Bought() string {
 	spot, others := 0, 0
 	for _, vm := range f.VMs {
