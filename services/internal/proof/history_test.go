@@ -146,12 +146,12 @@ func (h *history) add(o op) {
 	h.ops = append(h.ops, o)
 }
 
-// settled decides which writes with an unknown result took effect. Every write of the lock is conditional on one
-// version, and a replaced version never returns. So of all requests that write the same version, at most one takes
+// settled decides which writes with an unknown result took effect. Every write of the lock requires a certain current
+// version, and a replaced version never returns. So of all requests that write the same new version, at most one takes
 // effect:
 //
 //   - If one of these requests was acknowledged, it took effect.
-//   - If none was acknowledged, but a client has seen the version, the earliest unacknowledged one took effect.
+//   - If none was acknowledged, but a client has seen the new version, the earliest of the requests took effect.
 //   - Otherwise none took effect.
 func settled(ops []op) (out []op) {
 	acknowledged := map[string]bool{}

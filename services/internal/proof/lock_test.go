@@ -353,9 +353,8 @@ type weather struct {
 	betrayed int // number of leaders that lost their heir and the bucket at the same time
 }
 
-// play changes the quality of the connections about once per second. If leaders have heirs, in about half of the cases
-// it cuts a leader off from its heir and from the bucket at the same time. In these cases, promises must prevent two
-// leaders.
+// play changes the quality of the connections about once per second. If leaders have heirs, half of the changes cut a
+// leader off from its heir and from the bucket at the same time. Promises must then prevent two leaders.
 func (w *weather) play(duration time.Duration) {
 	for end := time.Now().Add(duration); time.Now().Before(end); {
 		if len(w.relays) > 0 && w.rng.IntN(2) == 0 {
@@ -381,8 +380,8 @@ func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }
 
-// change gives each server's path to the bucket no fault, one kind of fault, all kinds, or no answers at all. If
-// servers are connected to each other, change also changes these connections, three times in a row.
+// change draws the faults of each server's path to the bucket: none, one kind, all kinds, or no answers at all. If
+// servers are connected to each other, change also draws the faults of these connections, three times in a row.
 func (w *weather) change() {
 	for _, p := range w.proxies {
 		odds := map[fault]int{none: 6}

@@ -45,7 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child runs a candidate. It prints a line each time its period of authority has grown by some milliseconds.
+// child runs a candidate. While the candidate has authority, child prints the period of authority so far every few
+// milliseconds.
 func child(text string) error {
 	var s settings
 	if err := json.Unmarshal([]byte(text), &s); err != nil {

@@ -68,7 +68,7 @@ func newProxy(t *testing.T, socket string, seed uint64, longest time.Duration) *
 	return p
 }
 
-// set changes how often each fault occurs, by weights.
+// set sets a weight for each fault. A fault with a higher weight occurs more often.
 func (p *proxy) set(weights map[fault]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
