@@ -185,8 +185,9 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 	}
 }
 
-// unknown returns the error for an instance that the leader does not know. The leader may not have settled the records
-// of an earlier term yet. So unknown reads the bucket before it refuses the client for good.
+// unknown returns the error for an instance that the leader does not know. An earlier leader may have left the
+// instance's record, and this leader may not have examined it yet. So unknown reads the bucket before it refuses the
+// client for good.
 func (c *call) unknown() error {
 	id := c.claims.ID
 	if _, dead := c.leader.State.Tombstone(id); dead {

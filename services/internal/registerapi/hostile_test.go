@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
-// The tests of this file play a process on one VM that has stolen the nonce of another VM.
+// In the tests of this file, a process on one VM has stolen the nonce of another VM and tries to register with it.
 
 // dialFrom returns a client that calls from the given address of this machine.
 func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationServiceClient {

@@ -1,9 +1,9 @@
 // Package registerapi serves the RegistrationService. A client exchanges a nonce and a public key for a client
 // certificate.
 //
-// Invariant: one conditional write consumes a nonce and binds it to the key of that registration. An agent's nonce is
-// consumed by the write that makes its record registered. An operator's nonce is consumed by the creation of its
-// record. Everything in an answer is durable before the answer is sent.
+// Invariant: one conditional write consumes a nonce and binds it to the public key in the client's request. An agent's
+// nonce is consumed by the write that makes its record registered. An operator's nonce is consumed by the creation of
+// its record. Everything in an answer is durable before the answer is sent.
 package registerapi
 
 import (

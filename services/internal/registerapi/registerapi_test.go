@@ -232,8 +232,8 @@ func TestSameKeyAgain(t *testing.T) {
 	}
 }
 
-// TestConsumedNonceEnds: with a consumed nonce, the same key gets certificates until the last one has been expired for
-// longer than RenewalGrace.
+// TestConsumedNonceEnds checks a client that registers again and again with one nonce and one key. It is refused once
+// its last certificate has been expired for longer than RenewalGrace.
 func TestConsumedNonceEnds(t *testing.T) {
 	w := newTestLeader(t)
 	id, key := w.Created(t), transporttest.NewKey(t)

@@ -1,5 +1,5 @@
-// Package attesttest is for the tests of clouds. It tries registrations with wrong proofs of the VM on a real
-// registration port.
+// Package attesttest tests how a provider checks the proof that an agent runs on its instance's VM. It sends wrong
+// proofs to a real registration port, which must refuse them.
 package attesttest
 
 import (

@@ -1,5 +1,5 @@
-// Package leadertest provides the leader of a shard for tests of handlers: a shardstate.State, an executor, and typed
-// state over an object store in memory.
+// Package leadertest provides the leader of a shard for tests of handlers: a shardstate.State, an executor, and a
+// clusterstate.State over an object store in memory.
 package leadertest
 
 import (
