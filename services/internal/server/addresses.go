@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// ports holds the addresses on which a server listens, at which clients reach this server, and at which clients reach
-// the leader.
+// ports holds three kinds of addresses: those on which a server listens, those of this server for clients, and those of
+// the leader for clients.
 type ports struct {
 	bind      config.Addresses
 	advertise config.Addresses
@@ -54,8 +54,8 @@ func portsOf(shard *config.Shard, o Options) (ports, error) {
 			errs = append(errs, fmt.Errorf("server.advertise: %w", err))
 			continue
 		}
-		// The flag --advertise-host applies if the configuration has no address for clients, or a wildcard address. It
-		// does not replace an address that the configuration advertises, such as a load balancer's.
+		// The flag --advertise-host replaces a wildcard address, and applies if the configuration has no address for
+		// clients. It does not replace an address that the configuration advertises, such as a load balancer's.
 		switch {
 		case isSet && !wildcard(host):
 		case o.AdvertiseHost != "":

@@ -23,8 +23,8 @@ const (
 	// restartPatience is the longest time for which a restart waits for agents to connect to the leader's new
 	// addresses. An agent does so within a second after it is told the addresses.
 	restartPatience = 10 * time.Second
-	// reloadEvery is the number of configuration checks between two reads of the boot scripts and the workload CAs. A
-	// new VM may get a script that was read up to an hour ago.
+	// reloadEvery is the number of configuration checks after which the leader reads the boot scripts and the workload
+	// CAs again. A new VM may get a script that was read up to an hour ago.
 	reloadEvery = 10
 )
 
@@ -205,8 +205,8 @@ func (s *server) agentAddrs() string {
 	return strings.Join(addrs, ",")
 }
 
-// reportRefused raises an alert if the newest configuration was refused, or if only a server that replaces this one can
-// apply it. Otherwise it resolves the alert.
+// reportRefused raises an alert if the newest configuration was refused, or if this server cannot apply it and a new
+// server must. Otherwise it resolves the alert.
 func (s *server) reportRefused(leader *leader.Leader, problems config.Problems) {
 	key := shardstate.ErrorKey{Kind: plan.AlertConfig}
 	if len(problems) > 0 {

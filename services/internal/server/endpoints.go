@@ -99,8 +99,8 @@ func (s *server) listen(ctx context.Context) error {
 		s.endpoints.onStop(stop)
 		s.env.Go("health", func() { _ = health.Serve(serveCtx, listener, &s.probe, s.metrics.Handler(), s.pages()...) })
 	}
-	// Standbys serve too and answer with the leader's address. For that they need the CA, which the first leader of the
-	// cluster may not have created yet.
+	// A standby also runs the services: it answers every call with the leader's address. For that it needs the CA,
+	// which the first leader of the cluster may not have created yet.
 	var fatal *fatalError
 	if err = s.ensureServices(ctx); err == nil || errors.As(err, &fatal) {
 		return err

@@ -44,7 +44,8 @@ type imageEntry struct {
 	id    string // "" if never found
 }
 
-// entry returns the known result for an image. It returns ok false if this definition was never looked up.
+// entry returns the result of looking up an image. ok is false if the image was never looked up with its present
+// definition.
 func (b *imageBook) entry(name string, image config.Image) (e imageEntry, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

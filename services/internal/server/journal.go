@@ -11,8 +11,8 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-// openJournal starts the journal of a term. When ctx ends, the journal writes its last part. The end of the term does
-// not wait for that.
+// openJournal starts the journal of a term. When ctx ends, the journal writes the events that are not stored yet. The
+// end of the term does not wait for that write.
 func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal {
 	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, Cache: s.cache,
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,

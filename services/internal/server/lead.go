@@ -47,8 +47,8 @@ type leadership struct {
 	// configured is when the present configuration was put in force.
 	configured atomic.Pointer[time.Time]
 	images     *imageBook
-	// A goroutine holds describing while it reads the configuration and passes it to the generator. Otherwise an older
-	// configuration could overwrite a newer one.
+	// A goroutine locks `describing` while it reads the configuration and passes it to the generator. Without the lock,
+	// an older configuration could overwrite a newer one.
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
@@ -155,7 +155,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
 			// After a change of the workload CAs, check the instances' files again. The instances must receive a new
-			// workload CA before it issues certificates.
+			// workload CA before that CA issues certificates.
 			RecheckFiles: len(workloadCAs) > 1 || time.Now().Before(workloadCAs[0].Starts()),
 			Interval:     func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
 			Endpoints:    s.agentAddrs},
@@ -240,7 +240,8 @@ const (
 	removeUserdataPause = 10 * time.Second
 )
 
-// userdataRemover returns a function that removes the userdata of a VM in the background, if the provider can.
+// userdataRemover returns a function that removes the userdata of a VM in the background. If the provider cannot remove
+// userdata, the function does nothing.
 func (s *server) userdataRemover(ctx context.Context, env tasks.Env) func(ident.ID) {
 	remover, ok := infra.Capability[infra.UserdataRemover](s.machine.Provider)
 	if !ok {

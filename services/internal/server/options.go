@@ -22,8 +22,8 @@ import (
 // Options is nstance-server's command line.
 type Options struct {
 	ID string
-	// HostID is true if the options contain no ID for the server. Its ID is then the host name,
-	// or the provider's ID of this machine if people use that ID as the machine's name (see [infra.Machine]).
+	// HostID is true if the options contain no ID for the server. The server then uses its host name as its ID. If this
+	// machine is Named (see [infra.Machine]), the server uses the provider's ID of the machine instead.
 	HostID          bool
 	Shard           string
 	Location        objstore.Location

@@ -13,7 +13,8 @@ func (s *server) pages() []health.Page {
 	return []health.Page{{Path: "/leader", Handler: http.HandlerFunc(s.serveLeader)}}
 }
 
-// readShard returns the state of the shard for metrics. It holds the lock of the State for one group at a time.
+// readShard returns the state of the shard for metrics. It locks the leader's State separately for each group, not for
+// the whole time.
 func (s *server) readShard() metrics.Shard {
 	var shard metrics.Shard
 	if source := s.endpoints.certificates(); source != nil {

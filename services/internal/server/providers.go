@@ -30,8 +30,8 @@ type ownMachine struct {
 
 // openProvider opens the provider of the shard and identifies this machine. If the provider does not know the machine,
 // the server starts without an identity. But if the provider moves the leader's address, an unknown machine is an
-// error. The parameter applied means that a leader has run with this configuration. If the provider then refuses the
-// configuration, the server only logs that.
+// error. If `applied` is true, a leader has run with this configuration. openProvider then only logs a refusal of the
+// configuration by the provider.
 func (s *server) openProvider(ctx context.Context, shard *config.Shard, applied bool) (ownMachine, error) {
 	kind := shard.Server.Provider.Kind
 	i := slices.IndexFunc(s.cfg.Clouds, func(c infra.Cloud) bool { return c.Name() == kind })

@@ -27,7 +27,7 @@ const (
 	// reportAfterVariable is how long a server may be unhealthy before its machine is replaced.
 	reportAfterVariable = "NSTANCE_REPORT_AFTER"
 	// generationVariable contains the identifier of the configuration for which this machine was created. If it is not
-	// set, the process writes no report to the bucket.
+	// set, ReportHealth writes no report to the bucket.
 	generationVariable = "NSTANCE_SERVER_GENERATION"
 )
 

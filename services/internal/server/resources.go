@@ -77,7 +77,7 @@ func (s *server) useResources() {
 }
 
 // openResources checks the configuration against the command line, and opens everything that the configuration needs.
-// applied means that a leader has run with this configuration.
+// If `applied` is true, a leader has run with this configuration.
 func (s *server) openResources(ctx context.Context, shard *config.Shard, applied bool) (*resources, error) {
 	if err := s.checkFlags(shard); err != nil {
 		return nil, err
@@ -112,8 +112,8 @@ func (s *server) checkFlags(shard *config.Shard) error {
 	return nil
 }
 
-// otherInterfaceError means that this machine is not prepared for the network interface that the configuration gives to
-// the leader. New servers with that interface must replace this one.
+// otherInterfaceError means that the configuration gives the leader a network interface for which this machine is not
+// prepared. New servers with that interface must replace this one.
 type otherInterfaceError struct{ configured, flag string }
 
 func (e otherInterfaceError) Error() string {
@@ -133,8 +133,8 @@ func interfaceID(text string) string {
 	return id
 }
 
-// openCluster opens the cluster's bucket, keys and secrets for r. If the cluster has a CA, it checks that the CA can be
-// read.
+// openCluster opens the cluster's bucket, keys and secrets, and stores them in r. If the cluster has a CA, openCluster
+// checks that the CA can be read.
 func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resources) error {
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {

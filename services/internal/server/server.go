@@ -100,7 +100,7 @@ type server struct {
 	endpoints endpoints
 	peers     *peer.Network
 	leading   atomic.Pointer[leadership]
-	// served is true if a term has served requests and no term has failed after that.
+	// served is true if this server has served as leader since its last failed term, or since its start.
 	served atomic.Bool
 	status atomic.Pointer[lease.Status]
 	// followedCA is the objstore.Token of the last version of `ca.crt` that this server read and that contained a
