@@ -31,8 +31,8 @@ func (e *SupersededError) Error() string {
 // Unwrap returns objstore.ErrConflict.
 func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
 
-// maxGroups is the maximum size in bytes of the document of dynamic groups that a server writes. A document too large
-// to be read again would stop the shard.
+// maxGroups is the maximum size in bytes of the document of dynamic groups that a server writes. If the document became
+// too large for servers to read, the shard would stop.
 const maxGroups = config.MaxSize / 2
 
 // A RefusedError says which fields of a group are not acceptable, and why.
@@ -71,7 +71,7 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 			// fields have no effect. Drop them.
 			spec = spec.Override()
 		case spec.Deleted:
-			// The group is still being deleted. The caller's function must define it from an empty spec.
+			// The group is still being deleted. The function change must define the group from an empty spec.
 			spec = config.GroupSpec{}
 		}
 		if err := change(&spec, exists); err != nil {

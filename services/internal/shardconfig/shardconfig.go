@@ -53,8 +53,8 @@ type Applier interface {
 	// ApplyConfig puts a configuration in force, with all its merged groups.
 	ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group)
 	// ApplyGroups puts changed groups in force. groups holds all merged groups. changed lists the groups that differ
-	// from the last call. A group that is in changed but not in groups no longer exists. ApplyGroups runs within an
-	// operator's call and must not wait for the network.
+	// from the last call. A group that is in changed but not in groups no longer exists. An operator's request may wait
+	// for ApplyGroups, so it must not use the network.
 	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
 }
 
@@ -104,8 +104,8 @@ func (m *Manager) update(change func(*inForce)) {
 
 // Trial opens whatever a configuration needs and this server has not opened yet: the provider, the cluster's bucket,
 // the secrets store, the encryption keys. It does not put them to use. If this server cannot run with the
-// configuration, Trial returns the reason as an error. shard has its defaults filled in. applied means that a leader
-// has run with the configuration. An error then means that something is missing on this server.
+// configuration, Trial returns the reason as an error. The defaults in shard are filled in. If `applied` is true, a
+// leader has run with the configuration, and an error means that something is missing on this server.
 type Trial func(ctx context.Context, shard *config.Shard, applied bool) error
 
 // SetSigned sets the function that returns the State with the keys for the applied configuration. A trial opens these
@@ -144,7 +144,7 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	if err != nil {
 		return err
 	}
-	// Record as applied only a configuration that this process can run with: servers fall back to the applied one.
+	// Servers fall back to the applied configuration. So this process must not record one with which it cannot run.
 	if before != nil && !InPlace(before, m.Shard()) {
 		return ErrRestart
 	}
@@ -156,8 +156,8 @@ func (m *Manager) Lead(ctx context.Context, term uint64, applier Applier) error 
 	return nil
 }
 
-// Successor returns the newest configuration, with defaults filled in, if it is valid for the servers that will replace
-// this one, but not for this one. Otherwise it returns nil.
+// Successor returns the newest configuration if this server cannot run with it, but the servers that will replace this
+// one can. Otherwise it returns nil. The defaults are filled in.
 func (m *Manager) Successor() *config.Shard { return m.view().successor }
 
 // Pending returns the newest configuration, with defaults filled in, if it is valid and needs a restart of this server.
@@ -186,7 +186,7 @@ type candidate struct {
 	broken config.Problems
 }
 
-// parse parses a configuration and merges it with dynamic groups. applied means that a leader has run with it.
+// parse parses a configuration and merges it with dynamic groups. With `applied`, a leader has run with doc before.
 func (m *Manager) parse(doc objstore.Object, groups dynamic, applied bool) candidate {
 	c := candidate{doc: doc, groups: groups}
 	var problems config.Problems
@@ -205,8 +205,8 @@ func (m *Manager) parse(doc objstore.Object, groups dynamic, applied bool) candi
 	return c
 }
 
-// try runs the trial of a valid configuration that is not in force already. applied means that a leader has run with
-// it.
+// try runs the trial of a valid configuration that is not in force already. If `applied` is true, a leader has run with
+// the configuration.
 func (m *Manager) try(ctx context.Context, c *candidate, applied bool) {
 	current := m.view().current.Token
 	if c.err == nil && (current == "" || current != c.doc.Token) && m.trial != nil {

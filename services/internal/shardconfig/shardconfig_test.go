@@ -23,7 +23,8 @@ import (
 
 const shardName = "a"
 
-// document returns a valid configuration. more is inserted as a top-level member, template as part of the template t.
+// document returns a valid configuration. The text in `more` is inserted at the top level, the text in `template` into
+// the template t.
 func document(more, template string) string {
 	return fmt.Sprintf(`{
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
@@ -536,8 +537,8 @@ func TestConfigThatBreaksADynamicGroup(t *testing.T) {
 	}
 }
 
-// TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits an existing group is refused. A
-// leader without another configuration must use it, but must mark the group as refused.
+// TestConfigThatForbidsADynamicGroup checks that a configuration that no longer permits an existing group is refused.
+// If a leader has no other configuration, it must use this one, but must mark the group as refused.
 func TestConfigThatForbidsADynamicGroup(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
