@@ -14,7 +14,7 @@ type Report struct {
 	Message     string
 	Version     string
 	RuntimeHash string
-	// Files and Keys are nil if none of Files, Keys and Checks changed since the previous report.
+	// Files and Keys are nil if the files, key pairs and health checks are the same as in the previous report.
 	Files []FileState
 	Keys  []KeyState
 	// Checks are the health checks, sorted by name. It is nil if the agent runs none. ChecksVersion identifies the

@@ -22,7 +22,8 @@ const (
 	askSingly = 10
 	// askAtOnce is the maximum number of single calls that run at the same time.
 	askAtOnce = 20
-	// listPause is the minimum time between the end of one list call for questions and the start of the next.
+	// listPause is the minimum time between the end of one list call and the start of the next, if both answer
+	// questions.
 	listPause = 250 * time.Millisecond
 )
 
@@ -129,8 +130,8 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 	a.startSending(ctx)
 }
 
-// recordAnswers notes for each instance in ids that its question has ended, and whether the provider answered it. The
-// planner repeats an unanswered question after a backoff.
+// recordAnswers ends the questions about the instances in ids, and notes whether the provider answered them. The
+// planner asks again after a backoff if there was no answer.
 func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	unlisted, known := infra.UnlistedBy(err)
 	for _, id := range ids {

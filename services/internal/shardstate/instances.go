@@ -48,8 +48,8 @@ func (w *State) PutRecord(rec record.Instance, token objstore.Token) {
 	w.opts.Wake()
 }
 
-// settled removes an instance's reservation from the leftovers. A stray VM with this ID then no longer counts as a
-// pending create, so settled marks the VM's group as dirty. Call with mu held.
+// settled removes an instance's reservation from the leftovers. A stray VM of that instance counts as a pending create
+// only as long as the leftover exists. So settled marks the VM's group as dirty. Call with mu held.
 func (w *State) settled(id ident.ID) {
 	if _, left := w.leftovers[id]; !left {
 		return
@@ -186,8 +186,7 @@ func (w *State) Balanced(id ident.ID, in bool, began time.Time) {
 	})
 }
 
-// FilesSent records the hash of the runtime configuration whose files were last sent completely to the instance's
-// agent.
+// FilesSent records the hash of a runtime configuration after all its files were sent to the instance's agent.
 func (w *State) FilesSent(id ident.ID, hash string) {
 	w.change(id, func(i *instance) { i.plan.FilesSent = hash })
 }
@@ -205,8 +204,8 @@ func (w *State) change(id ident.ID, fn func(*instance)) {
 	}
 }
 
-// ExpectCreates changes the number of a group's running creates that have no ID yet by delta. It changes the number of
-// spot instances among them by spot.
+// ExpectCreates adds delta to the number of a group's running creates that have no ID yet. It adds `spot` to the number
+// of spot instances among them.
 func (w *State) ExpectCreates(key config.GroupKey, delta, spot int) {
 	w.mu.Lock()
 	if g := w.groups[key]; g != nil {

@@ -197,9 +197,9 @@ func (w *State) changeStray(providerID string, fn func(*stray)) {
 	w.mu.Unlock()
 }
 
-// ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. It is called for a
-// person, after the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. If
-// there is no orphan alert, ConfirmOrphans changes nothing.
+// ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. A person causes this
+// call after the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. If there
+// is no orphan alert, ConfirmOrphans changes nothing.
 func (w *State) ConfirmOrphans() []infra.VM {
 	w.mu.Lock()
 	var vms []infra.VM

@@ -97,7 +97,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
-	// A list does not change the strays if a list with a later start was recorded before.
+	// A list does not change the strays if the State already has the result of a list call that started later.
 	stranger := p.vm(p.newID(t), infra.Running)
 	p.Listed([]infra.VM{stranger}, nil, late.Add(2*time.Second))
 	p.Listed(nil, nil, late)

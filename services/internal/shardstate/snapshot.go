@@ -154,8 +154,8 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 	return health
 }
 
-// Planned stores what the group's next plan needs from this plan: the state of the unhealthy guard, why the group does
-// not have its size, and why its rollout waits. It publishes an event if one of these reasons changed.
+// Planned stores what the group's next plan needs from this plan: the state of the unhealthy guard, why the group has
+// too few or too many instances, and why its rollout waits. It publishes an event if one of these reasons changed.
 func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 	w.mu.Lock()
 	g := w.groups[key]
@@ -194,8 +194,8 @@ func (w *State) Plan(action plan.Action, work plan.Work) bool {
 	return w.Begin(action.Instance, work)
 }
 
-// Postpone moves a group's next plan to a later time. It does so only if that plan would just look for overdue reports,
-// and all these reports have arrived. Otherwise it returns ok false.
+// Postpone moves a group's next plan to a later time. It does so only if the plan's sole purpose is to look for overdue
+// reports, and no report is overdue. Otherwise ok is false.
 func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

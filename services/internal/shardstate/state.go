@@ -70,7 +70,8 @@ type group struct {
 	config.Group
 	instances []*instance // sorted by ID, without tombstones
 	pending   int         // creates that have no ID yet
-	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is copied to plan.Snapshot.
+	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is when the provider last
+	// refused a spot instance of the group.
 	pendingSpot   int
 	spotRefusedAt time.Time
 	backoff       plan.Backoff

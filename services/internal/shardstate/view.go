@@ -22,7 +22,7 @@ type InstanceView struct {
 	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
 	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
 	InfraDrift, RuntimeDrift bool
-	// Protected lists the instances that people protect from removal. All of them are in the group of this instance.
+	// Protected lists the instances of this instance's group that people protect from removal.
 	Protected []ident.ID
 }
 
