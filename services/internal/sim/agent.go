@@ -55,7 +55,7 @@ func (a *agent) pause(d *dice) time.Duration {
 	return d.between(longest/2, longest)
 }
 
-// boot starts the agent of a VM that now runs.
+// boot starts the agent of a VM that has just begun to run.
 func (f *fleet) boot(m *machine) {
 	w := f.world
 	m.agent.public = make(ed25519.PublicKey, ed25519.PublicKeySize)
@@ -236,8 +236,8 @@ func (f *fleet) befalls(m *machine, k Kind) bool {
 	return true
 }
 
-// versionDice returns the dice for the fault versionBad, or nil if the fault does not occur. All instances with the
-// infra configuration of m have the same dice.
+// versionDice returns a stream of random numbers for the fault versionBad, or nil if the fault does not occur. All
+// instances with the infra configuration of m share one stream.
 func (f *fleet) versionDice(m *machine) *dice {
 	rec := f.world.bucket.byID[m.id]
 	if rec == nil {

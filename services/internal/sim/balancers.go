@@ -98,10 +98,10 @@ func (p *people) spec(key config.GroupKey) *spec {
 // asksBalancers reports whether load_balancer_health is set in the configuration that people want for the group.
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
-// asked returns a group, and whether the simulation can check the leader's use of load balancer verdicts in it. It can
-// if the group has load_balancer_health, but not for a minute after the server was paused or the configuration changed.
-// Once people have changed the load balancers of any group, asked always returns false, because the leader then forgets
-// verdicts.
+// asked returns a group, and whether the simulation can check the leader's use of load balancer verdicts in it. The
+// result is true only if the group has load_balancer_health. It is false for a minute after a pause of the server or a
+// change of the configuration. It is false for good once people have changed the load balancers of any group, because
+// the leader then forgets verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world
@@ -110,8 +110,8 @@ func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 }
 
 // checkRefused checks the removal of an instance that its load balancer calls unhealthy. The leader must have received
-// two such answers in a row. At most max_unhealthy of the group may be unhealthy. For this limit, an instance is
-// unhealthy if it was healthy before and the leader has known the verdict for a minute.
+// two such answers in a row. At most max_unhealthy of the group's instances may be refused. An instance counts as
+// refused if it was healthy before and the leader has known the verdict for a minute.
 func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 	group, ok := t.asked(key)
 	if !ok {

@@ -309,7 +309,7 @@ func (w *World) checkRecordAtRest(t *term, d *document) {
 	case d.removed || d.State == record.Deleted:
 	case d.State == record.Reserved:
 		// Ignore a reservation that took effect after this leader read the bucket, or that a stale list omitted. This
-		// leader cannot know of it, and the next leader will settle it.
+		// leader cannot know of the reservation, and the next leader will use or remove it.
 		if d.ReservedTerm != w.highest && w.rates.of[bucketStale] == 0 && d.since.Before(t.began) {
 			w.fail(ruleAtRest, "reservation %s of term %d was never settled", d.ID, d.ReservedTerm)
 		}

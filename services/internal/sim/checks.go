@@ -7,8 +7,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// checkFailing checks that failing health checks remove at most max_unhealthy of a group. It counts only failures that
-// the leader has known for a minute.
+// checkFailing checks the removal of an instance for its health check: health checks may fail on at most max_unhealthy
+// of the group. It counts only failures that the leader has known for a minute.
 func (w *World) checkFailing(t *term, key config.GroupKey, d *document) {
 	group, ok := t.groups[key]
 	if !ok {

@@ -121,8 +121,8 @@ func (t *term) Forget(ctx context.Context, key config.GroupKey) error {
 	return t.manage(func(m *shardconfig.Manager) error { return m.Forget(ctx, key) })
 }
 
-// size returns the smallest and the largest size that a group had within the last minute, as this leader knows it.
-// Actions from the previous configuration may still be in progress.
+// size returns the smallest and the largest size of a group in the last minute, by the configurations that this leader
+// had in that time. Actions from the previous configuration may still be in progress.
 func (t *term) size(key config.GroupKey) (least, most int) {
 	now := t.server.world.sched.now
 	sizes := func(groups map[config.GroupKey]config.Group) {

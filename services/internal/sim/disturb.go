@@ -35,8 +35,8 @@ type lurking struct {
 	fire  func()
 }
 
-// loadUnseen is the name of a leader's operation, which loads the records in the bucket that differ from those that the
-// leader knows.
+// loadUnseen is the name of the operation in which a leader loads records that it does not have yet, or has in another
+// version.
 const loadUnseen = "load unseen records"
 
 // lurksFor names the operations that faults wait for.

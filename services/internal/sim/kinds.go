@@ -204,7 +204,7 @@ func (w *World) drawRates() rates {
 	return r
 }
 
-// pick returns a random kind from ofTimes, or "" if this World has none of them.
+// pick returns a random one of the kinds in the list ofTimes, or "" if this World has none of them.
 func (r *rates) pick(d *dice) Kind {
 	at := d.Float64() * r.total
 	for _, o := range ofTimes {

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// TestFindBrokenRule simulates one seed after the other, beginning with SIM_FIRST. It stops after the real time
-// SIM_HUNT, and reports the first broken rule. TestMutants runs it in a binary with a deliberate bug.
+// TestFindBrokenRule simulates one seed after the other, beginning with SIM_FIRST. It stops when a real time of
+// SIM_HUNT has passed, and reports the first broken rule. TestMutants runs it in a binary with a deliberate bug.
 func TestFindBrokenRule(t *testing.T) {
 	limit, err := time.ParseDuration(os.Getenv("SIM_HUNT"))
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// operator simulates nstance-operator. It watches the leader's instances and drains the nodes of instances that are
-// being deleted. The stream ends when the leader ends or when a fault cuts it. The operator then lists the instances
-// and watches again.
+// operator simulates nstance-operator. It watches the leader's instances over a stream, and drains the nodes of
+// instances that are being deleted. The stream ends when the leader ends or when a fault cuts it. The operator then
+// lists the instances and watches again.
 type operator struct {
 	world     *World
 	term      *term     // of the leader that it watches; nil: none
@@ -115,8 +115,7 @@ func (t *term) hasty(d *document) (left time.Duration, hasty bool) {
 	return left, ok && left > 2*wallSkew && !w.people.drained[d.ID]
 }
 
-// announceable is the shortest drain time with which the event of the drain certainly reaches the operators before the
-// deadline.
+// announceable is the shortest drain time for which operators certainly receive the drain event before the deadline.
 const announceable = 2*wallSkew + time.Second
 
 // unaware reports whether the operator has missed a drain event for an instance. It returns false if the operator was

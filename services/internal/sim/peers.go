@@ -124,7 +124,8 @@ func (s *server) connect(leader *process) {
 	l.keepAlive()
 }
 
-// keepAlive closes a connection on both sides when it stops carrying messages.
+// keepAlive checks a connection again and again. It closes both sides if two checks in a row find that the network is
+// cut or a process is paused.
 func (l *link) keepAlive() {
 	l.world.sched.after(keepalive, func() {
 		switch {

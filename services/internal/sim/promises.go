@@ -198,7 +198,8 @@ func (w *World) checkPromise(s *server) {
 	}
 }
 
-// checkProof checks a proof of leadership: the server must have led at some moment between its request and the answer.
+// checkProof checks a proof of leadership that a server asked for: the server must have led at some moment since the
+// time asked.
 func (w *World) checkProof(s *server, asked time.Duration) {
 	if s.term == nil {
 		return
@@ -217,8 +218,8 @@ func (w *World) checkProof(s *server, asked time.Duration) {
 }
 
 // takeOverTime returns the longest permitted time from the end of all faults until a server leads and has loaded its
-// shard. It is two short leases plus a wait. How long a server other than the heir must wait depends on the current
-// lock.
+// shard. It is two short leases plus the time that the new leader must wait before it takes the lock. That time depends
+// on the current lock, and is shorter for the heir.
 func (w *World) takeOverTime() time.Duration {
 	soon := 2*w.lease + 30*time.Second
 	if v := &w.lock; v.there && !v.Released {

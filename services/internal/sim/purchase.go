@@ -38,8 +38,8 @@ func shareOf(p config.Purchase, size int, spot bool) int {
 }
 
 // checkPurchase checks whether a new VM may be bought as a spot instance or on demand. A group without purchase options
-// buys no spot instance. A group with purchase options buys only as many spot instances as they permit. If the options
-// have no fallback, they also limit the on-demand instances. Both limits are higher by the number of replacements that
+// buys no spot instance. A group with purchase options buys only as many spot instances as the options permit. If the
+// options have no fallback, they also limit the on-demand instances. The limits leave room for the replacements that
 // the group may have in progress.
 func (w *World) checkPurchase(t *term, key config.GroupKey, tags infra.Tags) {
 	g, ok := t.groups[key]

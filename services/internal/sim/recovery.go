@@ -94,8 +94,7 @@ func (t *term) knowsDown(m *machine, since time.Time) bool {
 }
 
 // grantRecovery gives the silent or failing instances time to recover if their number exceeds limit, and if they are at
-// least four fifths of the running instances. With a smaller share, there may have been no fault: a scale-down also
-// lowers the limit.
+// least four fifths of the running instances. A lower share does not prove a fault: a scale-down also lowers the limit.
 func (t *term) grantRecovery(s *share, limit int) {
 	if len(s.down) <= limit || 5*len(s.down) < 4*s.running {
 		return

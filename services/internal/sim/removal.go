@@ -165,16 +165,16 @@ func (w *World) checkOrphan(s *server, d *document) {
 }
 
 // remaining returns how many instances of a group will remain when this leader's decisions are carried out. It counts
-// only the instances for which the function counts returns true.
+// only instances for which the function `counts` returns true.
 func (w *World) remaining(t *term, key config.GroupKey, counts func(*document) bool) int {
 	n := 0
 	for _, d := range w.bucket.order {
 		// Count the VM of a reservation that an earlier leader left, as this leader does (planning rule 34).
 		m := w.fleet.byInstance[d.ID]
 		adopted := d.State == record.Reserved && m != nil && m.key == key && !m.onDemand && m.alive()
-		// Count an instance whose deletion this leader could not know when it planned. Either an earlier leader wrote
-		// the deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an
-		// instance if another write took the revision with which this leader wanted to record the deletion.
+		// Also count an instance whose deletion this leader did not know when it planned: an earlier leader wrote the
+		// deletion after this leader read the bucket, or the bucket has not acknowledged it yet. Also count an instance
+		// if this leader's write of the deletion failed, because another write came first.
 		unseen := d.State == record.Deleting && (t.unseen(d) || t.deleting[d.ID] > 0)
 		stays := unseen || d.stays() && counts(d)
 		if (adopted && counts(d) || stays && !d.OnDemand && d.key() == key) && t.marked[d.ID] <= d.Revision {

@@ -98,7 +98,7 @@ func (s *server) start() {
 	w.sched.after(0, func() { s.give(election.Tick{}) })
 }
 
-// machine returns the provider's ID of the machine that this life of the server runs on.
+// machine returns the provider's ID of the machine on which the server's present process runs.
 func (s *server) machine() string { return "machine-" + s.process.name }
 
 // kill ends the process as kill -9 does. The machine keeps running unless terminated is true.
@@ -235,10 +235,10 @@ func (s *server) deafen(d time.Duration) {
 	}
 }
 
-// io runs one request of the election and gives the result to the elector, unless the server restarts before that. If
-// the request takes longer than limit on the server's clock, the elector gets `given` instead. The request may still
-// take effect. The function request may call answered when the bucket has answered and only other work is left. That
-// stops the time limit.
+// io runs one request of the election and gives the result to the elector. It gives nothing if the server restarts
+// first. If the request takes longer than limit on the server's clock, the elector gets the input `given` instead of
+// the result. The request may still take effect. The function request may call `answered` to stop the time limit. It
+// does so when the bucket has answered and only other work is left.
 func (s *server) io(name string, limit time.Duration, given election.Input,
 	request func(answered func()) election.Input) {
 	life, over := s.lives, false

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Shrunk is the smallest set of faults that Shrink has found with which the seed still breaks the same rule.
+// Shrunk is the result of Shrink: the smallest set of faults found that still breaks the same rule.
 type Shrunk struct {
 	Seed   uint64
 	Err    *Broken

@@ -28,10 +28,10 @@ const (
 // TestWorlds simulates runs, several in parallel. Without variables, it uses a fixed set of seeds.
 //
 //   - SIM_SEED selects one seed and prints its log. SIM_ONLY selects some of its faults.
-//   - SIM_DURATION simulates random seeds for that (real) time.
-//   - SIM_WORLDS simulates that number of seeds, from SIM_FIRST on.
-//   - SIM_SWARM simulates that number of seeds, from SIM_FIRST or a random seed on. It prints the progress, and shrinks
-//     the first failing schedule of each rule.
+//   - SIM_DURATION is the real time for which random seeds are simulated.
+//   - SIM_WORLDS is the number of seeds to simulate, from SIM_FIRST on.
+//   - SIM_SWARM is the number of seeds to simulate, from SIM_FIRST or a random seed on. The test then prints the
+//     progress, and shrinks the first failing schedule of each rule.
 //   - SIM_DISRUPTION=1 simulates shorter runs in which all groups have windows and max_per_hour.
 func TestWorlds(t *testing.T) {
 	if seed, ok := number(t, "SIM_SEED"); ok {

@@ -239,7 +239,7 @@ func (s *server) state(env tasks.Env) *clusterstate.State {
 		Now:     env.Now, Rand: env.Rand, Sleep: env.Sleep, ForEach: env.ForEach})
 }
 
-// newManager returns a configuration manager for a new life of the server.
+// newManager returns a configuration manager for a new process of the server.
 func (s *server) newManager() *shardconfig.Manager {
 	none := func() {}
 	env := s.world.sched.env(s.process, s.wallSkew, none, none)

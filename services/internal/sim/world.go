@@ -41,8 +41,8 @@ type Options struct {
 	Log func(format string, args ...any)
 	// Only, if not nil, holds the IDs of the faults that may occur. It changes nothing else in the run.
 	Only map[uint64]bool
-	// trap lets a test fail the run on purpose. It gets the numbers of faults so far. If it returns true, the run fails
-	// with ruleSimulator.
+	// trap lets a test fail the run on purpose. Its argument has the number of faults of each kind so far. If trap
+	// returns true, the run fails with ruleSimulator.
 	trap func(counts map[Kind]int) bool
 }
 
@@ -233,7 +233,7 @@ func (w *World) converge(broken func() bool) {
 	}
 }
 
-// settled is how long nothing may happen at the end of a run.
+// settled is the length of the final phase of a run, in which nothing may happen.
 const settled = 5 * time.Minute
 
 // end cancels every coroutine.
