@@ -32,7 +32,7 @@ type Peer struct {
 	// Number identifies the connection. It increases with each connection of a [Source].
 	Number uint64
 
-	// problem says why the certificate does not identify a client of this cluster, although the CA issued it.
+	// problem says what is wrong with the client's certificate. It is nil if nothing is wrong.
 	problem error
 	conn    net.Conn
 }
@@ -79,11 +79,11 @@ type serverCredentials struct {
 	role   authority.Role
 	// registrations limits the connections of each address to the registration port; nil on other ports.
 	registrations *rateLimiter[netip.Addr]
-	// clients limits the open connections, and handshakes the new connections, of each client certificate. Both are nil
-	// on the registration port.
+	// For each client certificate, `clients` limits the open connections and `handshakes` the rate of new connections.
+	// Both are nil on the registration port.
 	clients    *clients
 	handshakes *rateLimiter[authority.Identity]
-	// bytes limits the bytes that the server reads per client certificate; on the registration port, per address.
+	// bytes limits the bytes that the server reads: per client certificate, or per address on the registration port.
 	// foreignBytes limits the bytes that it reads per address on connections with a certificate for another port.
 	bytes, foreignBytes *rateLimiter[any]
 }

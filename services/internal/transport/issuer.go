@@ -35,9 +35,10 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 		Trust: i.Trust}, nil
 }
 
-// Reissue issues once more the certificate to which ref refers, for a client that did not receive it. The client's
-// record does not change. ok is false if Reissue cannot make the same certificate, if half of the certificate's
-// lifetime has passed, or if a CA rotation has changed the CA or the bundle since. The caller then issues a new one.
+// Reissue makes the certificate to which ref refers again, for a client that did not receive it. The client's record
+// does not change. ok is false if Reissue cannot make the same certificate, if half of the certificate's lifetime has
+// passed, or if a CA rotation has changed the CA or the bundle after the issue. The caller then issues a new
+// certificate.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL

@@ -23,7 +23,8 @@ import (
 const (
 	// maxMessage is the largest message that a server sends: a file of 1 MiB, or the list of a group's instances.
 	maxMessage = 4 << 20
-	// A connection without traffic for pingAfter gets a ping, and is closed if no answer arrives within pingTimeout.
+	// If a connection has no traffic for pingAfter, the server sends a ping. It closes the connection if no answer
+	// arrives within pingTimeout.
 	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
 	// handshakeTimeout limits the total time for the TLS handshake and HTTP/2's preface.
 	handshakeTimeout = 10 * time.Second
@@ -42,14 +43,14 @@ type portLimits struct {
 	streams uint32
 	// connections is the limit of open connections per client certificate.
 	connections int
-	// handshakesPerSecond is the rate, and handshakeBurst the size, of each client certificate's token bucket for
-	// handshakes.
+	// Each client certificate has a token bucket for handshakes. handshakesPerSecond is its rate, and handshakeBurst is
+	// its size.
 	handshakesPerSecond rate.Limit
 	handshakeBurst      int
-	// bytesPerSecond is the rate, and byteBurst the size, of a token bucket for bytes that the server reads. Each
-	// client certificate has one, and each address without a certificate. The buckets limit processor time: small
-	// HTTP/2 frames cost much more time to read than to send. With 64 KiB a client can open and reset about a thousand
-	// streams, which costs the server 50 ms of one core.
+	// Each client certificate has a token bucket for the bytes that the server reads. A client without a certificate
+	// has one for its address. bytesPerSecond is the rate, and byteBurst the size. The buckets limit processor time:
+	// small HTTP/2 frames cost much more time to read than to send. With 64 KiB a client can open and reset about a
+	// thousand streams, which costs the server 50 ms of one core.
 	bytesPerSecond rate.Limit
 	byteBurst      int
 	// idle, age and grace limit how long a connection stays open; zero is no limit. See keepalive.ServerParameters.

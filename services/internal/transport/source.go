@@ -1,9 +1,9 @@
 // Package transport identifies the other end of each connection: it issues the server's own certificate, verifies
 // client certificates, admits only the role that a port is for, and limits connections.
 //
-// Invariant: behind [ServerOptions], a handler gets calls only from clients with a certificate that the cluster's CA
-// issued for the port's role. The client may act only for the identity in its certificate. TLS 1.3 is required.
-// Sessions are never resumed, so every connection shows its certificate.
+// Invariant: in a server with [ServerOptions], a handler gets calls only from clients with a certificate that the
+// cluster's CA issued for the port's role. The client may act only for the identity in its certificate. TLS 1.3 is
+// required. Sessions are never resumed, so every client sends its certificate on every connection.
 package transport
 
 import (
@@ -29,8 +29,8 @@ const RenewalGrace = 30 * 24 * time.Hour
 type Options struct {
 	// Identity of this server: role, cluster, shard, server.
 	Identity authority.Identity
-	// Hosts are the names and addresses at which clients reach the server: its advertised ones and the leader address
-	// of the shard.
+	// Hosts are the names and addresses at which clients reach the server: those that the server advertises, and the
+	// leader address of the shard.
 	Hosts []string
 	CA    authority.CA
 	// Bundle holds the CA certificates that may have issued client certificates.
@@ -69,7 +69,8 @@ func NewSource(options Options) (*Source, error) {
 	return s, nil
 }
 
-// SetCA sets the CA and the bundle that verifies clients, for all later connections.
+// SetCA sets the CA that issues this server's certificate, and the bundle against which the server verifies clients.
+// Both apply to later connections.
 func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
 	roots := authority.NewPool(bundle)
 	s.mu.Lock()
@@ -82,7 +83,7 @@ func (s *Source) SetCA(ca authority.CA, bundle []*x509.Certificate) error {
 	return nil
 }
 
-// CAExpires returns when the CA that issues certificates expires.
+// CAExpires returns the expiry time of the CA that issues this server's certificates.
 func (s *Source) CAExpires() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
