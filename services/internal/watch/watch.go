@@ -118,8 +118,8 @@ func (s *Subscription[K, V]) wake() {
 	}
 }
 
-// Slow returns a channel that is closed once the reader has fallen behind. It is for a reader that waits for something
-// other than Next.
+// Slow returns a channel that is closed once the reader has fallen behind. A reader that waits for other events cannot
+// call Next meanwhile, and uses this channel.
 func (s *Subscription[K, V]) Slow() <-chan struct{} { return s.slow }
 
 // Next returns the next event. It waits for one until ctx ends. Only one goroutine may call Next at a time.
