@@ -71,7 +71,8 @@ func hermeticCLI(dir string) error {
 		os.Setenv("TF_CLI_CONFIG_FILE", file))
 }
 
-// Acceptance skips a test unless TF_ACC is set, like the acceptance tests of the plugin framework.
+// Acceptance skips a test if the environment variable TF_ACC is not set. The plugin framework does the same in its
+// acceptance tests.
 func Acceptance(t *testing.T) {
 	t.Helper()
 	if os.Getenv(resource.EnvTfAcc) == "" {

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { acctest.Main(m) }
 
-// TestAccExampleLocal applies examples/local, the configuration of `make up`. A second plan must contain no changes. A
-// plan with another greeting must contain the push of files. Destroy must leave nothing in the bucket.
+// TestAccExampleLocal applies examples/local, the configuration of `make up`. A second plan must contain no changes. If
+// the greeting changes, the plan must push the files again. Destroy must leave nothing in the bucket.
 func TestAccExampleLocal(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.S3(t)

@@ -141,8 +141,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// Reconfigure applies change to the text of the shard's configuration, and waits until the leader has applied the new
-// configuration.
+// Reconfigure edits the text of the shard's configuration with the Replacer, and waits until the leader has applied the
+// new configuration.
 func (s *Server) Reconfigure(change *strings.Replacer) {
 	s.t.Helper()
 	body, _, err := s.b.State(s.t).ReadConfig(context.Background(), Shard)

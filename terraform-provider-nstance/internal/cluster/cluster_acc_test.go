@@ -394,7 +394,7 @@ resource "nstance_secret" "test" {
 			{Config: with(newKey, 1), PlanOnly: true},
 			{Config: with(acctest.NewKey(), 2), PlanOnly: true, ExpectError: refused},
 			// The version is new, but the key is the one that seals the secrets now. The plan must fail, because the
-			// apply may get another key from the same source. It could then not open the secrets.
+			// apply may get another key from the same source. The apply could then not open the secrets.
 			{Config: with(newKey, 2), PlanOnly: true, ExpectError: refused},
 			{Config: with("too short", 2), ExpectError: regexp.MustCompile(`Invalid encryption key`)},
 			{Config: with(newKey, 1), Check: sealedWith(t, b, newKey, 3)},

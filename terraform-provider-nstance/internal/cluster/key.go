@@ -60,8 +60,8 @@ func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error)
 	return keyring.Ring{Current: key, Old: slices.DeleteFunc(slices.Clone(ring.Keys()), key.Equal)}, err
 }
 
-// reseal seals all secrets of the cluster with the encryption key in config. To open them, it uses the key from the
-// source in `before`, the Terraform state, and the keys in the provider's settings.
+// reseal seals all secrets of the cluster with the encryption key in config. It opens them with the keys in the
+// provider's settings, and with the key from the source in `before`. `before` is the Terraform state.
 func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	ring, err := r.ring(ctx, config)
 	if err != nil {
@@ -133,7 +133,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 }
 
 // lastingKeys returns the keys that can be read now and will certainly be readable during the apply. It leaves out
-// encryption_key_wo if that is still the key that seals the secrets: the apply may overwrite it. The error names the
+// encryption_key_wo while the secrets are sealed with it, because the apply may overwrite it. The error names the
 // sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
 	ring, err := r.bucket.Ring(ctx)

@@ -93,7 +93,8 @@ func badKey(err error) diag.Diagnostic {
 }
 
 // ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster. It
-// refuses a new encryption key if the old key is not available. It plans a replacement of the CA that is due.
+// refuses a new encryption key if the old key is not available. If the replacement of the CA is due, ModifyPlan adds it
+// to the plan.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	if req.State.Raw.IsNull() {
 		return
@@ -173,8 +174,8 @@ func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config
 	return err
 }
 
-// knownCA returns a function that reads the trust bundle without the encryption key. The CA in m, the Terraform state,
-// must have signed the bundle. After an import, the state has no CA, and the function does not check the signature.
+// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the
+// CA in the Terraform state m. After an import, the state has no CA, and the function does not check the signature.
 func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
 	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
 	if err != nil {
@@ -342,8 +343,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	}
 }
 
-// remove deletes the operators, the secrets and the CA of the cluster, and last the sealed CA key. After an
-// interruption, the CA's certificate can therefore still be derived from the CA key.
+// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last: after an
+// interruption, the CA's certificate can still be derived from that key.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
 	store, err := r.bucket.Store(ctx)
 	if err != nil {
