@@ -142,7 +142,7 @@ func (f *Fleet) created(vm *VM) {
 	})
 }
 
-// see tells the leader what the provider answered about one VM.
+// see gives the leader the provider's answer about one VM.
 func (f *Fleet) see(vm *VM, asked time.Time) {
 	vm.Instance, _ = plan.ApplyProviderAnswer(vm.Instance, plan.ProviderAnswer{Asked: asked, State: vm.Truth,
 		Absent: vm.Truth == plan.ProviderUnknown})
@@ -180,7 +180,7 @@ func (f *Fleet) lose(vm *VM) {
 	}
 }
 
-// Stop stops a machine without a request. The provider keeps the VM.
+// Stop stops a VM without a delete call. The stopped VM still exists at the provider.
 func (f *Fleet) Stop(vm *VM) {
 	vm.Truth = plan.ProviderStopped
 	f.lose(vm)
@@ -199,7 +199,7 @@ func (f *Fleet) Mend(vm *VM) {
 	vm.reportFrom = f.Now
 }
 
-// Notice announces that the cloud will take the VM away at the deadline.
+// Notice announces that the cloud will take the VM away after the duration `deadline`.
 func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
 	f.refresh(vm)
 	if !vm.Notice && plan.Counts(&vm.Instance) {

@@ -262,8 +262,8 @@ func (f *Fleet) Calm() {
 	}
 }
 
-// Settled describes what has not converged after the faults have ended. It returns "" if the group has its size, every
-// instance is healthy and current, and no work is in progress.
+// Settled describes what has not converged after the faults have ended. It returns "" if the group has as many
+// instances as its size, every instance is healthy and current, and no work is in progress.
 func (f *Fleet) Settled() (wrong string) {
 	f.Snapshot()
 	managed := 0
