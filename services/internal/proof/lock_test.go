@@ -410,7 +410,7 @@ func (w *weather) change() {
 	}
 }
 
-// nothing returns the fault weights of a path to the bucket on which no request is answered.
+// nothing returns fault weights for a path to the bucket. With them, no request on the path is answered.
 func (w *weather) nothing() map[fault]int {
 	return map[fault]int{[]fault{cut, halfOpen, lost, late}[w.rng.IntN(4)]: 1}
 }
