@@ -33,7 +33,7 @@ func checkClaims(req *nstancev1.RegisterAgentRequest) error {
 	return nil
 }
 
-// agent registers an instance's agent. proof shows on which VM it runs.
+// agent registers an instance's agent. proof shows on which VM the agent runs.
 func (c *call) agent(proof []byte) (certificate, error) {
 	if c.claims.Shard != c.leader.Shard {
 		return certificate{}, status.Errorf(codes.PermissionDenied, "nonce: is for shard %s, this is %s",

@@ -111,7 +111,7 @@ func (s *Service) RegisterOperator(ctx context.Context, req *nstancev1.RegisterO
 		OperatorId: cert.id.String()}, nil
 }
 
-// certificate is the certificate in the answer to a client, with the CA bundle.
+// certificate is the content of the answer to a client: the client's certificate and the CA bundle.
 type certificate struct {
 	pem, bundle []byte
 	notAfter    time.Time
