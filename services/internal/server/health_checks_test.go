@@ -24,7 +24,7 @@ func (quietMachine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) 
 	return &nstancev1.Metrics{}, time.Hour
 }
 
-// checkedFleet runs a real agent for each VM. The test can make their health check fail.
+// checkedFleet runs a real agent for each VM. The test can make the agents' health check fail.
 type checkedFleet struct {
 	shard *testShard
 	ctx   context.Context

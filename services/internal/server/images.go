@@ -86,7 +86,7 @@ func (b *imageBook) found(shard *config.Shard) map[string]string {
 	return out
 }
 
-// noteImages stores in the State the current image ID of each group with on_image_change.
+// noteImages tells the State the current image ID of each group with on_image_change.
 func (s *server) noteImages(l *leadership, groups map[config.GroupKey]config.Group) {
 	found := l.images.found(s.manager.Shard())
 	images := map[config.GroupKey]string{}

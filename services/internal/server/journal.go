@@ -46,7 +46,8 @@ func (s *server) recordStored(cluster string) func([]record.Event) {
 	}
 }
 
-// logEvent logs an event with its time, which is a little earlier than that of the log line.
+// logEvent logs an event. The log line contains the time of the event, which is a little earlier than the time of the
+// line.
 func logEvent(log *slog.Logger, e *record.Event) {
 	attrs := []slog.Attr{slog.String("kind", string(e.Kind)), slog.Time("at", e.At)}
 	for _, a := range []struct{ name, value string }{{"tenant", e.Tenant}, {"group", e.Group}, {"instance", e.Instance},

@@ -189,7 +189,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	)
 }
 
-// act runs the leader's tasks until the term ends. Before that, TakeOver must have loaded the shard's state.
+// act runs the leader's tasks until the term ends. The caller has already loaded the shard's state with TakeOver.
 func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-chan struct{}) error {
 	leader := l.leader
 	s.leading.Store(l)

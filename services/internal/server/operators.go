@@ -48,7 +48,7 @@ type eventFanout struct {
 	metrics *metrics.Server
 	journal *journal.Journal
 	forget  func(ident.ID)
-	// removeUserdata is called for each instance whose agent registered.
+	// removeUserdata is called for each instance whose agent has registered.
 	removeUserdata func(ident.ID)
 }
 

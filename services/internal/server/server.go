@@ -124,8 +124,8 @@ func (s *server) main(ctx context.Context) error {
 	return err
 }
 
-// linger waits before a failed server exits under a supervisor (systemd sets INVOCATION_ID, systemd.exec(5)), so that
-// many servers do not restart at the same time. Without a supervisor it does not wait.
+// linger delays the exit of a failed server, so that many servers do not restart at the same time. It waits only under
+// a supervisor. systemd sets INVOCATION_ID for that (systemd.exec(5)).
 func (s *server) linger(ctx context.Context) {
 	if s.cfg.Supervised {
 		low, high := 10*time.Second, 40*time.Second
