@@ -8,8 +8,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// InPlace reports whether a running server can replace the configuration `a` by `b` without a restart. The defaults
-// must be filled in in both.
+// InPlace reports whether a running server can replace the configuration `a` by `b` without a restart. Both must
+// contain their defaults.
 func InPlace(a, b *config.Shard) bool { return len(config.Restarting(a, b)) == 0 }
 
 // GroupETag returns an identifier of a group's definition, for conditional changes. It covers every field that a call

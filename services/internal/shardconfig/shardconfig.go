@@ -54,7 +54,7 @@ type Applier interface {
 	ApplyConfig(shard *config.Shard, groups map[config.GroupKey]config.Group)
 	// ApplyGroups puts changed groups in force. groups holds all merged groups. changed lists the groups that differ
 	// from the last call. A group that is in changed but not in groups no longer exists. An operator's request may wait
-	// for ApplyGroups, so it must not use the network.
+	// for ApplyGroups, so ApplyGroups must not use the network.
 	ApplyGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey)
 }
 
@@ -186,7 +186,7 @@ type candidate struct {
 	broken config.Problems
 }
 
-// parse parses a configuration and merges it with dynamic groups. With `applied`, a leader has run with doc before.
+// parse parses a configuration and merges it with dynamic groups. If `applied` is true, a leader has run with doc.
 func (m *Manager) parse(doc objstore.Object, groups dynamic, applied bool) candidate {
 	c := candidate{doc: doc, groups: groups}
 	var problems config.Problems

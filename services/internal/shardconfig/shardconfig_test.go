@@ -160,7 +160,7 @@ func TestLeadAppliesAndRecords(t *testing.T) {
 }
 
 // TestCertificateLongerThanTheLimit checks a configuration with a certificate whose ttl exceeds the limit. An older
-// version of Nstance accepted such a ttl. It must not stop a shard, even after another part of the configuration has
+// version of Nstance accepted such a ttl. The configuration must not stop a shard, even after another part of it has
 // changed.
 func TestCertificateLongerThanTheLimit(t *testing.T) {
 	long := func(size int) string {

@@ -122,8 +122,8 @@ func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	}
 }
 
-// TestConfigurationForSuccessors checks that a configuration for servers that replace this one is neither applied nor
-// refused, even by a process that starts and cannot run with it.
+// TestConfigurationForSuccessors checks a configuration for servers that will replace this one. It must be neither
+// applied nor refused, even by a process that starts with it and cannot run with it.
 func TestConfigurationForSuccessors(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
