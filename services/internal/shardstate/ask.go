@@ -22,7 +22,7 @@ const (
 	askSingly = 10
 	// askAtOnce is the maximum number of single calls that run at the same time.
 	askAtOnce = 20
-	// listPause is the minimum time between the end of one list call and the start of the next, if both answer
+	// listPause is the minimum time between the end of one list call and the start of the next, if both calls answer
 	// questions.
 	listPause = 250 * time.Millisecond
 )

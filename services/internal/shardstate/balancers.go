@@ -36,10 +36,10 @@ func (w *State) Members() (members []Member) {
 	return members
 }
 
-// SetVerdicts records the verdicts of load balancers in one round of questions, which started at the time asked. It
-// ignores the verdict on an instance that the leader registered with the load balancers after that time: the load
-// balancers may have been other ones before. All verdicts of a round are recorded in one step, so that no plan uses
-// only a part of them.
+// SetVerdicts records the verdicts of load balancers in one round of questions, which started at the time `asked`. It
+// ignores a verdict if the leader has registered the instance with its load balancers after that time: the verdict may
+// come from other load balancers. All verdicts of a round are recorded in one step, so that no plan uses only a part of
+// them.
 func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
 	now := w.opts.Now()
 	var events []InstanceEvent

@@ -146,7 +146,7 @@ func (w *State) publishResolved(over []ErrorEvent) {
 	}
 }
 
-// Standing returns the unresolved errors of one tenant and those of the shard as a whole, in no order.
+// Standing returns the unresolved errors of one tenant and those of the shard as a whole, in no particular order.
 func (w *State) Standing(tenant string) []ErrorEvent {
 	w.mu.Lock()
 	defer w.mu.Unlock()

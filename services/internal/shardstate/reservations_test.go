@@ -11,7 +11,7 @@ import (
 )
 
 // TestReservationsOfATerminatingShard checks that a terminating shard keeps no reservations. A client that destroys the
-// shard waits until it has none.
+// shard waits until the shard has no reservations.
 func TestReservationsOfATerminatingShard(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	woken := 0

@@ -1,8 +1,8 @@
 // Package shardstate holds the leader's view of its shard. It merges information from the bucket, the provider and the
 // agents into one State. The planner gets copies of parts of the State, the snapshots.
 //
-// Invariant: a State belongs to one term of one leader and is discarded with it. It performs no writes and makes no
-// decisions. Every change marks the affected group as dirty and wakes the reconciler.
+// Invariant: a State belongs to one term of one leader and is discarded with the term. It performs no writes and makes
+// no decisions. Every change marks the affected group as dirty and wakes the reconciler.
 package shardstate
 
 import (
@@ -80,8 +80,8 @@ type group struct {
 	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
 	// package plan).
 	rolloutFailures int
-	// image is the ID that a lookup found for the group's image. imageFor is the hash of the infrastructure
-	// configuration for which it was looked up.
+	// image is the ID that a lookup found for the group's image. The lookup belongs to the infrastructure configuration
+	// with the hash imageFor.
 	image, imageFor  string
 	blocked, rollout string // why the group is not at its size, and why its rollout waits
 	// blockedUntil is copied from plan.Decision.
