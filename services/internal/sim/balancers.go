@@ -99,9 +99,9 @@ func (p *people) spec(key config.GroupKey) *spec {
 func (g *spec) asksBalancers() bool { return g.asks && len(g.balancers) > 0 }
 
 // asked returns a group, and whether the simulation can check the leader's use of load balancer verdicts in it. The
-// result is true only if the group has load_balancer_health. It is false for a minute after a pause of the server or a
-// change of the configuration. It is false for good once people have changed the load balancers of any group, because
-// the leader then forgets verdicts.
+// second result is true only if the group has load_balancer_health. It is false for a minute after a pause of the
+// server or a change of the configuration. It stays false once people have changed the load balancers of any group,
+// because the leader then forgets verdicts.
 func (t *term) asked(key config.GroupKey) (config.Group, bool) {
 	g, ok := t.groups[key]
 	w := t.server.world

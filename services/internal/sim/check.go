@@ -67,7 +67,7 @@ func (w *World) checkMutation(s *server, call mock.Call) {
 	}
 }
 
-// restless reports whether the final phase, in which nothing may happen, has begun.
+// restless reports whether the final phase of the run has begun. Nothing may happen in that phase.
 func (w *World) restless() bool { return !w.restAt.IsZero() && w.sched.now.After(w.restAt) }
 
 // checkCreate checks a create call when a server sends it.
@@ -120,7 +120,7 @@ func (t *term) knows(id ident.ID, state record.State) bool {
 }
 
 // checkSize checks that a group never has more than its size plus surge. It counts the group's VMs and this leader's
-// create calls without a result. It does not count such calls of earlier leaders, because this leader sees their VMs
+// create calls without a result. It does not count create calls of earlier leaders, because this leader sees their VMs
 // only in the provider's list.
 func (w *World) checkSize(t *term, key config.GroupKey) {
 	n := 0
@@ -135,8 +135,8 @@ func (w *World) checkSize(t *term, key config.GroupKey) {
 				}
 			case d.ReservedTerm < t.number && d.Term == t.number && d.State == record.Created &&
 				w.sched.now.Sub(d.since) < minute:
-				// Do not count this VM: an earlier leader asked for it, and this leader learned of it within the last
-				// minute.
+				// Do not count this VM: an earlier leader sent its create call, and this leader learned of it within
+				// the last minute.
 			case d.stays():
 				n++
 			}
@@ -205,8 +205,8 @@ func (w *World) checkAnnounced(event shardstate.InstanceEvent) {
 	}
 }
 
-// checkRest checks the converged state after the faults have stopped. Every group has its size, and VMs and records
-// match one to one. Acknowledged changes are in force, and the leader holds the address.
+// checkRest checks the converged state after the faults have stopped. Every group has as many instances as its size,
+// and VMs and records match one to one. Acknowledged changes are in force, and the leader has the shard's address.
 func (w *World) checkRest() {
 	s := w.acting()
 	if s == nil {

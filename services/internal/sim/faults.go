@@ -169,8 +169,8 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	what, befallen := w.befalls(&d, occasion, func(k Kind) bool {
 		switch k {
 		case cloudFails, cloudThrottles, cloudLag:
-			// A record that the bucket's list omits can only be found by means of its VM. In a World with such lists,
-			// do not disturb the provider's list.
+			// If the bucket's list omits a record, the record can only be found through its VM. So do not disturb the
+			// provider's list in a World in which the bucket's lists are incomplete.
 			return (call.Kind != mock.List || w.rates.of[bucketStale] == 0) &&
 				(k != cloudLag || !mutates && call.Kind != mock.MachineState)
 		case cloudLost:
@@ -227,7 +227,7 @@ func (w *World) injectProvider(ctx context.Context, call mock.Call) mock.Outcome
 	return out
 }
 
-// yield may crash or delay a server between the effect of its call and the answer.
+// yield may crash or delay a server after its call has taken effect, before the server gets the answer.
 func (w *World) yield(ctx context.Context, call mock.Call) {
 	s := w.caller()
 	if slow, ok := w.slowAnswers[call.Seq]; ok {

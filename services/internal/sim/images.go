@@ -46,8 +46,8 @@ func (t *term) current(g config.Group, d *document) bool {
 		(!g.Rollout.OnImageChange || t.image == "" || d.Image == "" || d.Image == t.image)
 }
 
-// checkImage checks a replacement because of an outdated image: the group must ask for such replacements, and this
-// leader must have found another image.
+// checkImage checks a replacement because of an outdated image: the group must have on_image_change, and this leader
+// must have found another image.
 func (w *World) checkImage(t *term, event shardstate.InstanceEvent) {
 	key := config.GroupKey{Tenant: event.Tenant, Group: event.Group}
 	g, ok := t.groups[key]

@@ -20,7 +20,7 @@ const (
 	asking    = "b" // as template, with load_balancer_health
 	minute    = time.Minute
 	retention = 10 * time.Minute // of tombstones
-	// unusedRetention is the retention of tombstones of reservations that were never used.
+	// unusedRetention is how long a tombstone is kept if its reservation was never used.
 	unusedRetention = 2 * time.Minute
 	// registrationTime is the time limit for an agent's registration.
 	registrationTime = 90 * time.Second

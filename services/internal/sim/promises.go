@@ -198,8 +198,8 @@ func (w *World) checkPromise(s *server) {
 	}
 }
 
-// checkProof checks a proof of leadership that a server asked for: the server must have led at some moment since the
-// time asked.
+// checkProof checks a proof of leadership that a server requested at the time `asked`. The server must have led at some
+// moment after that.
 func (w *World) checkProof(s *server, asked time.Duration) {
 	if s.term == nil {
 		return

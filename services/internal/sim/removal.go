@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
-// why names the reason for a removal, as precisely as the rules need it.
+// why is the reason for a removal. Its values are the reasons that the rules distinguish.
 type why uint8
 
 const (

@@ -73,8 +73,8 @@ func windowOpen(g config.Group, at time.Time) bool {
 }
 
 // checkCanary checks that an outdated instance is replaced only after the bake time of the canaries. It checks nothing
-// while fewer instances with the new configuration run than the rollout needs canaries. A wave begins only while all
-// instances are healthy, so the leader knows all registrations when it decides.
+// until the rollout has all its canaries. A wave begins only while all instances are healthy, so the leader knows all
+// registrations when it decides.
 func (w *World) checkCanary(t *term, key config.GroupKey, g config.Group, id ident.ID, decided time.Time) {
 	running, baked := 0, 0
 	for _, d := range w.bucket.order {

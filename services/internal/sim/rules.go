@@ -19,8 +19,8 @@ const (
 	ruleScaledDown  rule = "scale-down"     // no more than requested, across crashes
 	ruleGone        rule = "gone"           // no running VM is treated as gone
 	ruleIntent      rule = "durable intent" // no running VM is terminated or announced as ending without it
-	// A server that has promised not to take over keeps the promise. A leader with an heir acts only with such a
-	// promise of the heir.
+	// A server that has promised not to take over keeps the promise. A leader with an heir acts only while it has this
+	// promise from the heir.
 	rulePromise   rule = "promise"
 	ruleHeir      rule = "heir"          // without faults there is one, and it takes over soon
 	ruleProof     rule = "fresh proof"   // no termination without a proof of leadership newer than its intent

@@ -146,7 +146,7 @@ func (s *server) until(t election.Instant) time.Duration {
 	return time.Duration(float64(t.Sub(s.clock())) / s.rate)
 }
 
-// give hands one input to the elector and carries out its decisions.
+// give hands one input to the elector and carries out the elector's decisions.
 func (s *server) give(in election.Input) {
 	if !s.alive() {
 		return
