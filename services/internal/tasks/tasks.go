@@ -19,7 +19,7 @@ import (
 type Env struct {
 	// Now returns the wall clock time, for ages and deadlines. Leases use another clock.
 	Now func() time.Time
-	// Sleep waits for d, or until ctx ends. In the latter case it returns ctx's error.
+	// Sleep waits for d, or until ctx ends. If ctx ends first, Sleep returns the error of ctx.
 	Sleep func(ctx context.Context, d time.Duration) error
 	// Go starts fn. The name is for display only.
 	Go func(name string, fn func())
@@ -64,7 +64,7 @@ func Real() (env Env, wait func()) {
 		}
 }
 
-// Sleep waits for d, or until ctx ends. In the latter case it returns ctx's error.
+// Sleep waits for d, or until ctx ends. If ctx ends first, Sleep returns the error of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
