@@ -54,8 +54,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 			_ = conn.Close()
 		}
 	}
-	// comes measures how long n clients take to connect, one after the other. The test compares an address with limits
-	// to one without, because this machine may be slow.
+	// comes measures how long n clients take to connect, one after the other. The test compares a limited address with
+	// an unlimited one, because this machine may be slow.
 	comes := func(what string, from *net.Dialer, n int) time.Duration {
 		t.Helper()
 		began := time.Now()

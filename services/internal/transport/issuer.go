@@ -35,10 +35,10 @@ func (i Issuer) Issue(identity authority.Identity, key ed25519.PublicKey) (*x509
 		Trust: i.Trust}, nil
 }
 
-// Reissue makes the certificate to which ref refers again, for a client that did not receive it. The client's record
-// does not change. ok is false if Reissue cannot make the same certificate, if half of the certificate's lifetime has
-// passed, or if a CA rotation has changed the CA or the bundle after the issue. The caller then issues a new
-// certificate.
+// Reissue issues a certificate a second time, for a client that did not receive it. ref refers to that certificate. The
+// client's record does not change. ok is false if Reissue cannot make the same certificate, if half of the
+// certificate's lifetime has passed, or if a CA rotation has changed the CA or the bundle. The caller then issues a new
+// one.
 func (i Issuer) Reissue(identity authority.Identity, key ed25519.PublicKey,
 	ref record.CertificateRef) (cert *x509.Certificate, ok bool) {
 	ttl := authority.AgentTTL

@@ -22,8 +22,8 @@ const (
 	// maxAnonymous is the largest number of open connections without a verified client certificate, over all ports. One
 	// source address may have half of them.
 	maxAnonymous = 16384
-	// maxHandshakes limits the handshakes that run at the same time, and maxHandshakesPerAddress those of one address.
-	// Further handshakes wait for a slot.
+	// maxHandshakes is the number of handshakes that may run at the same time, and maxHandshakesPerAddress the number
+	// for one address. Further handshakes wait for a slot.
 	maxHandshakes, maxHandshakesPerAddress = 1024, 32
 	// failurePenalty is the mean time for which a failed handshake still occupies one of the 32 slots of its address.
 	// So about 16 handshakes per second can fail for one address. Other handshakes free their slot when they end.

@@ -62,8 +62,8 @@ var limitsOf = map[authority.Role]portLimits{
 	// A registration is short, and its request is little more than a nonce of 4 KiB.
 	"": {message: 16 << 10, streams: 4, bytesPerSecond: 64 << 10, byteBurst: 64 << 10,
 		idle: 30 * time.Second, age: time.Minute, grace: 10 * time.Second},
-	// A report on 512 files has 60 KiB, or 900 KiB if each file has a long error: the limit for a message is 1 MiB. An
-	// agent has one connection, and a second one for a moment after a change of network.
+	// A report on 512 files has 60 KiB, or 900 KiB if each file has a long error. So a message may have 1 MiB. An agent
+	// has one connection, and a second one for a moment after a change of network.
 	authority.RoleAgent: {message: 1 << 20, streams: 8, connections: 4, handshakesPerSecond: 1, handshakeBurst: 10,
 		bytesPerSecond: 64 << 10, byteBurst: 64 << 10, idle: 5 * time.Minute},
 	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin processes may share a
