@@ -17,8 +17,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// Leader is a fake leader of the shard. It renews the lock, applies the configuration in the bucket, and adds and
-// removes instance records until each group has its size. It reads and writes with the same code as the server.
+// Leader is a fake leader of the shard. It renews the lock, and applies the configuration in the bucket. It adds and
+// removes instance records until each group has as many as its size. It reads and writes with the same code as the
+// server.
 type Leader struct {
 	t     testing.TB
 	b     Bucket

@@ -40,8 +40,8 @@ func keyChanges(before, after model) bool {
 		!after.EncryptionKeyWOVersion.IsNull() && !after.EncryptionKeyWOVersion.Equal(before.EncryptionKeyWOVersion)
 }
 
-// ring returns the encryption keys of the provider's settings. If the resource itself sets a key, that key is the
-// current one.
+// ring returns the encryption keys of the provider's settings. If the resource itself sets a key, this key becomes the
+// current one, and the others are old.
 func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
