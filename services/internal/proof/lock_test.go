@@ -375,7 +375,7 @@ func (w *weather) fair() {
 	}
 }
 
-// wait lets a random time between least and most pass.
+// wait waits for a random time between `least` and `most`.
 func (w *weather) wait(least, most time.Duration) {
 	within(least+time.Duration(w.rng.Int64N(int64(most-least))), func() bool { return false })
 }

@@ -202,8 +202,8 @@ func (c *call) try(nonce string, role authority.Role, register func(*call) (cert
 	return cert, err
 }
 
-// nonceError converts an error of a nonce to a status error. A retry helps only if the nonce is not valid yet, which
-// happens if the clocks of two servers differ.
+// nonceError converts an error of a nonce to a status error. The client may retry only if the nonce is not valid yet:
+// the clocks of two servers may differ.
 func nonceError(err error) error {
 	code := codes.InvalidArgument
 	switch {

@@ -79,7 +79,7 @@ func (w *testLeader) journal() []record.Event {
 	return slices.Clone(w.recorded)
 }
 
-// nonce returns a new nonce for an agent. change may modify its claims.
+// nonce returns a new nonce for an agent. The function `change` may modify its claims.
 func (w *testLeader) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
 	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a",

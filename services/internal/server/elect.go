@@ -104,7 +104,7 @@ func (s *server) watchElection(status lease.Status) {
 	}
 }
 
-// leaderChange returns why the previous leader's term ended. before is the status of the election just before this
+// leaderChange returns why the previous leader's term ended. `before` is the status of the election just before this
 // server became leader.
 func (s *server) leaderChange(before *lease.Status) metrics.LeaderChange {
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
-// unreadable is a store in which keys that start with prefix cannot be read. The fault begins when the first term's
-// lock is written and ends when that lock is released.
+// unreadable is a store with a fault: keys that start with prefix cannot be read. The fault begins when the first
+// term's lock is written, and ends when that lock is released.
 type unreadable struct {
 	objstore.Store
 	prefix string

@@ -37,7 +37,7 @@ type endpoints struct {
 	closed bool
 }
 
-// onStop registers the function do, which stop will call. If stop has already run, onStop calls the function
+// onStop registers the function `do`, which will be called by stop. If stop has already run, onStop calls `do`
 // immediately and returns false.
 func (e *endpoints) onStop(do func()) bool {
 	e.mu.Lock()
@@ -262,7 +262,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 	}, nil
 }
 
-// leaderOf returns what the function pick selects from the current leadership. If this server does not lead, leaderOf
+// leaderOf returns what the function `pick` selects from the current leadership. If this server does not lead, leaderOf
 // returns an error with the leader's address.
 func leaderOf[T any](s *server, pick func(*leadership) T) (T, error) {
 	if l := s.leading.Load(); l != nil && l.agent.Context.Err() == nil {

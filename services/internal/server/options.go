@@ -166,8 +166,8 @@ func (o *Options) check() error {
 	return errors.Join(errs...)
 }
 
-// validateHost checks that host is one that other machines can reach and that a certificate can contain. "" is valid
-// and means that no host was given.
+// validateHost checks that other machines can reach a host and that a certificate can contain it. "" is valid and means
+// that no host was given.
 func validateHost(host string) error {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.IsUnspecified() || addr.Zone() != "" {

@@ -70,8 +70,8 @@ func (s *server) reportNotReady(err error, try int, wait time.Duration) {
 	s.log.Error("not ready", "error", err, "try", try, "again_in", wait.String())
 }
 
-// repeat calls the function do until it succeeds, returns a fatalError, or ctx ends. Before each pause, it calls the
-// function failed.
+// repeat calls the function `do` until `do` succeeds, returns a fatalError, or ctx ends. Before each pause, it calls
+// the function `failed`.
 func (s *server) repeat(ctx context.Context, do func() error,
 	failed func(err error, try int, wait time.Duration)) error {
 	for try := 1; ; try++ {

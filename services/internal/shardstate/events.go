@@ -125,8 +125,8 @@ func (w *State) ResolveError(key ErrorKey) {
 	}
 }
 
-// settle resolves the errors for which match returns true. It returns an event for each resolved error, sorted by kind.
-// The caller publishes the events. Call with mu held.
+// settle resolves the errors for which the function `match` returns true. It returns an event for each resolved error,
+// sorted by kind. The caller publishes the events. Call with mu held.
 func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
 	for key, event := range w.standing {

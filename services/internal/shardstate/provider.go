@@ -70,7 +70,7 @@ func (w *State) Gone(id ident.ID) bool {
 	return inst == nil || inst.plan.Provider.Value == plan.ProviderGone && inst.plan.Provider.Complete
 }
 
-// Answered records the provider's description of one VM. asked is the time at which the call started.
+// Answered records the provider's description of one VM. `asked` is the time at which the call started.
 func (w *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
 	w.mu.Lock()
 	var events []InstanceEvent

@@ -256,7 +256,7 @@ func (g *group) registerAgain(now time.Time) {
 	}
 }
 
-// publishGroups publishes the resolved errors in over and the groups in changed, and wakes the planner.
+// publishGroups publishes the resolved errors in `over` and the groups in `changed`, and wakes the planner.
 func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
 	w.publishResolved(over)
 	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {

@@ -112,8 +112,8 @@ func TestConfigureResetsChangedGroups(t *testing.T) {
 	}
 }
 
-// TestSetImages checks that a group's image is known only for the configuration for which it was looked up. Another
-// image resets the count of failed instances.
+// TestSetImages checks that a change of a group's configuration makes its image unknown until a lookup for the new
+// configuration. Another image resets the count of failed instances.
 func TestSetImages(t *testing.T) {
 	p := newPicture(t)
 	image := func() string {

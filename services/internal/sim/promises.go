@@ -155,8 +155,8 @@ func (s *server) hears(in election.Input) {
 	}
 }
 
-// flies records a write of the lock when it is sent, and checks that the sender may take the lock at that time. The
-// check applies the rules of docs/concepts/election.md itself, without the code under test.
+// flies records a write of the lock when a server sends it, and checks that the server may take the lock at that time.
+// The check does not use the code under test. It contains the rules of docs/concepts/election.md itself.
 func (s *server) flies(a election.WriteLock) {
 	w := s.world
 	v := &w.lock

@@ -56,7 +56,7 @@ func (q *eventHeap) Pop() any {
 	return last
 }
 
-// after schedules the function do for d of simulated time from now.
+// after schedules the function `do`: it runs when a simulated time of d has passed.
 func (s *scheduler) after(d time.Duration, do func()) {
 	s.seq++
 	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, do: do})
@@ -68,7 +68,7 @@ func (s *scheduler) wakeAfter(d time.Duration, t *task) {
 	heap.Push(&s.queue, &event{at: s.elapsed + max(d, 0), seq: s.seq, wakes: t, visit: t.visit})
 }
 
-// runUntil runs events until the given time, or until stop returns true after one of them.
+// runUntil runs events until the given time, or until the function `stop` returns true after one of them.
 func (s *scheduler) runUntil(end time.Time, stop func() bool) {
 	last := end.Sub(epoch)
 	for len(s.queue) > 0 && s.queue[0].at <= last {

@@ -94,8 +94,8 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// playAll simulates one seed after the other, several in parallel, while the function more returns true. It adds up the
-// results. If progress is true, playAll prints a line every ten seconds.
+// playAll simulates one seed after the other, several in parallel, while the function `more` returns true. It adds up
+// the results. If progress is true, playAll prints a line every ten seconds.
 func playAll(t *testing.T, first uint64, more func(played uint64) bool, progress bool) (total Result, played uint64,
 	failed []*Broken) {
 	began := time.Now()

@@ -1,8 +1,8 @@
 // Package tasks separates code from the environment that runs it: clock, sleeping, starting tasks, randomness.
 //
 // Code that uses [Env] runs unchanged in two environments: on goroutines and the system clock, or as coroutines in a
-// single-threaded, seeded simulator. For that, the code must start tasks only through Env, must not hold a lock across
-// a call that may block, and must take its timeouts from Env.
+// single-threaded, seeded simulator. For that, the code must start tasks and get timeouts only through Env. It must not
+// hold a lock during a call that may block.
 package tasks
 
 import (
@@ -23,7 +23,7 @@ type Env struct {
 	Sleep func(ctx context.Context, d time.Duration) error
 	// Go starts fn. The name is for display only.
 	Go func(name string, fn func())
-	// ForEach calls fn for 0 to n-1, with at most limit calls at a time. It returns the first error after all started
+	// ForEach calls fn for 0 to n-1, with at most `limit` calls at a time. It returns the first error after all started
 	// calls have ended.
 	ForEach func(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error
 	// Rand is a source of cryptographically secure random bytes.

@@ -13,8 +13,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
-// FuzzPeer checks that the server accepts only client certificates that the CA issued, with the identity in the
-// certificate.
+// FuzzPeer checks that the server accepts only client certificates that the CA issued. An accepted client must have the
+// identity in its certificate.
 func FuzzPeer(f *testing.F) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	must := func(err error) {

@@ -39,8 +39,8 @@ type Subscription[K comparable, V any] struct {
 	slow    chan struct{} // closed when the subscription ends with ErrSlow
 }
 
-// Subscribe returns a new queue for the keys that want accepts. A nil want accepts all keys. The queue holds at most
-// limit distinct keys.
+// Subscribe returns a new queue for the keys that the function `want` accepts. If `want` is nil, the queue accepts all
+// keys. The queue holds at most `limit` distinct keys.
 func (h *Hub[K, V]) Subscribe(limit int, want func(K) bool) *Subscription[K, V] {
 	s := &Subscription[K, V]{hub: h, want: want, limit: limit, pending: map[K]V{}, signal: make(chan struct{}, 1),
 		slow: make(chan struct{})}

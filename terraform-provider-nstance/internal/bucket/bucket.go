@@ -235,8 +235,8 @@ func (c *Connection) state(ctx context.Context, options clusterstate.Options) (*
 	return clusterstate.New(options), nil
 }
 
-// ForEach calls fn for 0 to n-1 with at most limit calls at the same time. It waits for all calls and returns the first
-// error.
+// ForEach calls fn for 0 to n-1 with at most `limit` calls at the same time. It waits for all calls and returns the
+// first error.
 func ForEach(ctx context.Context, n, limit int, fn func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)

@@ -77,8 +77,8 @@ type Fleet struct {
 	scriptStart              time.Time
 	log                      strings.Builder
 	marks                    map[plan.Cause]int
-	// asked contains the reason of the last question about an instance. It has an entry only if that question was the
-	// instance's last action.
+	// asked contains the reason of the last question about an instance. An instance has an entry only if its last
+	// action was this question.
 	asked map[ident.ID]string
 	err   error
 }
