@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/lease"
 )
 
-// history holds the requests of all clients to one object, ordered by their beginnings, on one clock.
+// history holds the requests of all clients to one object, ordered by their beginnings. All times come from one clock.
 type history struct {
 	clock lease.Clock
 	key   string

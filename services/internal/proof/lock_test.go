@@ -243,7 +243,8 @@ func (e *electionRun) play(t *testing.T, b fakes3.Backend) {
 	if !within(20*e.options.Lease, func() bool { return e.seen.since(from.Add(e.options.Lease)) }) {
 		t.Error("no server leads although the network works again")
 	}
-	// Every process restarts within ten seconds, leaders too. So even on a good network, an heir must take over soon.
+	// Every process restarts at least every ten seconds, and so does the leader. Therefore an heir must take over soon,
+	// even on a good network.
 	if e.cluster != nil && !within(30*time.Second, func() bool {
 		_, inherited := e.history.heirs()
 		return inherited > before

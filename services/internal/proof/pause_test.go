@@ -191,7 +191,7 @@ func TestPause(t *testing.T) {
 			t.Fatal(err)
 		}
 		overtaken++
-		// If the stopped process still acted as leader, it would do so within half a lease.
+		// If the resumed process still acted as leader, it would do so within half a lease.
 		within(options.Lease/2, func() bool { return false })
 	}
 	for _, p := range children {

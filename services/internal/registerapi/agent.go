@@ -127,7 +127,7 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 
 // checkAddress checks that the client calls from an address of the instance's VM, so that a stolen nonce is of no use
 // on another VM. If the provider knows no address, any is accepted. While the VM does not run yet, the provider may
-// still add addresses, so the client must retry.
+// still add addresses, so the error asks the client to retry.
 func (c *call) checkAddress() error {
 	vm, _ := c.leader.State.VM(c.claims.ID)
 	from := transport.PeerAddress(c.ctx)

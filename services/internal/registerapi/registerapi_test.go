@@ -463,8 +463,8 @@ func TestRegisteredBeforeCreated(t *testing.T) {
 	}
 }
 
-// TestStorageFaults makes one write of a registration fail, or loses the answer to it. After the agent has registered
-// again, its certificate is in the record and in the log.
+// TestStorageFaults makes one write of a registration fail, or loses the bucket's answer to this write. After the agent
+// has registered again, its certificate is in the record and in the log.
 func TestStorageFaults(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		for failing := 1; failing <= 2; failing++ {

@@ -49,8 +49,8 @@ func measure(provider infra.Provider, timeout func() time.Duration,
 // Unwrap implements [infra.Wrapper].
 func (m *measuredProvider) Unwrap() infra.Provider { return m.provider }
 
-// measureCall makes one call of a provider with the timeout. It reports the call to observe, and `name` is the name in
-// the report.
+// measureCall makes one call of a provider with the timeout. It reports the call to the function observe under the
+// given name.
 func measureCall[T any](ctx context.Context, m *measuredProvider, name string,
 	call func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout())

@@ -88,8 +88,8 @@ func (s *server) repeat(ctx context.Context, do func() error,
 	}
 }
 
-// retryPause returns how long to wait after a failed try: 1 s, doubling up to maxRetryPause, minus up to a quarter at
-// random.
+// retryPause returns how long to wait after a failed try. The pause begins with 1 s, doubles up to maxRetryPause, and
+// is shortened by up to a quarter at random.
 func retryPause(try int) time.Duration {
 	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
 	var b [1]byte

@@ -7,7 +7,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
-// pollCA makes a standby check once in each term whether the CA has changed. One check per term is enough: after a
+// pollCA checks on a standby, once in each term, whether the CA has changed. One check per term is enough: after a
 // later change the leader restarts, which begins another term. The leader itself checks in pollConfig.
 func (s *server) pollCA(ctx context.Context) {
 	followed := uint64(0) // the term in which the standby looked last

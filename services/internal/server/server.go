@@ -53,7 +53,7 @@ type Config struct {
 	// Supervised means that a supervisor restarts this server when it fails.
 	Supervised bool
 	// ConfirmOrphans, if set, delivers a value whenever a person allows garbage collection to delete the present
-	// orphans. Garbage collection stops and waits for this if there are too many orphans.
+	// orphans. If there are too many orphans, garbage collection waits for such a value.
 	ConfirmOrphans <-chan os.Signal
 	// Heir changes the timing of a lock with an heir. The server uses only the fields HeirLease, HeirRenew and
 	// HeirProbation, and only those that are not zero. For the others it uses the defaults.

@@ -92,7 +92,7 @@ func TestFirstConfigurationThatFailsItsTrial(t *testing.T) {
 }
 
 // TestAppliedConfigurationThatThisVersionWouldRefuse checks an upgrade to a version that finds a mistake in the args of
-// the applied configuration. The shard must still have a leader, also if the bucket has a newer, invalid configuration.
+// the applied configuration. The shard must still have a leader, even if the bucket has a newer, invalid configuration.
 // A new configuration with that mistake must be refused.
 func TestAppliedConfigurationThatThisVersionWouldRefuse(t *testing.T) {
 	inAWS := strings.Replace(document("", `, "args": {"NoSuchField": 1}`), `{"kind": "mock"}`,

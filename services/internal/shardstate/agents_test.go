@@ -167,8 +167,8 @@ func TestReportsOfUnknownInstancesAreIgnored(t *testing.T) {
 	p.wantEvents(t, "a dead instance's stream")
 }
 
-// TestStreamEndOfADeletedInstanceIsNoLoss checks that the State publishes no event when the stream of an instance in
-// deletion ends.
+// TestStreamEndOfADeletedInstanceIsNoLoss checks that the State publishes no event when the stream of an instance that
+// is being deleted ends.
 func TestStreamEndOfADeletedInstanceIsNoLoss(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

@@ -73,7 +73,7 @@ func (p *picture) newID(t *testing.T) ident.ID {
 	return id
 }
 
-// put stores a record of an instance of the group. state is the state of the record.
+// put stores a record with the given state for an instance of the group.
 func (p *picture) put(id ident.ID, key config.GroupKey, state record.State) record.Instance {
 	p.revision++
 	rec := record.Instance{ID: id, State: state, Revision: p.revision, Tenant: key.Tenant, Group: key.Group,

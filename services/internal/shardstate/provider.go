@@ -11,9 +11,9 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
 
-// Listed records a list of VMs from the provider, whose list call started at the time asked. A VM without a record
-// becomes a stray. An instance whose VM is not in the list is gone, with two exceptions: the instance is younger than
-// the provider's consistency window, or its provider ID has a prefix in unlisted (see [infra.PartialError]). Garbage
+// Listed records the provider's answer to a list call that started at the time `asked`. A VM without a record becomes a
+// stray. An instance whose VM is not in the list is gone, with two exceptions: the instance is younger than the
+// provider's consistency window, or its provider ID has a prefix in unlisted (see [infra.PartialError]). Garbage
 // collection runs only after a list in which no VM can be missing. Listed ignores a list whose call started before that
 // of an already recorded list.
 func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {

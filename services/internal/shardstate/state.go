@@ -144,7 +144,8 @@ func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config
 	w.settings = SettingsOf(shard)
 	previous := w.defaults.balancers
 	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
-	// Compare whole load balancers: one may keep its name but get other target groups.
+	// Compare whole load balancers, not only their names: a load balancer may keep its name but get other target
+	// groups.
 	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
 	for _, g := range w.groups {
 		if slices.ContainsFunc(g.LoadBalancers, changed) {

@@ -23,7 +23,7 @@ func (p *picture) without(key config.GroupKey) map[config.GroupKey]config.Group 
 }
 
 // TestGroupsVanishAndReturn checks a group that is removed from the configuration. Its instances must be deleted before
-// it is dropped. If the configuration contains the group again before that, the State must keep it.
+// it is dropped. If the group returns to the configuration before it is dropped, the State must keep it.
 func TestGroupsVanishAndReturn(t *testing.T) {
 	p := newPicture(t)
 	id := p.serving(t)

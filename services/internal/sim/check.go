@@ -287,7 +287,7 @@ func (w *World) checkBalancer(t *term, name string) {
 	for _, m := range w.fleet.order {
 		for _, lb := range t.groups[m.key].LoadBalancers {
 			// An agent is refused if another key consumed its nonce. Its instance is never healthy, so it must not be a
-			// member. Only an on-demand instance stays in this state.
+			// member. The leader keeps such an instance only if it is on-demand.
 			want[m.providerID] = want[m.providerID] || lb == name && !m.agent.refused
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // random numbers. If a later run leaves out one fault, the others therefore stay the same.
 func (w *World) plan() {
 	d := w.dice("timeline")
-	// longest is the largest pause between two faults. A short one makes many faults; a long one leaves time to
+	// longest is the largest pause between two faults. A small value makes many faults; a large value leaves time to
 	// recover.
 	longest := 30*time.Second + time.Duration(d.Float64()*float64(3*minute))
 	at := d.between(0, time.Minute)

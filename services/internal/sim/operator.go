@@ -83,7 +83,7 @@ func (o *operator) acknowledge(id ident.ID, tries int) {
 
 // lesson records when a leader learned of a deletion, and how long it must wait for the drain. at is when the bucket
 // first returned the record to the leader or acknowledged the leader's write. If nobody reports the node as drained,
-// the leader may terminate the VM only after the time `until`. That is the drain deadline, or a later time if the
+// the leader may terminate the VM only after the time `until`. This is the drain deadline, or a later time if the
 // leader learned of the deletion late. The leader must then wait for half of the drain time or for 30 s, whichever is
 // less (docs/evidence/reliability.md).
 type lesson struct{ at, until time.Time }

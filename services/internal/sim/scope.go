@@ -104,8 +104,8 @@ func (c *scope) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// AfterFunc calls fn when the scope ends. With it, package context can make a child of a scope without starting a
-// goroutine (see context.AfterFunc).
+// AfterFunc calls fn when the scope ends. With AfterFunc, package context can make a child of a scope without starting
+// a goroutine (see context.AfterFunc).
 func (c *scope) AfterFunc(fn func()) (stop func() bool) {
 	if c.err != nil {
 		fn()

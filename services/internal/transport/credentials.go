@@ -156,9 +156,9 @@ func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
 	}
 }
 
-// limitedConn reads no faster than its token bucket `bytes` allows, if it has one. When the connection is closed or a
-// read fails, limitedConn calls leave, and the connection no longer counts towards the limits. gRPC does not close a
-// connection that fails at the first byte.
+// limitedConn reads no faster than its token bucket `bytes` allows, if it has one. When the connection is closed,
+// limitedConn calls leave, and the connection no longer counts towards the limits. It also calls leave when a read
+// fails, because gRPC does not close a connection that fails at the first byte.
 type limitedConn struct {
 	*tls.Conn
 	bytes *rate.Limiter

@@ -101,8 +101,8 @@ func inVain(t *testing.T, c *transporttest.Cluster, config *tls.Config) {
 		t.Errorf("from elsewhere: %v", err)
 	}
 	<-time.After(5*time.Second - time.Since(began))
-	// The permitted failures are an initial burst (128), those of other clients at the address (40), and twenty per
-	// second.
+	// The limit is the sum of an initial burst (128), the failures of other clients at the address (40), and twenty
+	// failures per second.
 	if most := 128 + 40 + int64(20*time.Since(began).Seconds()); tries.Load() > most {
 		t.Errorf("%d failed handshakes in %s, want at most %d", tries.Load(), time.Since(began), most)
 	}

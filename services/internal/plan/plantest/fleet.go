@@ -299,8 +299,8 @@ func (f *Fleet) Pass() (wake time.Time) {
 	s = f.Snapshot()
 	again := plan.Next(s)
 	if onlyEvents(again.Actions) {
-		// The second plan may contain new alerts and events, because actions have just started. A third plan must not
-		// contain any more.
+		// The second plan may contain new alerts and events, because actions have just started. A third plan must
+		// contain no new ones.
 		f.apply(again)
 		s = f.Snapshot()
 		again = plan.Next(s)
