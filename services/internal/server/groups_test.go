@@ -27,7 +27,7 @@ func (s *readCounter) Get(ctx context.Context, key string) (objstore.Object, err
 	return s.Store.Get(ctx, key)
 }
 
-// plannedGroups makes the leader plan all groups that have changed. It returns the number of plans made so far.
+// plannedGroups makes the leader plan all groups that are due. It returns the number of plans made so far.
 func (p *run) plannedGroups() uint64 {
 	p.testShard.t.Helper()
 	p.server.leading.Load().leader.Loop.Pass(p.testShard.t.Context())
