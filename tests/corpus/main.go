@@ -86,11 +86,11 @@ func run(ctx context.Context, pattern string) error {
 	return errors.Join(errs...)
 }
 
-// target is one fuzz target with its cached inputs.
+// target is one fuzz target. "cached" is the directory of the target's inputs in Go's cache.
 type target struct{ pkg, name, cached string }
 
-// keep copies the cached inputs that reach new statements. It tries the smallest first. It returns how many inputs it
-// has copied, and how many the cache has.
+// keep copies the cached inputs that reach new statements. It tries the smallest input first. It returns the number of
+// copied inputs and the number of all cached inputs.
 func (t target) keep(ctx context.Context) (kept, of int, err error) {
 	dir, err := os.MkdirTemp("", "nstance-corpus-")
 	if err != nil {

@@ -33,8 +33,8 @@ import (
 )
 
 // testOperator runs the real operator with the chart's flags, environment, configuration and service account token. No
-// shard is reachable, so the operator does no more than start. Kubernetes must not refuse any request that it makes.
-// The tests in tests/operator cover the operator's other requests with the same permissions.
+// shard is reachable, so the operator does no more than start. Kubernetes must not refuse any request of the operator.
+// The tests in tests/operator check the operator's other requests with the same permissions.
 func (i *installed) testOperator(t *testing.T) {
 	const namespace = "run"
 	i.namespace(t, namespace)

@@ -370,8 +370,8 @@ func TestFluxValuesFit(t *testing.T) {
 		if len(checks) < 2 {
 			t.Errorf("%s: health checks %v", environment, checks)
 		}
-		// If a Kustomization depends on another one, the other one must be among the rendered objects. The exception is
-		// cert-manager, which the user installs according to the README.
+		// If a Kustomization depends on a second one, the second one must be among the rendered objects. The exception
+		// is cert-manager, which the user installs according to the README.
 		for _, object := range clusters {
 			after, _ := field(object, "spec", "dependsOn").([]any)
 			for _, other := range after {

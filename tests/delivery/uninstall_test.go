@@ -19,9 +19,9 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testUninstallHook runs `helm uninstall` with the hook that deletes the Cluster object. No kubelet runs, so the test
-// itself starts the Job's container. It uses the Job's arguments, environment, files and service account, and reports
-// the result.
+// testUninstallHook runs `helm uninstall` with the hook, a Job that deletes the Cluster object. No kubelet runs, so the
+// test itself runs the Job's program, with the Job's arguments, environment, files and service account. It then marks
+// the Job as complete.
 func (i *installed) testUninstallHook(t *testing.T) {
 	const namespace = "hook"
 	i.namespace(t, namespace)
@@ -90,7 +90,7 @@ func (i *installed) await(t *testing.T, what string, try func() error) {
 	}
 }
 
-// said returns an error unless the last 20 lines that a process has written contain the text.
+// said returns an error unless the last 20 lines of a process's log contain the text.
 func said(process *kube.Process, text string) error {
 	if all := kube.Tail(process.Log, 20); !strings.Contains(all, text) {
 		return fmt.Errorf("it wrote:\n%s", all)

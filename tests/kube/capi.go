@@ -137,7 +137,7 @@ func (c *Cluster) installWebhooks(ctx context.Context, port int) error {
 	return nil
 }
 
-// local changes a webhook so that the API server calls a port of this machine instead of a service.
+// local makes the API server call a webhook at a port of this machine instead of through a service.
 func (c *Cluster) local(config *admissionv1.WebhookClientConfig, port int) {
 	url := "https://" + address(port)
 	if config.Service != nil && config.Service.Path != nil {

@@ -32,7 +32,7 @@ func (c *Cluster) InstallCRDs(ctx context.Context, paths ...string) error {
 	return c.installCRDs(ctx, crds)
 }
 
-// readCRDs reads CRDs from files and directories. It ignores other kinds, because a directory may hold a kustomization.
+// readCRDs reads CRDs from files and directories. It skips other objects, such as the kustomization in a directory.
 func readCRDs(paths ...string) (crds []*apiextensionsv1.CustomResourceDefinition, err error) {
 	for _, path := range paths {
 		files := []string{path}

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCluster starts all components. A Node is created, runs a pod, and becomes not ready when its machine is gone.
-// Cluster API's webhooks reject invalid objects and set defaults in valid ones.
+// TestCluster starts all components. A Node that the test creates must run a pod. It must become not ready when its
+// machine is gone. Cluster API's webhooks must reject invalid objects and set defaults in valid ones.
 func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes")

@@ -75,8 +75,8 @@ func Isolate(prepare func() error) (code int, done bool, err error) {
 	return 1, true, fmt.Errorf("the isolated tests: %s", cmd.ProcessState)
 }
 
-// killChildren kills this process's children until none are left. Orphans of a killed child become children of this
-// process and are killed too. It gives up after 10 s.
+// killChildren kills this process's children until none are left. If a child is killed, its own children become
+// children of this process, and are killed too. killChildren gives up after 10 s.
 func killChildren() {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		tasks, err := os.ReadDir("/proc/self/task")

@@ -182,7 +182,7 @@ func (c *Cluster) tryAPIServer(ctx context.Context, attempt int) error {
 	if err != nil {
 		return err
 	}
-	// The API server may start before etcd is ready: it repeats its attempts to connect.
+	// The API server may start before etcd is ready, because it repeats failed attempts to connect.
 	etcd := fmt.Sprintf("http://%s", address(ports[0]))
 	peer := fmt.Sprintf("http://%s", address(ports[1]))
 	if _, err := c.run(ctx, "etcd", "--name=test", "--data-dir="+filepath.Join(c.Dir, "etcd-"+strconv.Itoa(attempt)),
@@ -253,8 +253,8 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
 	if !c.ControllerManager {
-		// The admission plugin refuses pods without a service account. Only the controller manager creates the default
-		// service accounts.
+		// The admission plugin refuses pods without a service account. Without the controller manager, nothing creates
+		// the default service accounts, so the plugin must be off.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return args, nil

@@ -42,8 +42,8 @@ type Nodes struct {
 	made map[string]bool // False if the VM is gone.
 }
 
-// Follow keeps the Nodes up to date with the instances of the shards until ctx ends, also when a shard's leader
-// changes. While a shard does not answer, its Nodes are left as they are.
+// Follow keeps the Nodes up to date with the instances of the shards until ctx ends, whichever server leads a shard. It
+// does not change the Nodes of a shard that does not answer.
 func (n *Nodes) Follow(ctx context.Context, shards ...nstancev1.OperatorServiceClient) {
 	var all sync.WaitGroup
 	for _, shard := range shards {
@@ -126,8 +126,8 @@ func (n *Nodes) updateNodes(ctx context.Context, shard nstancev1.OperatorService
 	return errors.Join(errs...)
 }
 
-// changes compares the known VMs with the instances. It returns the instances that need a Node, and the names of the
-// VMs that are gone.
+// changes compares the instances with the VMs in "known", which got a Node earlier. It returns the instances that need
+// a Node, and the names of the VMs that are gone.
 func changes(known map[string]bool, instances []*nstancev1.InstanceStatus) (joined []*nstancev1.InstanceStatus,
 	left []string) {
 	runs := map[string]bool{}
@@ -194,8 +194,8 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{Name: id, Labels: labels, Annotations: map[string]string{
 			"kwok.x-k8s.io/node": "fake"}},
 		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
-		// Cluster API copies the kubelet's version to Machines and rejects an invalid one. If the version were missing
-		// here, kwok would fill in a version of its own.
+		// Cluster API copies the kubelet's version from a Node to its Machine, and rejects an invalid version. If the
+		// Node had no version, kwok would set one of its own.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }

@@ -86,8 +86,8 @@ func (p *Process) Signal(signal syscall.Signal) error {
 	}
 }
 
-// Stop sends SIGTERM and waits for the process to end. If that takes too long, Stop sends SIGKILL, waits again, and
-// returns an error.
+// Stop sends SIGTERM and waits for the process to end. If the process still runs after the time "patience", Stop sends
+// SIGKILL, waits again, and returns an error.
 func (p *Process) Stop(patience time.Duration) error {
 	if p.Signal(syscall.SIGTERM) != nil {
 		return nil

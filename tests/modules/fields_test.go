@@ -40,8 +40,8 @@ var configVariables = map[string]string{
 	"tenants":      "tenant",
 }
 
-// omittedFields are the fields of the shard configuration that users of a module cannot set. The keys are definitions
-// in the JSON Schema.
+// omittedFields maps definitions in the JSON Schema of the shard configuration to the fields that users of a module
+// cannot set.
 var omittedFields = map[string][]string{
 	"groupSpec":      {"deleted", "protected", "removed"}, // only servers set them
 	"image":          {"provider"},                        // the module's cloud
@@ -50,7 +50,8 @@ var omittedFields = map[string][]string{
 	"server": {"advertise", "bind", "dynamic_subnet_pools", "leader_network", "provider", "shard", "subnet_pools"},
 }
 
-// unsupportedFields are the fields that a cloud does not have, by cloud and by definition in the JSON Schema.
+// unsupportedFields maps a cloud to the fields that the cloud does not have. The inner keys are definitions in the JSON
+// Schema.
 var unsupportedFields = map[string]map[string][]string{
 	"gcp":     {"attestation": {"certificates"}}, // the provider's certificates are public
 	"libvirt": noCloud,

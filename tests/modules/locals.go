@@ -20,8 +20,8 @@ import (
 	"github.com/zclconf/go-cty/cty/function/stdlib"
 )
 
-// functions are the Terraform functions that the evaluated files use. A call of any other function is an error that
-// names it.
+// functions are the Terraform functions that the evaluated files use. If a file calls another function, the error
+// contains the name of that function.
 var functions = map[string]function.Function{
 	"concat":      stdlib.ConcatFunc,
 	"distinct":    stdlib.DistinctFunc,
@@ -34,8 +34,8 @@ var functions = map[string]function.Function{
 	"values":      stdlib.ValuesFunc,
 }
 
-// textTest returns a Terraform function that passes two strings to "holds" and returns its result. cty's library lacks
-// Terraform's functions of this kind, such as strcontains.
+// textTest returns a Terraform function that passes its two strings to "holds" and returns the result of "holds". cty's
+// library lacks Terraform's functions of this kind, such as strcontains.
 func textTest(holds func(text, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},

@@ -204,7 +204,8 @@ func launched(changes ...string) policy.Context {
 }
 
 // started returns the condition keys of the CreateTags permission that RunInstances needs to tag an instance of the
-// shard. "changes" works as in launched, but a value for aws:TagKeys is added to the existing tag keys.
+// shard. "changes" works as in launched, with one exception: a value for aws:TagKeys does not replace the usual tag
+// keys, but is added to them.
 func started(changes ...string) policy.Context {
 	out := policy.Context{"ec2:CreateAction": {"RunInstances"}, "aws:RequestTag/nstance:cluster": {"example"},
 		"aws:RequestTag/nstance:shard": {shard}, "aws:TagKeys": {"nstance:cluster", "nstance:shard", "Name"}}
@@ -506,7 +507,7 @@ func TestServerUsesOnlyListedKeysForDisks(t *testing.T) {
 
 // TestServerStartsOnlyWithListedResources checks that a server can launch instances only with the resources in
 // launch_resource_arns. EC2 checks no permission for the dedicated host that a call names. So the policy can restrict
-// only the tenancy: it permits the tenancy "host" if any host or group of hosts is listed.
+// only the tenancy: it permits the tenancy "host" if the list contains a host or a group of hosts.
 func TestServerStartsOnlyWithListedResources(t *testing.T) {
 	host, template := ec2+"dedicated-host/h-0a", ec2+"launch-template/lt-0a"
 	hosts := "arn:aws:resource-groups:us-west-2:" + account + ":group/hosts"
@@ -533,7 +534,7 @@ func TestServerStartsOnlyWithListedResources(t *testing.T) {
 }
 
 // TestServerOpensSessions checks that server_ssm permits sessions of AWS Systems Manager on the machines. The machines
-// may never read that service's parameters.
+// may never read parameters of Systems Manager.
 func TestServerOpensSessions(t *testing.T) {
 	for on, doc := range map[bool]*policy.Document{true: choices{ssm: true}.server(t), false: choices{}.server(t)} {
 		ask(t, doc, []question{

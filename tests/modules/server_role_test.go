@@ -304,8 +304,8 @@ func TestStolenCredentialsReachOnlyTheirShardsObjects(t *testing.T) {
 		_, err := thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name, Prefix: &prefix})
 		check("list "+prefix, own, err)
 	}
-	// S3 reports a missing object only to callers that may list without a prefix. So the policy must permit such a
-	// list.
+	// S3 reports that an object is missing only to callers that may list the whole bucket. So the policy must permit a
+	// list without a prefix.
 	_, err = thief.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &name})
 	check("list all names", true, err)
 	_, err = thief.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &name})

@@ -127,8 +127,8 @@ func (l *lab) testDynamic(t *testing.T) {
 	})
 }
 
-// testShards removes a shard from the configuration file and adds it back. The running operator leaves the removed
-// shard alone, then uses it again.
+// testShards removes a shard from the operator's configuration file, and later adds it again. The operator must not
+// change the removed shard. It must manage the shard again after the addition.
 func (l *lab) testShards(t *testing.T) {
 	all, err := os.ReadFile(l.configFile())
 	if err != nil {
@@ -173,8 +173,8 @@ func (l *lab) forgetNonce(t *testing.T) {
 	}
 }
 
-// testTypingError puts shard names with typing errors into a pool. No shard may lose an instance. Then the admission
-// policy refuses such names.
+// testTypingError puts shard names with typing errors into a pool. No shard may lose an instance. Once the admission
+// policy is installed, the API server must refuse such names.
 func (l *lab) testTypingError(t *testing.T) {
 	before := l.ids(t, workers, l.shards()...)
 	change := func(ctx context.Context, shards string) error {

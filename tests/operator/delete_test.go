@@ -230,7 +230,8 @@ func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 	if n := l.countCreations() - created; n != 0 {
 		t.Errorf("the deletion created %d instances, want none", n)
 	}
-	// The user creates the Cluster again. The operator must also import groups that remained on a shard.
+	// The user creates the Cluster again. The operator must also import the dynamic group, which remained on the shard
+	// "west".
 	l.create(t.Context(), t, &clusterv1.Cluster{ObjectMeta: objectMeta(clusterName), Spec: clusterv1.ClusterSpec{
 		InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
 			Kind: "NstanceCluster", Name: clusterName}}})

@@ -30,7 +30,7 @@ const (
 // documented maps pages to their sections with shell commands. For each section it has the name of the test.
 var documented = map[string]map[string]struct {
 	test string
-	// "instead" describes what the test does in place of the section's commands. If it is empty, the test runs the
+	// "instead" describes what the test does in place of the commands in the section. If it is empty, the test runs the
 	// commands literally.
 	instead string
 }{

@@ -45,7 +45,7 @@ kubectl create secret generic nstance-operator-nonce \
 --from-literal=nonce.jwt="$NONCE_JWT"
 `
 
-// kindTools are shell functions with the names of commands in kindSteps. "kind" prints the kubeconfig of the lab's
+// kindTools are shell functions that replace two commands in kindSteps. "kind" prints the kubeconfig of the lab's
 // cluster. "make" builds an nstance-admin that prints a nonce of the lab.
 const kindTools = `
 kind() { cat "$LAB_KUBECONFIG"; }

@@ -77,7 +77,7 @@ func prepare() error {
 	if err := os.Setenv(binVariable, bin); err != nil {
 		return err
 	}
-	// Without the history of the repository, the script fails. The error can be ignored here, because only TestUpgrade
+	// scripts/old.sh fails if the repository has no history. The error can be ignored here, because only TestUpgrade
 	// needs the script. TestUpgrade runs the script again and shows the error.
 	_ = exec.CommandContext(ctx, filepath.Join(root, oldScript)).Run()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+"/", "./services/cmd/nstance-server",
@@ -93,7 +93,7 @@ func prepare() error {
 // use ports from 20000 on.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
-// version is a directory of programs, and the repository that they were built from.
+// version has the directory of a version's programs, and the directory of the repository that they were built from.
 type version struct{ bin, root string }
 
 func thisVersion(t *testing.T) version {

@@ -120,7 +120,8 @@ func (l *lab) testDrain(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testDeadline checks that a drain that cannot finish ends at its timeout, and that events report it.
+// testDeadline checks a drain that cannot finish. The drain must end at its timeout, and events must report the
+// timeout.
 func (l *lab) testDeadline(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, guarded, l.east)

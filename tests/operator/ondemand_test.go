@@ -232,7 +232,8 @@ func (l *lab) testGuest(t *testing.T) {
 	l.removePods(t, guest)
 }
 
-// testChangedMinds creates pods that request a machine and then no longer need it. No machine may remain for them.
+// testChangedMinds creates pods that request a machine but soon no longer need it. No machine may remain for such a
+// pod.
 func (l *lab) testChangedMinds(t *testing.T) {
 	elsewhere, gone, undecided := requestingPod("elsewhere", anywhere), requestingPod("gone"),
 		requestingPod("undecided")

@@ -343,8 +343,8 @@ func (l *lab) testUnreachable(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// testHandOver runs two operators, of which one leads. When the leader is stopped or killed, the other continues its
-// work.
+// testHandOver runs two operators, a leader and a standby. When the leader is stopped or killed, the standby must
+// continue the leader's work.
 func (l *lab) testHandOver(t *testing.T) {
 	ctx := t.Context()
 	first := l.operators[len(l.operators)-1]

@@ -16,7 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// orderedKinds maps the letters in deletionOrders to the kinds of objects that a user can delete. Each entry has the
+// orderedKinds maps the letters in deletionOrders to kinds of objects that a user can delete. For each kind it has the
 // names of the objects that the test deletes.
 var orderedKinds = map[rune]struct {
 	kind  string

@@ -112,7 +112,7 @@ func (l *lab) testSecrets(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// hasEvent returns an error unless there is an event of this reason about the object.
+// hasEvent returns an error unless an event about the object has the given reason.
 func (l *lab) hasEvent(ctx context.Context, reason, kind, name string) error {
 	list := &eventsv1.EventList{}
 	if err := l.Client.List(ctx, list, client.InNamespace(namespace)); err != nil {

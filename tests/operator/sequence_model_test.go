@@ -162,7 +162,8 @@ func (s *sequence) secretsAre(ctx context.Context, without ...string) error {
 	return nil
 }
 
-// nodesMatch returns an error unless exactly the instances have Nodes, and all Nodes are ready and schedulable.
+// nodesMatch returns an error unless every instance has a Node, every Node has an instance, and all Nodes are ready and
+// schedulable.
 func (s *sequence) nodesMatch(ctx context.Context, instances map[string]*nstancev1.InstanceStatus) error {
 	var list corev1.NodeList
 	if err := s.Client.List(ctx, &list); err != nil {
@@ -247,8 +248,8 @@ func (s *sequence) requestsMet(ctx context.Context, instances int) error {
 	return nil
 }
 
-// machinesMatch returns an error unless every instance has exactly one NstanceMachine and one Machine, and each of
-// these has an instance.
+// machinesMatch returns an error unless every instance has exactly one NstanceMachine and one Machine. Every
+// NstanceMachine and every Machine must have an instance.
 func (s *sequence) machinesMatch(ctx context.Context, instances map[string]*nstancev1.InstanceStatus) error {
 	var all clusterv1.MachineList
 	var infra v1beta1.NstanceMachineList

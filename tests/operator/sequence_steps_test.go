@@ -56,8 +56,8 @@ const (
 	mostSingles  = 3
 )
 
-// done reports whether a change was accepted. A change may be refused because its object is gone or has changed
-// meanwhile. The test fails for other errors.
+// done reports whether a change was accepted. The API server may refuse a change because the object is gone, exists
+// already or was changed by another client. The test fails if err is any other error.
 func (s *sequence) done(err error) bool {
 	s.t.Helper()
 	switch {
@@ -93,7 +93,8 @@ func (s *sequence) scalePool() string {
 	return fmt.Sprintf("scale %s to %d", name, n)
 }
 
-// createPool creates a dynamic pool, or the NstanceMachinePool of a MachinePool that has lost it.
+// createPool creates a dynamic pool. For a MachinePool that has lost its NstanceMachinePool, it creates only the
+// latter.
 func (s *sequence) createPool() string {
 	name := s.pick(dynamicNames)
 	if s.model.ended || s.model.pools[name] != nil && !s.model.pools[name].headless {
@@ -180,8 +181,8 @@ func (s *sequence) changeSizeOnShard() string {
 	return fmt.Sprintf("change the size of %s on %s to %d (%v)", name, at.id, n, err)
 }
 
-// deleteObject deletes an object of a random kind. In the model, it also makes all changes that such a deletion causes
-// according to the documentation.
+// deleteObject deletes an object of a random kind. It also changes the model to what such a deletion causes according
+// to the documentation.
 func (s *sequence) deleteObject() string {
 	name := s.pick(slices.Sorted(maps.Keys(s.model.pools)))
 	var object client.Object
@@ -333,7 +334,7 @@ func (s *sequence) killVM() string {
 	if name == "" || at == s.hanging || s.model.ended {
 		return ""
 	}
-	// List the instances of all groups, because this group may be missing on the shard.
+	// List the instances of all groups, because the shard may not have this pool's group.
 	instances, err := at.instances(s.t.Context(), "")
 	if err != nil {
 		return ""

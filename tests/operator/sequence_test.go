@@ -27,7 +27,8 @@ var (
 )
 
 const (
-	// roundSteps is the number of steps before the invariants of a converged state are checked.
+	// roundSteps is the number of steps in a round. After each round, the test checks the invariants of a converged
+	// state.
 	roundSteps = 25
 	// reaction is the time that a deletion may take to reach a shard that answers. If the shard creates an instance of
 	// the deleted group after that time, the test fails.
@@ -46,7 +47,7 @@ const (
 // After every round, when everything answers again:
 //
 //   - every group has the size in the test's model;
-//   - every Machine has an instance, every instance a Node, and nothing of a deleted object is left;
+//   - every Machine has an instance, every instance has a Node, and nothing of a deleted object is left;
 //   - no pod was evicted from a Node that still exists;
 //   - the operator stops writing to the API server.
 func TestSequence(t *testing.T) {
@@ -115,7 +116,8 @@ type sequence struct {
 	writes []string // Writes of the operator since the last reset.
 }
 
-// recordWrites is a proxy in front of the API server. It records the operator's writes except leases and events.
+// recordWrites is a proxy in front of the API server. It records all writes of the operator, except writes of leases
+// and events.
 func (s *sequence) recordWrites(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	if r.Method != http.MethodGet && strings.HasPrefix(r.UserAgent(), "nstance-operator") &&
 		!strings.Contains(r.URL.Path, "/events") && !strings.Contains(r.URL.Path, "/leases") {
@@ -200,8 +202,8 @@ func (s *sequence) inspectEvent(at *shard, event *nstancev1.InstanceEvent) {
 	if event.GetType() != nstancev1.InstanceEvent_TYPE_CREATING || !deleted {
 		return
 	}
-	// A paused server continues with the requests that it got before the pause, so its time for the reaction begins
-	// when it continues.
+	// A paused server continues with the requests that it got before the pause. So the time limit for its reaction
+	// begins at the end of the pause.
 	if freed := s.freed[at]; freed.After(since) {
 		since = freed
 	}

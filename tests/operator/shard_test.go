@@ -41,7 +41,7 @@ const (
 	encryptionKey = "thisisatest32bytekey123456789012" // A test key that protects nothing.
 )
 
-// The configuration of the shards has these static groups.
+// These groups are static: the configuration of the shards defines them.
 const (
 	workers  = "workers"  // On both shards, two instances each, drained within a minute.
 	guarded  = "guarded"  // On east only, one instance, drained within ten seconds.
@@ -67,8 +67,8 @@ func (b *bucket) state(shard string) (*clusterstate.State, error) {
 		Secrets: secrets}), nil
 }
 
-// newBucket makes a bucket with a CA and a nonce key. It runs the nstance-admin in the directory bin, which may be of
-// an earlier version.
+// newBucket makes a bucket with a CA and a nonce key. It runs nstance-admin from the directory "bin". The programs in
+// "bin" may be of an earlier version.
 func newBucket(ctx context.Context, dir, bin string) (*bucket, error) {
 	b := &bucket{dir: dir, bin: bin}
 	if _, err := b.admin(ctx, "init"); err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// applied is a group that exists only in Kubernetes and is applied from a manifest.
+// applied is the name of a group that exists only in Kubernetes. Its MachinePool comes from a manifest.
 const applied = "applied"
 
 // TestUse changes a MachinePool's replicas as the cluster autoscaler does, and by applying manifests.
@@ -176,7 +176,8 @@ const limits = `annotations:
     cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size: "0"
     cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size: "10"`
 
-// testApply checks which client owns a MachinePool's replicas, as the reference describes.
+// testApply checks which client owns the field for a MachinePool's replicas. The result must be as in the
+// documentation.
 func (l *lab) testApply(t *testing.T) {
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(applied),

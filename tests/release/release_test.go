@@ -258,7 +258,7 @@ func (d *dist) testSignatures(t *testing.T) {
 	}
 }
 
-// tool returns the path of a tool of scripts/tool.sh.
+// tool returns the path of a program that scripts/tool.sh provides.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	return strings.TrimSpace(string(output(t, nil, filepath.Join(root, "scripts", "tool.sh"), name)))

@@ -33,7 +33,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// The CLIs ask these hosts for the provider and the modules.
+// tofu and terraform ask these hosts for this project's provider and modules.
 var registries = []string{"registry.opentofu.org", "registry.terraform.io"}
 
 const github = "github.com"
@@ -139,8 +139,8 @@ func startGCP(t *testing.T) (map[string]string, []byte, []string) {
 		[]string{"project=" + fakegcp.Project}
 }
 
-// mirror writes a CLI configuration. With it, the CLIs take the providers of the clouds from this machine. They must
-// download this project's provider.
+// mirror writes a configuration file for tofu and terraform. With this file, they take the providers of the clouds from
+// this machine, but must download this project's provider.
 func (d *dist) mirror(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

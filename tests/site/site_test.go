@@ -28,7 +28,7 @@ var (
 // part of the site.
 const repository = "https://github.com/nstance-kit/nstance/blob/main/"
 
-// page is what the checks need of an HTML page.
+// page is the part of an HTML page that the checks need.
 type page struct {
 	links []string // The values of href and src.
 	ids   map[string]bool

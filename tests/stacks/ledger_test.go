@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
 
-// ledger records the calls of all stacks and the policies of their servers' roles.
+// ledger records the calls of all stacks, and the actions that their servers' roles allow.
 type ledger struct {
 	scenario.Ledger
 

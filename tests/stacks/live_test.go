@@ -109,8 +109,8 @@ module "shard" {
 	f.kept(t, kept, moved)
 	unharmed()
 
-	// The servers and the leader's address move to another subnet. VMs learn the new address while they are connected
-	// to the present leader.
+	// The servers and the leader's address move to another subnet. The VMs learn the new address while they are still
+	// connected to the present leader.
 	unharmed = f.watchFleet(t, 3)
 	kept = f.workers()
 	const otherServers = "10.0.2.0/24"
@@ -146,7 +146,8 @@ module "shard" {
 		t.Errorf("a plan after the change of the zone finds changes (exit code %d):\n%s", code, output)
 	}
 
-	// Plan must find each of the mistakes below. A plan with several of them must report them all.
+	// Plan must find each of the mistakes below. If a configuration has several mistakes, one plan must report them
+	// all.
 	const nobody = "999999999999"
 	for _, wrong := range []struct {
 		vars map[string]any
@@ -177,8 +178,8 @@ module "shard" {
 	}
 	network(otherZone, "10.0.3.0/24", "10.0.4.0/24", "10.0.48.0/28")
 
-	// If a destroy fails to delete the bucket, it must keep the key that encrypts the secrets in the bucket. Then
-	// another destroy must succeed.
+	// The destroy fails, because it may not delete the bucket. It must keep the key that encrypts the secrets in the
+	// bucket. Then another destroy must succeed.
 	calls.addPolicies(t, l, "live")
 	interrupted := fault.Match{Service: "s3", Action: "DeleteBucket"}
 	l.Cloud.Faults().Fail(interrupted, fault.Forever, http.StatusForbidden, "AccessDenied", "Access Denied")

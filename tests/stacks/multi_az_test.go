@@ -99,7 +99,7 @@ func (f *fleet) askedForHealth() (n int) {
 	return n
 }
 
-// balanced waits until the load balancers have the given number of targets, which all pass their health checks.
+// balanced waits until the load balancers have the given number of targets, and all targets pass their health checks.
 func balanced(t *testing.T, l *lab.Lab, size int) {
 	t.Helper()
 	lab.Eventually(t, soon, fmt.Sprintf("%d healthy targets", size), func() string {

@@ -89,7 +89,8 @@ func singleShard(t *testing.T, calls *ledger) {
 		"agent_ami": lab.AgentAMI,
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"},
-			// Terratest writes variables as HCL, without escaping line breaks.
+			// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
+			// escaped here.
 			"attestation": map[string]any{"method": "aws-iid",
 				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}},
 	}
@@ -133,7 +134,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	// A VM dies without notice.
 	f.scenario().ReplacesKilled(t, 2)
 
-	// The group's arguments change. The plan must name the group, and apply must replace the group's VMs.
+	// The group's arguments change. The plan must mention the group, and apply must replace the group's VMs.
 	f.scenario().Rolls(t, stack, vars, `{"InstanceMarketOptions": {"MarketType": "spot"}}`)
 
 	// The cloud announces that a VM will be interrupted. The replacement must start while the VM still runs.

@@ -10,7 +10,7 @@ import (
 )
 
 // TestActionLog writes logs in which a server acts after the end of its term, and logs with two leaders of one term.
-// The logs contain wrong times, because a test may change a server's clock.
+// All times in the logs are an hour ahead, because the clocks of real servers may also be wrong.
 func TestActionLog(t *testing.T) {
 	type entry struct {
 		server int

@@ -15,7 +15,7 @@ import (
 var (
 	chaosFlag = flag.String("chaos", "", "form of the chaos test: short, or long for every fault at full length")
 	// heirLease is the lease in a lock that names an heir. scripts/chaos.sh builds the servers under test with a
-	// shorter lease, and sets this flag to the same lease.
+	// shorter lease, and sets this flag to that lease.
 	heirLease = flag.Duration("heir-lease", 90*time.Second,
 		"lease of a lock with an heir, as linked into nstance-server")
 )
@@ -48,7 +48,7 @@ type fault struct {
 	name, want string
 	// In its short form, the test uses this fault only for shards of the forms in this list, such as withHeir.
 	short []string
-	// run makes the fault, ends it, and returns what it observed.
+	// run causes the fault, ends it, and returns what it observed meanwhile.
 	run func(ctx context.Context, s *shard) (seen string, err error)
 }
 

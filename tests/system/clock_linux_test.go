@@ -43,8 +43,8 @@ func launch() error {
 		return err
 	}
 	// With this filter, the kernel reports calls of clock_gettime(CLOCK_REALTIME, …) to the parent process, which
-	// answers them. seccomp(2) has the offsets of struct seccomp_data; its 32-bit halves are in the byte order of the
-	// machine.
+	// answers them. In struct seccomp_data (seccomp(2)), the number of the call is at offset 0. On a little-endian
+	// machine, the low half of the call's first argument is at offset 16.
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLOCK_GETTIME, Jf: 3},
@@ -203,7 +203,7 @@ type (
 	}
 )
 
-// answer answers the calls that the filter reports for one program, until the program ends.
+// answer answers the calls of clock_gettime(2) that the filter reports for one program, until the program ends.
 func (c *wallClock) answer(fd int) {
 	defer unix.Close(fd)
 	for {

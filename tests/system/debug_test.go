@@ -62,7 +62,8 @@ func (s *story) adaptGroup(c *config.Shard) {
 	spec := c.Groups[local.Tenant][group]
 	spec.Rollout = &config.Rollout{Canary: 1, HaltOnFailures: 1}
 	c.Groups[local.Tenant][group] = spec
-	// The check gets no variable with the instance ID. Its parent process is the agent, whose environment has the ID.
+	// The environment of a health check lacks the instance ID. But the parent process of the check is the agent, whose
+	// environment has the ID.
 	script := fmt.Sprintf("if ps eww -p $PPID | grep -q -F -f %s; then echo %s; exit 1; fi", s.sick, diskOut)
 	template := c.Templates["worker"]
 	two := 2
@@ -172,7 +173,7 @@ func (s *story) killVM(context.Context) (string, error) {
 	return gone.String(), err
 }
 
-// failCheck makes the health check of one instance fail, until it is replaced.
+// failCheck makes the health check of one instance fail until the instance is replaced.
 func (s *story) failCheck(ctx context.Context) (string, error) {
 	instances, err := s.operator.AwaitHealthy(ctx, refusedSize)
 	if err != nil {
@@ -201,7 +202,8 @@ func (s *story) writeGood(ctx context.Context) error {
 	return s.awaitNoErrors(ctx)
 }
 
-// rollBad changes the boot script to one that fails, so that the group's instances are replaced.
+// rollBad replaces the boot script by one that fails. After this change, the leader begins to replace the group's
+// instances.
 func (s *story) rollBad(ctx context.Context) (string, error) {
 	bad, err := s.changed(func(c *config.Shard) {
 		c.Defaults.Userdata.Content = "#!/bin/sh\necho the new boot script does not work\nexit 1\n"

@@ -22,8 +22,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// told describes what every means of observation must show about one fault. Such means are events, pages, metrics,
-// alerts and doctor.
+// told describes how one fault must show in the events, the web pages, the metrics, the alerts and the output of
+// doctor.
 type told struct {
 	// kind and cause are those of the expected event. Its message must contain text and rule.
 	kind, cause, text, rule string
@@ -31,7 +31,7 @@ type told struct {
 	grouped                 bool   // it is an alert of the group
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
-	fleet string // metric selects the series whose value must rise: the name of a metric, or name{label.
+	fleet string // a text that the page about all shards must show instead
 	// metric is the name of a metric. A series of the metric must rise. If the name is followed by "{" and a label, a
 	// series with that label must rise.
 	metric string
@@ -76,7 +76,7 @@ func admin[T any](ctx context.Context, s *story, args ...string) (value T, err e
 	return value, nil
 }
 
-// standing returns the alerts that are active according to a command, either status or explain.
+// standing returns the active alerts in the output of a command, which is either status or explain.
 func (s *story) standing(ctx context.Context, args ...string) ([]standingError, error) {
 	answer, err := admin[answers](ctx, s, append(args, "--shard", local.Shard)...)
 	if err != nil {

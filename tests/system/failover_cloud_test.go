@@ -35,8 +35,8 @@ const (
 	zone   = "us-west-2a"
 	region = "us-west-2"
 	kind   = "t3.small"
-	// address is the address of the leader's network interface. In this test no machine really has the address. So the
-	// servers see that the interface is attached, but never reach the address.
+	// address is the address of the leader's network interface. In this test, no machine configures this address, so
+	// nobody can reach it. The servers only see that the interface is attached.
 	address = "10.0.127.250"
 )
 
@@ -181,15 +181,16 @@ func (c *cloud) configure(s *config.Shard, records int) {
 	s.Groups = map[string]map[string]config.GroupSpec{local.Tenant: groups}
 }
 
-// loss is the loss of a VM. It records when the new leader creates the replacement and gets the leader's network
-// interface.
+// loss is the loss of a VM. It has the times at which the new leader created the replacement and got the leader's
+// network interface.
 type loss struct {
 	c                 *cloud
 	calls             int
 	created, attached time.Time
 }
 
-// loseVM kills one VM of the shard and, if machine is true, the machine of the leader.
+// loseVM kills one VM of the shard. If "machine" is true, it also kills the machine on which the leader runs, and makes
+// a new one.
 func (c *cloud) loseVM(ctx context.Context, leader int, machine bool) (*loss, error) {
 	if len(c.vms) == 0 {
 		return nil, errors.New("no VM is left")
@@ -236,8 +237,8 @@ func (w *loss) await(ctx context.Context, successor string) error {
 	return nil
 }
 
-// registerAll waits until every instance has its record. It then changes each record as the registration of an agent
-// would. If an unregistered instance ended, its group would wait before the next create.
+// registerAll waits until every instance has its record. It then changes the records as if all instances had
+// registered. If an unregistered instance ended, its group would wait before the next create.
 func (f *failover) registerAll(ctx context.Context) error {
 	want := failoverOptions.records
 	began := time.Now()

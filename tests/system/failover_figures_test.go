@@ -16,8 +16,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// figure is the result of one round. All times begin with the signal that ends the leader. acts, attached and used are
-// set only if the test has a fake cloud.
+// figure is the result of one round. All times count from the moment when the leader is killed, paused or stopped.
+// acts, attached and used are set only if the test has a fake cloud.
 type figure struct {
 	leads    time.Duration // the successor became leader
 	acts     time.Duration // its first RunInstances call arrived
@@ -69,7 +69,7 @@ func (f figures) each(of func(figure) time.Duration) (all []time.Duration) {
 	return all
 }
 
-// print prints the percentiles of the rounds in which the leader was ended by the given signal.
+// print prints the percentiles of the rounds in which the leader got the given signal.
 func (f figures) print(signal string, heir bool) {
 	who, heirless := "its follower", 0
 	if heir {

@@ -103,7 +103,7 @@ type failover struct {
 	round   int
 }
 
-// way is one way in which a leader ends.
+// way is one way to take the leader out of service: kill, pause or stop it.
 type way struct {
 	name, signal string
 	end          func(p *local.Process) error
@@ -209,7 +209,8 @@ func (f *failover) awaitLeader(ctx context.Context) (int, error) {
 	}
 }
 
-// runRound ends the leader at a random moment, waits for its successor, and restores the ended server.
+// runRound kills, pauses or stops the leader at a random moment, and waits for its successor. Then it makes the former
+// leader a standby.
 func (f *failover) runRound(ctx context.Context, how way) (result figure, err error) {
 	f.round++
 	longest := time.Second
@@ -271,7 +272,7 @@ func (f *failover) runRound(ctx context.Context, how way) (result figure, err er
 	return result, how.restore(waiting, leader)
 }
 
-// hadNoHeir reports whether an ended leader had no heir when it ended, according to its log.
+// hadNoHeir reports whether the former leader had no heir when its leadership ended, according to its log.
 func (f *failover) hadNoHeir(leader int) (bool, error) {
 	if failoverOptions.promise == 0 {
 		return false, nil

@@ -20,8 +20,8 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// servers is the number of servers of every shard. Arrays indexed by server have one entry more: servers are counted
-// from 1.
+// servers is the number of servers of every shard. Servers are counted from 1, so an array with an element per server
+// has an unused element 0.
 const servers = 2
 
 // group is the group of the shards, in the default tenant.

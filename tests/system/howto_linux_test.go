@@ -63,7 +63,8 @@ type guide struct {
 type step struct {
 	// before, if not nil, does what the page says before the commands.
 	before func(context.Context) error
-	// texts must be in the output of the commands. Names in texts are replaced like the names in the commands.
+	// texts must be in the output of the commands. The names in texts, such as GROUP, are replaced like those in the
+	// commands.
 	texts []string
 	// "until" is set for commands that run until they are interrupted. The test interrupts them when they have printed
 	// this text.
@@ -265,8 +266,8 @@ func (h *howTo) write(change func(*config.Shard)) func(context.Context) error {
 	}
 }
 
-// push returns a function that changes the configuration, writes it to FILE, and makes the leader apply it. FILE is the
-// name of the file on the page.
+// push returns a function that changes the configuration, writes it to the file that the page calls FILE, and makes the
+// leader apply it.
 func (h *howTo) push(change func(*config.Shard)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := h.write(change)(ctx); err != nil {
@@ -280,7 +281,7 @@ func (h *howTo) push(change func(*config.Shard)) func(context.Context) error {
 	}
 }
 
-// snippet decodes the first configuration snippet of a page, after it has made the replacements in the snippet's text.
+// snippet makes the given replacements in the first configuration snippet of a page, and decodes the result.
 func snippet(file string, into any, replacements ...string) error {
 	text, err := read(file)
 	if err != nil {

@@ -99,8 +99,8 @@ func (h *howTo) stopStandby(ctx context.Context) error {
 	return nil
 }
 
-// checkUnit runs the command in the page's systemd unit. If systemd is installed, systemd-analyze verifies the unit.
-// Then checkUnit starts the second server again.
+// checkUnit runs the command line ExecStart= of the page's systemd unit. If systemd is installed, systemd-analyze
+// verifies the unit. Then checkUnit starts the second server again.
 func (h *howTo) checkUnit(ctx context.Context, text string) (err error) {
 	unit := strings.ReplaceAll(blocks(text, "ini")[0], "/usr/local/bin", h.stack.Bin)
 	_, command, _ := strings.Cut(unit, "ExecStart=")

@@ -17,15 +17,15 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// Under load, the group's size is between leastSize and mostSize. At the end it is finalSize.
+// While processes are killed, the group's size changes between leastSize and mostSize. At the end it is finalSize.
 const (
 	leastSize, mostSize, finalSize = 3, 8, 5
 )
 
 // TestKill9 kills random processes of a shard at random moments while the group is scaled and VMs die. Servers and the
 // object store are started again, as systemd would. Afterwards the shard must converge: each VM has one record and one
-// agent. The same seed gives the same kills at the same times. But the processes may then be at other points of their
-// work.
+// agent. The same seed gives the same kills at the same times, but the processes may be doing something else at these
+// times.
 func TestKill9(t *testing.T) {
 	rounds, seed := *roundsFlag, *seedFlag
 	if rounds < 0 {

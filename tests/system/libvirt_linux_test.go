@@ -258,9 +258,9 @@ func (s *libvirtShard) killDaemon(ctx context.Context) error {
 	return unchanged(before, after)
 }
 
-// killLeader kills the process of the server that leads, two times. The machine of the server keeps the leader's
-// address until the lifetime of the address ends, but the standby must take the address. The test observes this from a
-// third network namespace. No VM may be replaced.
+// killLeader kills the process of the leader, two times. Each time, the standby must take the leader's address,
+// although the killed leader's machine keeps the address until the lifetime of the address ends. The test calls the
+// address from a third network namespace. No VM may be replaced.
 func (s *libvirtShard) killLeader(ctx context.Context) error {
 	before, err := s.healthy(ctx)
 	if err != nil {

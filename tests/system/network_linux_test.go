@@ -173,7 +173,8 @@ func (n *network) carry(from *host) {
 	}
 }
 
-// route returns the destination of a packet and its delay. It returns nil if the packet is lost.
+// route returns the machine that a packet must reach, and the delay of the packet. If the packet is lost, the machine
+// is nil.
 func (n *network) route(from string, address netip.Addr) (*host, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

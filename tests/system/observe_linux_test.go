@@ -24,7 +24,8 @@ type leaderPoll struct {
 	longest time.Duration // the longest time without a leader
 }
 
-// leaderPage is the last /leader page of a server. It is zero if the server does not lead or does not answer.
+// leaderPage is the content of a server's last /leader page. All fields are zero if the server does not lead or does
+// not answer.
 type leaderPage struct {
 	leads bool
 	term  uint64
@@ -138,9 +139,9 @@ func (j *actionLog) collect(ctx context.Context, s *local.Stack) {
 	}
 }
 
-// read reads the new lines of one log. It records an error if a server acts in a term although another server has
-// already acted in a later term. The logs are read in turn. So the order of two actions is certain only if one was read
-// at least two passes before the other.
+// read reads the new lines of one log. It returns an error if two servers led in the same term. It also returns an
+// error if a server acts in a term although another server has already acted in a later term. The logs are read in
+// turn, in passes. So the order of two actions is certain only if one was read at least two passes before the other.
 func (j *actionLog) read(n int, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -184,7 +185,7 @@ func (j *actionLog) read(n int, path string) error {
 	return nil
 }
 
-// check returns the errors that read has recorded so far. It also returns an error if the logs contain no action.
+// check returns the errors that collect has recorded so far. It also returns an error if the logs contain no action.
 func (j *actionLog) check(context.Context) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

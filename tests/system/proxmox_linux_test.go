@@ -159,7 +159,7 @@ func (s *proxmoxShard) takeNodeDown(ctx context.Context, before []*nstancev1.Ins
 	return unchanged(before, after)
 }
 
-// killQEMU kills the process of a VM. Another VM becomes healthy.
+// killQEMU kills the QEMU process of a VM and waits until another healthy VM has replaced it.
 func (s *proxmoxShard) killQEMU(ctx context.Context, before []*nstancev1.InstanceStatus) error {
 	victim, err := strconv.Atoi(before[0].GetProviderId())
 	if err != nil {

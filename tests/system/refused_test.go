@@ -55,13 +55,13 @@ type refused struct {
 type badConfiguration struct {
 	name             string
 	module, document [2]string
-	// want is a text that every refusal must contain.
+	// want is a text that the error of every refusal must contain.
 	want string
 }
 
 func (r *refused) file(name string) string { return filepath.Join(r.stack.Dir, name) }
 
-// start applies examples/local and starts the servers. Each apply after that also tells the leader to read the
+// start applies examples/local and starts the servers. From then on, each apply also tells the leader to read the
 // configuration.
 func (r *refused) start(ctx context.Context) (err error) {
 	if _, err := r.stack.StartStore(ctx); err != nil {

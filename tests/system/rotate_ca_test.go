@@ -84,8 +84,8 @@ func (r *rotation) admin(ctx context.Context, args ...string) ([]byte, error) {
 	return output, nil
 }
 
-// register registers the client. If the client is registered, it renews the client's certificate when the rotation
-// makes that necessary.
+// register registers the client of the operator API. If the client is already registered, register renews its
+// certificate when the rotation requires a new one.
 func (r *rotation) register(ctx context.Context) error {
 	_, err := r.admin(ctx, "cluster", "register-operator", "--cluster-id", local.Cluster, "--storage-bucket",
 		local.Bucket, "--output-dir", r.identity)
@@ -205,7 +205,7 @@ func (r *rotation) rotate(ctx context.Context) (cmd *exec.Cmd, log string, err e
 	return cmd, log, cmd.Start()
 }
 
-// interruptIn starts rotate-ca, waits until its output has the text, and sends it the signal.
+// interruptIn starts rotate-ca, and waits until the output contains "text". Then it sends the signal to rotate-ca.
 func (r *rotation) interruptIn(ctx context.Context, text string, signal syscall.Signal) error {
 	cmd, log, err := r.rotate(ctx)
 	if err != nil {

@@ -81,7 +81,7 @@ func startShard(t *testing.T, f form) *shard {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.close)
-	// A directory of t.TempDir would be removed although disks are mounted in it. Also, its path is too long for a
+	// A directory of t.TempDir would be removed although disks are mounted in it. Its path is also too long for a
 	// socket.
 	dir, err := os.MkdirTemp("", "nstance-chaos-") //nolint:usetesting // see above
 	if err != nil {

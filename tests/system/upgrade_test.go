@@ -26,7 +26,7 @@ var (
 )
 
 // upgradeServers is the number of servers: 1 and 2 are of the earlier version, 3 and 4 of the current one. In a cloud
-// each server has its own machine. Here the servers share one machine, so that each needs its own ports.
+// each server has its own machine. Here the servers share one machine, so each server needs its own ports.
 const upgradeServers = 4
 
 // upgradeSize is the size of the first group. Its VMs must not be replaced.
@@ -269,7 +269,7 @@ func (u *upgrade) admins(ctx context.Context) error {
 	for _, version := range []string{u.old, u.current} {
 		for _, args := range [][]string{{"group", "list"}, {"instance", "list"}, {"config", "status"},
 			{"instance", "show", u.vms[0].Instance.String()}} {
-			// A call may fail while no server leads, so it is repeated.
+			// A call fails while no server leads, so a failed call is repeated.
 			var out string
 			var err error
 			for range 10 {
@@ -291,8 +291,8 @@ func (u *upgrade) admins(ctx context.Context) error {
 	return nil
 }
 
-// registerWithOld checks that the current nstance-admin can register an operator. The old nstance-admin must refuse
-// that, because it cannot read the signed cluster/ca.crt.
+// registerWithOld checks that the current nstance-admin can register an operator. The old nstance-admin must refuse to
+// register one, because it cannot read the signed cluster/ca.crt.
 func (u *upgrade) registerWithOld(ctx context.Context) error {
 	const refusal = "read cluster/ca.crt"
 	out, err := u.admin(ctx, u.old, "cluster", "register-operator", "--storage-bucket", local.Bucket, "--output-dir",

@@ -48,7 +48,7 @@ type node struct {
 	memoryMiB int64
 }
 
-// storage is a storage that all nodes have. Its volumes are per node if it is not shared.
+// storage is a storage that all nodes have. If the storage is not shared, each node has its own volumes on it.
 type storage struct {
 	shared  bool
 	content []string
@@ -91,7 +91,8 @@ func (v *vm) status() string {
 	return "stopped"
 }
 
-// TokenID and Secret are the token that a new cluster knows. It has the privileges of [Role].
+// TokenID and Secret are the ID and the secret of the API token that a new cluster accepts. The token has the
+// privileges in [Role].
 const (
 	TokenID = "nstance@pve!server"
 	Secret  = "5f0c1f0e-9d4b-4a54-9c8c-2f0a4a3f9b11"
@@ -356,7 +357,8 @@ func (c *Cluster) Volumes() map[string][]byte {
 	return all
 }
 
-// Calls returns the calls that were made so far, as METHOD PATH without IDs.
+// Calls returns the calls that were made so far, as METHOD PATH. A path contains the names of its parameters, such as
+// {vmid}, instead of their values.
 func (c *Cluster) Calls() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -82,7 +82,7 @@ var (
 type need struct{ path, privilege string }
 
 // operation is a call of the API: its parameters, and the privileges that the API checks before it runs the call's
-// code. The caller must have all of needs, and one of oneOf unless oneOf is empty.
+// code. The caller must have all privileges in needs. If oneOf is not empty, the caller must also have one of those.
 type operation struct {
 	params map[string]param
 	needs  []need

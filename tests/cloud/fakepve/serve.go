@@ -96,7 +96,7 @@ func (c *Cluster) handle(r *http.Request) (any, Fault, *apiError) {
 	return data, in.fault, failed
 }
 
-// readParams reads the parameters of the query or the body, and an uploaded file.
+// readParams returns the parameters in the query or the body of a request, and the file if the request is an upload.
 func readParams(r *http.Request) (url.Values, []byte, error) {
 	kind, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if kind != "multipart/form-data" {

@@ -366,7 +366,7 @@ func (c *Cluster) runVM(v *vm) string {
 	return ""
 }
 
-// qemu returns the command that boots the guest of a VM, emulated without KVM.
+// qemu returns the command that boots the guest of a VM. QEMU emulates the processor, so it does not need KVM.
 func (c *Cluster) qemu(v *vm) (*exec.Cmd, error) {
 	base := filepath.Join(c.guest.Dir, strconv.Itoa(v.id))
 	volume, _, _ := strings.Cut(v.conf["ide2"], ",")

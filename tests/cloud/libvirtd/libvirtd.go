@@ -67,7 +67,7 @@ func (d *Daemon) StartDaemon(t testing.TB) { t.Helper(); check(t, d.Daemon.Start
 // KillDaemon kills libvirtd. VMs keep running.
 func (d *Daemon) KillDaemon(t testing.TB) { t.Helper(); check(t, d.SignalDaemon(t.Context(), "KILL")) }
 
-// StopDaemon pauses libvirtd. It does not answer until [Daemon.ContinueDaemon] is called.
+// StopDaemon pauses libvirtd, which then answers no call until [Daemon.ContinueDaemon] is called.
 func (d *Daemon) StopDaemon(t testing.TB) { t.Helper(); check(t, d.SignalDaemon(t.Context(), "STOP")) }
 
 // ContinueDaemon ends what [Daemon.StopDaemon] began.

@@ -18,8 +18,8 @@ import (
 // provider's library: on a busy machine, it can miss the end of a download, or deadlock.
 var ErrDownload = errors.New("the provider cannot read a seed")
 
-// Module is a copy of modules/libvirt/servers. The CLI and the provider dmacvicar/libvirt apply the copy to a daemon.
-// Its methods end the test on failure, except [Module.Run].
+// Module is a copy of modules/libvirt/servers. Its methods apply the copy to a daemon, with tofu or terraform and the
+// provider dmacvicar/libvirt. They end the test on failure, except [Module.Run].
 type Module struct {
 	t        testing.TB
 	dir, cli string

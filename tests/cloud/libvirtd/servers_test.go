@@ -97,7 +97,8 @@ func poolFiles(t *testing.T, daemon *libvirtd.Daemon) (names []string) {
 	return names
 }
 
-// variables returns values for the variables of the module. The boot script prints the version.
+// variables returns values for the variables of the module. The value of server_userdata is a boot script that prints
+// "version".
 func variables(version string) map[string]any {
 	mac := map[string]string{"mac": "52:54:00:0A:00:02"}
 	return map[string]any{

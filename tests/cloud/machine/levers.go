@@ -103,7 +103,7 @@ func (r *Runner) Dial(ctx context.Context, id, network, address string) (net.Con
 	return ns.dial(ctx, network, address)
 }
 
-// network returns the machine's network namespace with a new open file, which the caller must close.
+// network returns the machine's network namespace as a newly opened file. The caller must close this file.
 func (i *Instance) network() (*netns, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -70,7 +70,7 @@ func TestStopLeavesNothing(t *testing.T) {
 		}
 		stopped = append(stopped, m)
 	}
-	// Twelve machines boot at the same time, which takes 10 s on a busy host.
+	// Twelve machines boot at the same time, and each runs two of these processes. This takes 10 s on a busy host.
 	if !poll(time.Minute, func() bool { return len(processes("sleep 24681")) == 24 }) {
 		t.Fatalf("%d of 24 processes run", len(processes("sleep 24681")))
 	}
@@ -171,7 +171,7 @@ func TestExited(t *testing.T) {
 	if got := <-exited; got != "started again" {
 		t.Errorf("%s ended", got)
 	}
-	// A machine that cannot be created must call Exited, like a machine that dies after its start.
+	// The runner must call Exited also if it cannot create the machine.
 	w.start("vpc-a", 21, "", notify("unmade"), func(s *contract.Spec) { s.Primary.MAC = "no address" })
 	if got := <-exited; got != "unmade" {
 		t.Errorf("%s ended", got)
@@ -271,7 +271,8 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// TestProvision runs the provisioning script and the units of the images. Another program replaces nstance-server.
+// TestProvision builds an image with the real provisioning script, and runs the systemd units of the image. A test
+// program takes the place of nstance-server.
 func TestProvision(t *testing.T) {
 	images := "../../../images/packer"
 	w := newTestRunner(t,

@@ -62,7 +62,7 @@ func (n *netns) enter() error {
 	return nil
 }
 
-// path returns a path of the namespace that programs on this host can open.
+// path returns a path at which programs on this host can open the namespace.
 func (n *netns) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
 // ip runs commands of ip(8) inside the namespace, until the first one fails. IPv6 commands must begin with -6, because

@@ -99,7 +99,7 @@ func TestNetwork(t *testing.T) {
 	w.reaches("a host in the VPC", w.from(two), "10.0.200.200:7", "balancer")
 }
 
-// leaderScript returns the boot script of a server VM that has [movingNIC] as its leader interface. The VM runs the
+// leaderScript returns the boot script of a server VM whose leader interface is [movingNIC]. The script runs the
 // program answerer instead of nstance-server.
 func leaderScript(t *testing.T) string {
 	t.Helper()
@@ -208,7 +208,7 @@ func TestSourceDestCheck(t *testing.T) {
 	if err := machine.Unplug(moving.MAC); err != nil {
 		t.Fatal(err)
 	}
-	// If a primary interface has no source check, the network drops none of its packets.
+	// If the source check of a primary interface is off, the network must let all packets from the interface pass.
 	open := w.start("vpc-a", 12, answerer, func(s *contract.Spec) { s.Primary.SourceDestCheck = false })
 	w.eventually(open, "ls /run/listening", "/run/listening")
 	w.plug(open, moving)

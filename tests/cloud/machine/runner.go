@@ -226,7 +226,7 @@ func (r *Runner) start(spec contract.Spec) (*Instance, error) {
 	return i, nil
 }
 
-// Machine returns the machine with the given ID, even if it has ended.
+// Machine returns the machine with the given ID, whether it runs or has ended.
 func (r *Runner) Machine(id string) (*Instance, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -130,7 +130,7 @@ func TestService(t *testing.T) {
 func TestServiceKinds(t *testing.T) {
 	w := newTestRunner(t, map[string]string{
 		"usr/local/bin/family": "#!/bin/sh\nsetsid sleep 1000 &\nsleep 1000 &\nexec sleep 1000\n",
-		// leaver starts a process that does not belong to the service any more, but keeps the service's output open.
+		// leaver starts a process that leaves the service, but keeps the service's output open.
 		"usr/local/bin/leaver": "#!/bin/sh\nenv -i setsid sleep 1000 &\nexec sleep 1000\n",
 	})
 	id := w.service(map[string]string{

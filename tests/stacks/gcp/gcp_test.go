@@ -83,7 +83,7 @@ func TestStacks(t *testing.T) {
 const stateKey = "projects/" + fakegcp.Project + "/locations/us-central1/keyRings/nstance/cryptoKeys/state"
 
 // changes is an override file of the example. It gives the VMs a service account, so the servers need the permission to
-// use this account. It also encrypts the bucket with a key of the user.
+// use this account. It also encrypts the bucket with "stateKey", a key of Cloud KMS.
 const changes = `module "account" {
   agent_service_account = true
 }
@@ -165,7 +165,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}, "networkInterfaces": [{"accessConfigs": [{}]}]}`)
 	s.ReplacesInterrupted(t, 2)
 
-	// The server's VM disappears, but the instance group is not told. The group must make a new VM with the same name.
+	// The server's VM disappears without a delete operation. The instance group must notice this by itself, and make a
+	// new VM with the same name.
 	old := s.Servers()
 	zone.vanish(old[0])
 	lab.Eventually(t, scenario.Soon, "another server", func() string {

@@ -116,8 +116,8 @@ func (c *cloud) makeKey(t *testing.T) {
 		`{"payload": {"data": "`+base64.StdEncoding.EncodeToString([]byte(key))+`"}}`)
 }
 
-// abandonKey makes the secret of a cluster's CA, but adds no version to the secret. A leader that failed an hour ago,
-// after it made the secret, would have left it like this.
+// abandonKey makes the secret of a cluster's CA without a version, one hour ago. A leader leaves such a secret if it
+// fails between making the secret and adding the version.
 func (c *cloud) abandonKey(t *testing.T, prefix string) {
 	t.Helper()
 	now := c.Secrets.Now
@@ -233,10 +233,11 @@ func (s shard) instance(id string) (found compute.Instance) {
 	return found
 }
 
-// Kill implements [scenario.Cloud]. Afterwards the VM still exists, but is stopped.
+// Kill implements [scenario.Cloud]. A killed VM still exists, but is stopped.
 func (s shard) Kill(id string) { s.Compute.End(s.instance(id).Path, "The guest crashed.") }
 
-// vanish deletes an instance without a delete operation. Neither the server nor the instance group is told.
+// vanish deletes an instance without a delete operation. Neither the server nor the instance group gets a notice of the
+// deletion.
 func (s shard) vanish(id string) { s.Compute.Vanish(s.instance(id).Path) }
 
 // Interrupt implements [scenario.Cloud].
@@ -258,7 +259,7 @@ func (s shard) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return s.machines.DialVPC(ctx, s.instance(servers[0]).Network(), network, address)
 }
 
-// leader returns the ID of the server whose page /leader shows that it leads, or "" if there is none.
+// leader returns the ID of the server that reports at /leader that it leads, or "" if no server does.
 func (s shard) leader() string {
 	for _, id := range s.Servers() {
 		i := s.instance(id)

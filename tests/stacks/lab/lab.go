@@ -202,7 +202,7 @@ func readLogs(t *testing.T, dir string) map[string][]byte {
 	return logs
 }
 
-// LogOutput logs the end of the machines' logs in a directory, if the test has failed.
+// LogOutput logs the last 12 KiB of each machine's log if the test has failed. The logs are in the directory dir.
 func LogOutput(t *testing.T, dir string) {
 	t.Helper()
 	if !t.Failed() {

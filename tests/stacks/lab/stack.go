@@ -28,8 +28,8 @@ func (l *Lab) Stack(t *testing.T, cli, example string, vars map[string]any) *Sta
 	return l.StackWith(t, cli, example, vars, "")
 }
 
-// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/) for settings that
-// are no variables of the example. If override is empty, there is no such file.
+// StackWith is like Stack, with an override file (https://opentofu.org/docs/language/files/override/). The file
+// contains settings for which the example has no variables. If override is empty, there is no such file.
 func (l *Lab) StackWith(t *testing.T, cli, example string, vars map[string]any, override string) *Stack {
 	t.Helper()
 	return NewStack(t, cli, example, vars, override, l.environment())
@@ -132,8 +132,8 @@ func (s *Stack) ApplyPlan(t *testing.T) {
 	terraform.RunTerraformCommandContext(t, t.Context(), s.options, "apply", "-input=false", "-no-color", s.saved)
 }
 
-// PlanFails runs a plan, which must fail, and returns the CLI's errors. To save time, the plan does not refresh the
-// state: a mistake in the configuration is found without that.
+// PlanFails runs a plan, which must fail, and returns the CLI's errors. The plan does not refresh the state. This saves
+// time, and finds the same mistakes in the configuration.
 func (s *Stack) PlanFails(t *testing.T) string {
 	t.Helper()
 	code, output := s.plan(t, "-refresh=false")

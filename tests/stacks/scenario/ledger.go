@@ -67,8 +67,8 @@ func (l *Ledger) use(call string, record func(permissions map[string]bool)) {
 	record(l.used[call])
 }
 
-// Compare fails the test if the calls, the roles and the tables on a page in docs/reference differ. It must be called
-// after the stacks have run.
+// Compare fails the test if the recorded calls do not match the permissions of the roles, or the tables on a page in
+// docs/reference. It must be called after the stacks have run.
 func (l *Ledger) Compare(t *testing.T, page string) {
 	t.Helper()
 	if len(l.used) == 0 {
@@ -98,7 +98,7 @@ func (l *Ledger) problems(documented map[string]string) (problems []string) {
 	return problems
 }
 
-// row matches a row of a table of calls: the call, and the permissions that it needs.
+// row matches a row of a table of calls. The row has a call, and the permissions that the call needs.
 var row = regexp.MustCompile("(?m)^\\| `([a-z0-9]+[:.][A-Za-z0-9.]+)` \\| ((?:`[a-z0-9]+[:.][A-Za-z.]+` ?)+)\\|")
 
 // documented returns the contents of the tables of calls in a page of docs/reference.

@@ -33,8 +33,8 @@ type Cloud interface {
 	// on which the shard's servers run.
 	Workers() []string
 	Servers() []string
-	// Kill ends a VM without notice. Interrupt announces that a Spot VM will end after a time, and ends the VM at that
-	// time.
+	// Kill ends a VM without notice. Interrupt announces that a Spot VM will end, and ends the VM after the time
+	// "after".
 	Kill(id string)
 	Interrupt(id string, after time.Duration) error
 	// Dial connects from a host in the shard's network.
@@ -60,7 +60,8 @@ func (s *Shard) Healthy(t *testing.T) {
 	})
 }
 
-// Health asks the leader for its health at the shard's fixed address. It returns "" if the leader is healthy.
+// Health requests the page /health at the shard's fixed address, where the leader answers. It returns "" if the leader
+// is healthy, and otherwise what is wrong.
 func (s *Shard) Health(dial func(ctx context.Context, network, address string) (net.Conn, error)) string {
 	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: dial}}
@@ -124,8 +125,8 @@ func (s *Shard) ReplacesKilled(t *testing.T, size int) {
 	s.Settled(t, size, []string{victim})
 }
 
-// Rolls changes the arguments of a group's VMs and applies the change. The plan must name the group, and the apply must
-// replace its VMs.
+// Rolls changes the arguments of a group's VMs and applies the change. The plan must mention the group, and the apply
+// must replace the group's VMs.
 func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args string) {
 	t.Helper()
 	old := s.Workers()

@@ -87,7 +87,8 @@ func readDocument(api, version string) (*document, error) {
 		return nil, fmt.Errorf("discovery document of %s: %w", api, err)
 	}
 	d.collect(d.Resources)
-	// A path with a verb after a colon is more specific than the same path without one.
+	// find takes the first method that matches, and secrets/{name} also matches secrets/x:addVersion. So paths with a
+	// colon come first.
 	slices.SortFunc(d.methods, func(a, b *method) int {
 		return cmp.Or(strings.Count(b.FlatPath, ":")-strings.Count(a.FlatPath, ":"), strings.Compare(a.ID, b.ID))
 	})
@@ -122,8 +123,8 @@ func compile(path string) *regexp.Regexp {
 	return regexp.MustCompile("^/" + text + "$")
 }
 
-// find returns the method that a request calls, and the parameters in the request's path. The result "upload" reports
-// whether the path is the method's path for uploads. The method is nil if none matches.
+// find returns the method that a request calls, and the parameters in the request's path. It returns nil if the API has
+// no such method. The result "upload" reports whether the path is the method's path for uploads.
 func (d *document) find(verb, path string) (found *method, params map[string]string, upload bool) {
 	for _, m := range d.methods {
 		if m.HTTPMethod != verb {

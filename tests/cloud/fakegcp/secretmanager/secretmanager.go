@@ -1,4 +1,5 @@
-// Package secretmanager fakes the secrets of Google Secret Manager. The alias "latest" lags behind, as in the service.
+// Package secretmanager fakes the secrets of Google Secret Manager. As in the service, the alias "latest" means the
+// previous version for a while after a version is added.
 package secretmanager
 
 import (

@@ -17,7 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/storage"
 )
 
-// serve serves a fake and returns the options of its clients.
+// serve starts an HTTP server for the fake. It returns the options with which a client of Cloud Storage uses this
+// server.
 func serve(t *testing.T, fake *storage.Storage) []option.ClientOption {
 	t.Helper()
 	server, err := rest.New("storage", "v1", fake.Handlers(), nil)
@@ -43,8 +44,8 @@ func TestConformance(t *testing.T) {
 	objstoretest.Run(t, func(t *testing.T) objstore.Store { return open(t, serve(t, storage.New("bucket"))) })
 }
 
-// TestOneWriteASecond checks that a second write to an object within a second fails with ErrIndeterminate, so that the
-// caller repeats the write.
+// TestOneWriteASecond checks that a second write to an object within a second fails with ErrIndeterminate. A caller
+// repeats the write after this error.
 func TestOneWriteASecond(t *testing.T) {
 	fake := storage.New("bucket")
 	fake.OneWriteASecond = true

@@ -96,7 +96,7 @@ func (m missingObjects) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// startFakeGCSServer starts the server with an empty bucket in memory, and returns its URL.
+// startFakeGCSServer starts fake-gcs-server with an empty bucket in memory, and returns the URL of that server.
 func startFakeGCSServer(t *testing.T) string {
 	t.Helper()
 	build := exec.CommandContext(t.Context(), "../../../../scripts/tool.sh", "fake-gcs-server")

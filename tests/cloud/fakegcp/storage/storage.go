@@ -22,8 +22,8 @@ type Storage struct {
 	// If OneWriteASecond is true, the fake refuses to write an object that was written less than a second before. The
 	// real service does the same. https://cloud.google.com/storage/quotas#objects
 	OneWriteASecond bool
-	// UseKey is called before objects are encrypted or decrypted with a key of Cloud KMS. It returns an error if that
-	// is impossible. If UseKey is nil, no key can be used.
+	// UseKey returns an error if the service cannot use a key of Cloud KMS. The fake calls it before it encrypts or
+	// decrypts an object with the key. If UseKey is nil, the service can use no key.
 	UseKey func(name string) error
 	// Agent is the service account that uses keys.
 	Agent string
@@ -44,7 +44,7 @@ type object struct {
 	created    time.Time
 }
 
-// New makes a service with the named empty buckets.
+// New makes a service that has empty buckets with the given names.
 func New(buckets ...string) *Storage {
 	s := &Storage{buckets: map[string]map[string]object{}, written: map[string]time.Time{},
 		settings: map[string]*settings{}, generation: time.Now().UnixMicro()}

@@ -14,7 +14,8 @@ const (
 	Spec = 3 + iota
 	// Ready is the descriptor of a pipe that init closes when it listens.
 	Ready
-	// Lifeline is the descriptor for reading from a pipe. The runner process holds the other end open until it ends.
+	// Lifeline is the descriptor for reading from a pipe. The other end of the pipe stays open until the runner process
+	// ends.
 	Lifeline
 )
 

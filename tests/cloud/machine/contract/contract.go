@@ -31,7 +31,7 @@ type Spec struct {
 	Hostname string // "": the ID
 	Userdata []byte
 	Image    string // the cloud's ID of the image
-	// Hosts maps names to addresses. The machine's /etc/hosts contains them in addition to the machine's own name.
+	// Hosts maps names to addresses. The machine's /etc/hosts contains these names and the machine's own name.
 	Hosts   map[string]netip.Addr
 	Primary NIC
 	// DMI has the files of /sys/class/dmi/id that tell programs which cloud they run on.

@@ -36,8 +36,9 @@ const largest = 64 << 20
 
 // Request asks init to run a program, or to act as one.
 type Request struct {
-	// Program is the program whose work init does for the client, such as "systemctl", "journalctl" or "shutdown".
-	// Other values are LinkAdded, LinkRemoved, and "exec", which runs Args.
+	// Program tells what init does for the client. For the name of a program, such as "systemctl", "journalctl" or
+	// "shutdown", init does the work of that program. For "exec", init runs Args. Other values are LinkAdded and
+	// LinkRemoved.
 	Program string
 	Args    []string
 }

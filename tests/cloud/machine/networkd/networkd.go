@@ -280,8 +280,8 @@ func (n *Network) Up(l Link) (lines []string) {
 	return lines
 }
 
-// Down returns the commands of ip(8) that remove what a removed link leaves behind: addresses and routes vanish with
-// the link, but rules do not.
+// Down returns the commands of ip(8) that remove the rules of a removed link. The kernel removes the link's addresses
+// and routes, but not the rules.
 func (n *Network) Down() (lines []string) {
 	for _, r := range n.rules {
 		family := "-4"

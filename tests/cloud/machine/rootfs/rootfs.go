@@ -184,7 +184,7 @@ func topNames(layers []string) ([]string, error) {
 	}), nil
 }
 
-// existing returns the directories with the given name in the layers.
+// existing looks in each layer for a directory with the given name, and returns the directories that exist.
 func existing(layers []string, name string) (dirs []string) {
 	for _, l := range layers {
 		path := filepath.Join(l, name)
@@ -273,8 +273,8 @@ func (t Tree) fill(dir string) error {
 			return err
 		}
 	}
-	// If a host has a directory of its own at /usr/sbin, /bin or /sbin, a program there could hide the guest program,
-	// which is in /usr/bin. So the guest program is also linked there.
+	// On a host where /usr/sbin, /bin or /sbin is a separate directory, a program in that directory could hide the
+	// guest program in /usr/bin. So such a directory also gets links to the guest program.
 	for _, sbin := range []string{"usr/sbin", "bin", "sbin"} {
 		if info, err := os.Lstat("/" + sbin); err != nil || !info.IsDir() {
 			continue

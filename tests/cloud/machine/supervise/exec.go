@@ -30,7 +30,7 @@ func (m *Manager) exec(ctx context.Context, args []string) control.Response {
 	case <-p.done:
 	case <-ctx.Done():
 	}
-	// Kill processes that the command left behind, because they hold its output open.
+	// Kill processes that the command left behind, because they hold the command's output open.
 	for _, pid := range alive(func(_, session int) bool { return session == p.pid }) {
 		signalProcess(pid, syscall.SIGKILL)
 	}

@@ -25,7 +25,7 @@ type invocation struct {
 	account     account
 	mailbox     *mailbox
 	main        *process
-	// output is closed when the output of the main process was read to the end.
+	// output is closed when init has read the whole output of the main process.
 	output <-chan struct{}
 	result string
 }
@@ -65,8 +65,8 @@ func (i *invocation) execute() string {
 	return i.result
 }
 
-// spawn starts the main process. If the process cannot execute its program, spawn returns an error and also sets
-// i.main. The process then ends by itself, with the exit code that systemd defines for this failure.
+// spawn starts the main process, which executes the service's program. If this execution fails, spawn returns an error
+// although it has set i.main. The main process then exits with the code that systemd defines for the failure.
 func (i *invocation) spawn() (err error) {
 	argv, err := i.def.Argv(i.environment)
 	if err != nil {

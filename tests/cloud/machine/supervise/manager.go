@@ -273,7 +273,8 @@ func (m *Manager) service(name string) *service {
 	return s
 }
 
-// start begins to start a service. The caller can wait on the returned run.
+// start starts a service unless it runs already. It does not wait until the start has succeeded. The caller can do that
+// with the returned run.
 func (m *Manager) start(ctx context.Context, name string) (*run, error) {
 	for {
 		m.mu.Lock()
@@ -343,7 +344,8 @@ func (m *Manager) goDown(action string) {
 	m.down <- action
 }
 
-// grace is how long processes that belong to no service may take to end after SIGTERM, when the machine goes down.
+// grace limits the wait at shutdown for processes that belong to no service. If they still run this long after SIGTERM,
+// they get SIGKILL.
 const grace = 2 * time.Second
 
 // shutdown ends all services as their units define, and then all other processes.

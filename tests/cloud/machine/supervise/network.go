@@ -134,7 +134,7 @@ func (n *network) added(l networkd.Link) error {
 	return n.up(l)
 }
 
-// removed removes what is left of a link that was unplugged.
+// removed forgets a link that was unplugged, and removes the link's routing rules.
 func (n *network) removed(device string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *call) networkctl(args []string) error {
 	return c.m.network.reload()
 }
 
-// link handles the messages of the runner about interfaces that were plugged in or unplugged.
+// link handles a request of the runner after an interface was plugged in or unplugged.
 func (m *Manager) link(r control.Request) error {
 	if r.Program == control.LinkRemoved {
 		return m.network.removed(r.Args[0])

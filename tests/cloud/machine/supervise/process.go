@@ -232,7 +232,7 @@ func setUser(s spec) error {
 	if s.UID == 0 {
 		return nil
 	}
-	// This raw system call affects this thread only. The other threads end when the program is executed.
+	// This raw system call affects this thread only. The other threads end when this thread executes the program.
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, uintptr(s.UID), uintptr(s.UID),
 		uintptr(s.UID)); errno != 0 {
 		return fmt.Errorf("set user %d: %w", s.UID, errno)

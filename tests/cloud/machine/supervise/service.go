@@ -141,7 +141,7 @@ func (s *service) loop(r *run) {
 	}
 }
 
-// unmet returns the first path that ConditionPathExists= names and that does not exist, or the empty string.
+// unmet returns the first path in the unit's ConditionPathExists= that does not exist. If all exist, it returns "".
 func unmet(def *unit.Service) string {
 	for _, path := range def.Conditions {
 		if _, err := os.Stat(path); err != nil {
@@ -168,7 +168,8 @@ func (s *service) end(r *run, result string, err error) {
 	r.decide(err)
 }
 
-// mayStart records a start of the service. It reports whether StartLimitBurst= permits this start.
+// mayStart reports whether StartLimitBurst= permits a start of the service now. If it does, mayStart records this
+// start.
 func (s *service) mayStart(def *unit.Service) bool {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()

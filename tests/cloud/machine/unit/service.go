@@ -19,7 +19,7 @@ type Service struct {
 	Conditions         []string
 	StartLimitInterval time.Duration
 	StartLimitBurst    int
-	// PowerOff is set if the machine powers off when the service reaches its start limit.
+	// PowerOff is set for StartLimitAction=poweroff: if the service starts too often, the machine powers off.
 	PowerOff bool
 
 	// Notify is set for Type=notify. Otherwise the type is simple.

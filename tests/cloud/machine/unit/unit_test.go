@@ -23,8 +23,8 @@ func load(text string) (*unit.Service, error) {
 	return unit.Load("nstance.service", entries)
 }
 
-// TestOwnUnits loads every unit of the images. The boot scripts install the same units. The test fails for a new
-// directive until this package implements it or lists it as ignored.
+// TestOwnUnits loads every unit of the images. The boot scripts install the same units. If a unit has a new directive,
+// the test fails until this package implements the directive or lists it as ignored.
 func TestOwnUnits(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(repository, "images/packer/files/*.service"))
 	if err != nil || len(files) != 3 {

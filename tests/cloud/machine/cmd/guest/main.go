@@ -46,8 +46,8 @@ func end(code int, err error) {
 	os.Exit(code)
 }
 
-// bound makes this process end when the runner process ends, or when that thread of the runner ends which started this
-// process.
+// bound makes the kernel kill this process when the runner's thread that started the process ends. It also makes this
+// process exit when the runner process has ended.
 func bound() error {
 	runtime.LockOSThread() // Main's goroutine stays on this thread: the death signal is set per thread.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGKILL), 0, 0, 0); err != nil {
