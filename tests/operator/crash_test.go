@@ -195,7 +195,7 @@ func TestKilledOperatorsFinishTheirWork(t *testing.T) {
 	l.restored(t, workers, l.both(2, 2))
 }
 
-// made returns the number of create calls that both shards have made for a group.
+// made returns the number of create calls for a group, of both shards together.
 func (l *lab) made(group string) int {
 	return len(l.east.creations(group)) + len(l.west.creations(group))
 }

@@ -69,7 +69,7 @@ func requestingPod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	return pod
 }
 
-// anywhere removes the selector, so that the pod runs on any Node.
+// anywhere removes the node selector, so that the pod can run on any Node.
 func anywhere(pod *corev1.Pod) { pod.Spec.NodeSelector = nil }
 
 // onShard selects the shard of the pod's machine.

@@ -46,7 +46,8 @@ func TestEveryKindIsDeletedBeforeEveryOther(t *testing.T) {
 }
 
 // TestDeletionOrders deletes the Cluster and its parts in different orders while a shard hangs. Then it deletes the
-// CRDs of Nstance. Everything must end within a minute after the shard answers, and no deletion may create an instance.
+// CRDs of Nstance. All objects must be gone within a minute after the shard answers again, and no deletion may create
+// an instance.
 func TestDeletionOrders(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")

@@ -225,7 +225,8 @@ func (l *lab) testDeleteStatic(t *testing.T) {
 			t.Errorf("node %s: %v, UID %s before %s, cordoned %t", id, err, node.UID, uid, node.Spec.Unschedulable)
 		}
 	}
-	// The pool owns its machines again: deleting one replaces its instance, and scaling works.
+	// The pool must own its Machines again. If a Machine is deleted, its instance must be replaced. Scaling must also
+	// work.
 	l.remove(t, "machine.cluster.x-k8s.io", kept[0])
 	await(t, "a deleted Machine is replaced", endsWithin, func(ctx context.Context) error {
 		return errors.Join(l.noMachine(ctx, kept[0]), l.spread(ctx, workers, l.both(2, 2)))

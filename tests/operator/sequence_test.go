@@ -33,7 +33,8 @@ const (
 	// reaction is the time that a deletion may take to reach a shard that answers. If the shard creates an instance of
 	// the deleted group after that time, the test fails.
 	reaction = 5 * time.Second
-	// convergence is the limit for the end of a round. A Machine without instance is removed after a minute.
+	// convergence limits the time from the end of a round until the state has converged. A Machine without instance is
+	// removed after a minute.
 	convergence = 4 * time.Minute
 	// stillness is how long a converged operator must write nothing to count as quiet.
 	stillness = 2 * time.Second

@@ -281,7 +281,7 @@ func (s *shard) watchOnce(ctx context.Context) error {
 	}
 }
 
-// creations returns the create calls of a group in order.
+// creations returns the create calls of a group, the oldest first.
 func (s *shard) creations(group string) (events []*nstancev1.InstanceEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,7 +321,7 @@ func (s *shard) instances(ctx context.Context, of string) ([]*nstancev1.Instance
 	return live, err
 }
 
-// settled returns an error unless a group has the given size, that many instances, and all of them healthy.
+// settled returns an error unless the group has the given size and as many instances, all of them healthy.
 func (s *shard) settled(ctx context.Context, group string, size int) error {
 	status, err := s.group(ctx, group)
 	if err != nil {

@@ -201,9 +201,9 @@ module "shard" {
 const missingSecret = "no-such-secret"
 
 // refused applies two mistakes, one after the other, that the plan cannot find. The provider connects to the leader, so
-// that the apply can report them. The first mistake is a secret that does not exist, so the leader refuses the
-// configuration. The second is an image that does not exist, so the leader cannot create VMs. Each apply must report
-// the error, and no VM may be replaced.
+// that each apply reports the leader's error. The first mistake is a secret that does not exist, so the leader refuses
+// the configuration. The second is an image that does not exist, so the leader cannot create VMs. No VM may be
+// replaced.
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")

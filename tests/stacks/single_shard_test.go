@@ -227,7 +227,7 @@ func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 	f.rolled(t, old)
 }
 
-// rolled waits until the shard has one server, which is not the old one and leads.
+// rolled waits until the shard has exactly one server, which leads and is not the server "old".
 func (f *fleet) rolled(t *testing.T, old string) {
 	t.Helper()
 	lab.Eventually(t, 2*soon, "another server than "+old, func() string {
@@ -370,8 +370,8 @@ func (f *fleet) reached(t *testing.T) {
 	}
 }
 
-// noSecrets fails the test if it finds a private key or an encryption key of the cluster. It searches the files that
-// the CLI wrote, such as the state, and its output. It also searches the bucket's objects, which include the shard's
+// noSecrets fails the test if it finds a private key or an encryption key of the cluster. It searches the CLI's output
+// and the files that the CLI wrote, such as the state. It also searches the bucket's objects, which include the shard's
 // journal, and the logs and consoles of all machines so far.
 func noSecrets(t *testing.T, f *fleet, stack *lab.Stack, secrets []string, output string) {
 	t.Helper()

@@ -36,7 +36,8 @@ func init() { //nolint:gochecknoinits // init runs on the main thread (runtime.L
 	}
 }
 
-// launch installs the filter, sends the parent process the descriptor for its notifications, and executes the program.
+// launch installs the seccomp filter, sends the filter's descriptor for notifications to the parent process, and
+// executes the program.
 func launch() error {
 	path := os.Getenv(launchVariable)
 	if err := os.Unsetenv(launchVariable); err != nil {

@@ -22,8 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
 
-// told describes how one fault must show in the events, the web pages, the metrics, the alerts and the output of
-// doctor.
+// told describes what the events, the web pages, the metrics, the alerts and doctor must show about one fault.
 type told struct {
 	// kind and cause are those of the expected event. Its message must contain text and rule.
 	kind, cause, text, rule string
@@ -31,7 +30,7 @@ type told struct {
 	grouped                 bool   // it is an alert of the group
 	// pages are pages of the shard that show the event's message and time.
 	pages []string
-	fleet string // a text that the page about all shards must show instead
+	fleet string // a text that the page about all shards must show, instead of the event
 	// metric is the name of a metric. A series of the metric must rise. If the name is followed by "{" and a label, a
 	// series with that label must rise.
 	metric string

@@ -95,7 +95,7 @@ func newTestRunner(t *testing.T, files map[string]string) *testRunner {
 	return &testRunner{r, t, tree}
 }
 
-// with installs the test program in the image once under each given name. Each name selects another behavior.
+// with installs the test program in the image once under each given name. The name decides what the program does.
 func (w *testRunner) with(names ...string) *testRunner {
 	w.t.Helper()
 	text := must(os.ReadFile(must(os.Executable())))

@@ -41,8 +41,8 @@ var programs = []string{"systemctl", "journalctl", "networkctl", "poweroff", "re
 
 // Config configures a [Runner].
 type Config struct {
-	// Dir holds logs, built images and, while the runner exists, its working files. If it is empty, New creates a
-	// temporary directory, which Close removes.
+	// Dir is the directory for logs, built images and, while the runner exists, its working files. If Dir is empty, New
+	// creates a temporary directory, and Close removes it.
 	Dir string
 	// Images maps image IDs of the cloud to directories. A machine sees the directory of its image mounted over the
 	// host's root. The directory contains units, programs and users. The key "" applies to all other images. A
@@ -53,7 +53,7 @@ type Config struct {
 	// Environment is added to the environment of the services and the boot script of every machine. It acts like the
 	// default environment that an image sets for its service manager.
 	Environment map[string]string
-	// Guest is the path of the program cmd/guest, built without cgo. If it is empty, New builds the program.
+	// Guest is the path of the program cmd/guest, built without cgo. If the path is empty, New builds the program.
 	Guest string
 	Log   *slog.Logger
 }

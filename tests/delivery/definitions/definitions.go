@@ -1,6 +1,6 @@
-// Package definitions imports the types of other projects whose objects Nstance delivers. The imports fix the versions
-// of these types in go.mod. No program contains the types. scripts/k8s-check.sh generates CRDs from them with
-// controller-gen and checks the delivered objects against the CRDs.
+// Package definitions imports Go types of other projects, because Nstance delivers objects of these types. The imports
+// fix the projects' versions in go.mod. No program contains the types. scripts/k8s-check.sh generates CRDs from the
+// types with controller-gen and checks the delivered objects against the CRDs.
 package definitions
 
 import (

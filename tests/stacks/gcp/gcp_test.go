@@ -147,8 +147,8 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		}
 	}
 
-	// There is no capacity for the first machine type, so a VM of the next type must replace the lost VM. The server
-	// gets no answer to the insert call, but only one VM may exist.
+	// There is no capacity for the first machine type, so a VM of the next type must replace the lost VM. Google gives
+	// the server no answer to an insert call, but the server must not make two VMs.
 	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
 		Matches: func(r *compute.Resource) bool {
 			return strings.HasSuffix(fmt.Sprint(r.Body["machineType"]), "/e2-small")

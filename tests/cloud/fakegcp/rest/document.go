@@ -123,8 +123,8 @@ func compile(path string) *regexp.Regexp {
 	return regexp.MustCompile("^/" + text + "$")
 }
 
-// find returns the method that a request calls, and the parameters in the request's path. It returns nil if the API has
-// no such method. The result "upload" reports whether the path is the method's path for uploads.
+// find returns the method that a request calls, and the parameters in the request's path. It returns no method if the
+// API has none for the request. The result "upload" reports whether the path is the method's path for uploads.
 func (d *document) find(verb, path string) (found *method, params map[string]string, upload bool) {
 	for _, m := range d.methods {
 		if m.HTTPMethod != verb {

@@ -64,7 +64,7 @@ type Record struct {
 	Checks                 []Check
 }
 
-// Check names a permission that a call needs, and tells whether the caller has it.
+// Check is a permission that a call needs, with the decision whether the caller has it.
 type Check struct {
 	Permission, Resource string
 	Allowed              bool

@@ -166,7 +166,8 @@ func (s *SecretManager) addVersion(c *rest.Call) (any, error) {
 		"state": "ENABLED"}, nil
 }
 
-// findVersion returns the version that a number or the alias "latest" names, and its number.
+// findVersion returns the version that the request asks for, by a number or by the alias "latest". It also returns the
+// version's number.
 func (s *SecretManager) findVersion(c *rest.Call) (name string, found *version, number int, err error) {
 	name, text, _ := strings.Cut(c.Params["name"], "/versions/")
 	of, err := s.find(c, name)

@@ -111,7 +111,7 @@ func newSettings() *settings {
 		"locationType": "multi-region", "rpo": "DEFAULT", "iamConfiguration": map[string]any{}}}
 }
 
-// change merges fields into the bucket's settings. A null removes a field.
+// change merges fields into the bucket's settings. A field with the value null is removed from the settings.
 func (b *settings) change(name string, fields map[string]any) (any, error) {
 	for field, value := range fields {
 		if value == nil {

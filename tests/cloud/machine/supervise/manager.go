@@ -376,7 +376,7 @@ func (m *Manager) shutdown(action string) {
 // others reports whether any process besides init is alive.
 func others() bool { return len(alive(func(int, int) bool { return true })) > 0 }
 
-// renew prepares another boot. It empties /run and /tmp, and forgets the services.
+// renew prepares the machine for its next boot. It empties /run and /tmp, and forgets the services.
 func (m *Manager) renew() error {
 	for _, dir := range []string{"/run", "/tmp"} {
 		entries, err := os.ReadDir(dir)
