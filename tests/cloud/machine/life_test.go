@@ -70,7 +70,7 @@ func TestStopLeavesNothing(t *testing.T) {
 		}
 		stopped = append(stopped, m)
 	}
-	// Twelve machines boot at the same time, and each runs two of these processes. This takes 10 s on a busy host.
+	// Twelve machines boot at the same time, and each runs "sleep 24681" twice. This takes 10 s on a busy host.
 	if !poll(time.Minute, func() bool { return len(processes("sleep 24681")) == 24 }) {
 		t.Fatalf("%d of 24 processes run", len(processes("sleep 24681")))
 	}
