@@ -140,13 +140,13 @@ func (m *model) post(a Send) {
 		if m.procs[i].gone || m.procs[i].e.self.Peer() != a.To {
 			continue
 		}
-		copy(m.mail[:], m.mail[1:])
-		for j := range m.mail {
-			if m.mail[j].message == nil || j == len(m.mail)-1 {
-				m.mail[j] = letter{to: i, message: a.Message}
-				return
-			}
+		free := slices.IndexFunc(m.mail[:], func(l letter) bool { return l.message == nil })
+		if free < 0 {
+			copy(m.mail[:], m.mail[1:])
+			free = len(m.mail) - 1
 		}
+		m.mail[free] = letter{to: i, message: a.Message}
+		return
 	}
 }
 
@@ -270,7 +270,7 @@ func (x *explorer) steps(m *model) []step {
 			continue
 		}
 		add(fmt.Sprintf("%T arrives", letter.message), func(x *explorer, m *model) error {
-			m.mail[j].message = nil
+			m.mail[j] = letter{}
 			return x.give(m, letter.to, letter.message)
 		})
 		if m.budget.twice > 0 {

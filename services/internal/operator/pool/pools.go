@@ -175,7 +175,7 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 	return nil
 }
 
-// listGroups returns all shard groups for the group of a pool.
+// listGroups returns all shard groups for the group of a pool, sorted by name. The cache lists them in a random order.
 func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
 	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}
@@ -187,6 +187,7 @@ func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, poo
 	for i := range list.Items {
 		out[i] = &list.Items[i]
 	}
+	slices.SortFunc(out, func(a, b *v1beta1.NstanceShardGroup) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
 

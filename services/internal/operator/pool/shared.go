@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -16,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
 
-// listUsers returns the MachinePools of the managed Cluster that reference a pool.
+// listUsers returns the MachinePools of the managed Cluster that reference a pool, sorted by name.
 func (p *pools) listUsers(ctx context.Context, from client.Reader, pool string) (users []*clusterv1.MachinePool,
 	err error) {
 	list := &clusterv1.MachinePoolList{}
@@ -29,6 +30,7 @@ func (p *pools) listUsers(ctx context.Context, from client.Reader, pool string) 
 			users = append(users, mp)
 		}
 	}
+	slices.SortFunc(users, func(a, b *clusterv1.MachinePool) int { return strings.Compare(a.Name, b.Name) })
 	return users, nil
 }
 
