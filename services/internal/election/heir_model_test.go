@@ -265,18 +265,18 @@ func (x *explorer) steps(m *model) []step {
 		}
 	}
 	for j := range m.mail {
-		letter := m.mail[j]
-		if letter.message == nil {
+		sent := m.mail[j]
+		if sent.message == nil {
 			continue
 		}
-		add(fmt.Sprintf("%T arrives", letter.message), func(x *explorer, m *model) error {
+		add(fmt.Sprintf("%T arrives", sent.message), func(x *explorer, m *model) error {
 			m.mail[j] = letter{}
-			return x.give(m, letter.to, letter.message)
+			return x.give(m, sent.to, sent.message)
 		})
 		if m.budget.twice > 0 {
-			add(fmt.Sprintf("%T arrives, and will again", letter.message), func(x *explorer, m *model) error {
+			add(fmt.Sprintf("%T arrives, and will again", sent.message), func(x *explorer, m *model) error {
 				m.budget.twice--
-				return x.give(m, letter.to, letter.message)
+				return x.give(m, sent.to, sent.message)
 			})
 		}
 	}
