@@ -126,7 +126,7 @@ variable "web_arch" {
 }
 
 variable "web_args" {
-  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time in each shard."
+  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. If you change them, the leader of each shard replaces the shard's VMs, one at a time."
   type        = string
   default     = null
 }
@@ -139,7 +139,7 @@ variable "web_port" {
 }
 
 variable "web_health_check" {
-  description = "Health check of the load balancer. If `path` is set, it is an HTTP request to `web_port`, otherwise a TCP connection."
+  description = "How the load balancer checks the health of a VM: by an HTTP request to `web_port` if `path` is set, or by a TCP connection to `web_port` if not."
   type = object({
     path     = optional(string)
     interval = optional(number)

@@ -64,7 +64,7 @@ variable "agent_ami" {
 }
 
 variable "server_ready_timeout" {
-  description = "Time limit in seconds. A server's machine is replaced if a new server is not ready after this time, or if a server was unhealthy for this time."
+  description = "Time limit in seconds for a new server to become ready, and for an unhealthy server to recover. After this time, the auto-scaling group replaces the server's machine."
   type        = number
   default     = 600
   nullable    = false
@@ -123,13 +123,13 @@ variable "worker_arch" {
 }
 
 variable "worker_args" {
-  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. A change replaces the VMs, one at a time."
+  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. If you change them, the leader replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values of variables that templates use. `greeting` is written to app.env on the VMs. The leader sends changed values to running VMs."
+  description = "Values of the variables that templates use. The example's template uses one variable, `greeting`, whose value agents write to app.env on the VMs. The leader sends changed values to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false

@@ -37,7 +37,7 @@ variable "bucket" {
 }
 
 variable "encryption_key" {
-  description = "Full name of the secret in Secret Manager that holds the encryption key, `projects/…/secrets/…`. If it is null, there is no encryption key, and Secret Manager keeps the cluster's secrets."
+  description = "Full name of the secret in Secret Manager that contains the encryption key, `projects/…/secrets/…`. If it is null, there is no encryption key, and Secret Manager keeps the cluster's secrets."
   type        = string
   default     = null
 }
@@ -68,7 +68,7 @@ variable "agent_image" {
 }
 
 variable "server_ready_timeout" {
-  description = "Number of seconds after which a new server is replaced if it is not healthy."
+  description = "Number of seconds that a new server may take to become healthy. After this time, the instance group replaces the server's machine."
   type        = number
   default     = 600
   nullable    = false
@@ -119,13 +119,13 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs, as JSON. A change replaces the VMs, one at a time."
+  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs, as JSON. If you change them, the leader replaces the VMs, one at a time."
   type        = string
   default     = null
 }
 
 variable "worker_vars" {
-  description = "Values of variables that templates use. `greeting` is written to app.env on the VMs. The leader sends changed values to running VMs."
+  description = "Values of the variables that templates use. The example's template uses one variable, `greeting`, whose value agents write to app.env on the VMs. The leader sends changed values to running VMs."
   type        = map(string)
   default     = { greeting = "hello" }
   nullable    = false

@@ -90,7 +90,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From then on, each apply takes those steps of the replacement that are already possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
+  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From then on, each apply does the next steps of the replacement, as far as they are possible at that time. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }
@@ -129,7 +129,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let `tofu destroy` delete the bucket with all objects, and the encryption key for good. If false, destroy fails while the bucket has objects or earlier versions, and a deleted encryption key can be restored for 30 days."
+  description = "Let `tofu destroy` delete the bucket with all objects, and delete the encryption key so that it cannot be restored. If false, destroy fails while the bucket has objects or earlier versions, and a deleted encryption key can be restored for 30 days."
   type        = bool
   default     = false
   nullable    = false

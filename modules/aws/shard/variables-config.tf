@@ -76,7 +76,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Queries for machine images, by name. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
+  description = "Queries that find machine images. You choose the name of each query. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -262,7 +262,7 @@ variable "groups" {
 }
 
 variable "load_balancers" {
-  description = "Target groups in addition to those of the module `network`, by name. A group of VMs refers to a target group by this name. With `agent_ingress`, allow the traffic from the target groups' load balancers to the VMs."
+  description = "Target groups that the module `network` did not make. You choose the name of each, and groups of VMs refer to the target group by this name. With `agent_ingress`, allow the traffic from the target groups' load balancers to the VMs."
   type        = map(object({ target_group_arns = list(string) }))
   default     = {}
   nullable    = false
@@ -274,7 +274,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self = true` adds the shard's other VMs. The load balancers of the module `network` need no entry: they may always reach the ports of their targets."
+  description = "Address ranges and security groups from which traffic may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self = true` admits the shard's other VMs. The load balancers of the module `network` need no entry: they may always reach the ports of their targets."
   type = map(object({
     protocol           = string
     from_port          = optional(number)
@@ -320,7 +320,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd unit as the images of images/packer have. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

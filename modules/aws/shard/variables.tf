@@ -185,7 +185,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
@@ -219,7 +219,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Time limit in seconds. A server's machine is replaced if a new server is not ready after this time, or if a server was unhealthy for this time. While servers are replaced, an old server stays until a new one is ready."
+  description = "Time limit in seconds for a new server to become ready, and for an unhealthy server to recover. After this time, the auto-scaling group replaces the server's machine. If the servers' settings change, an old server stays until a new one is ready."
   type        = number
   default     = 600
   nullable    = false
@@ -282,7 +282,7 @@ variable "health_check" {
 }
 
 variable "health_access" {
-  description = "Sources that may reach port 8990 of the servers, for health checks or metrics. The health checks that the modules set up need no entry."
+  description = "Address ranges and security groups that may reach port 8990 of the servers, for health checks or metrics. The health checks that the modules set up need no entry."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])
@@ -293,7 +293,7 @@ variable "health_access" {
 }
 
 variable "operator_access" {
-  description = "Sources that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate."
+  description = "Address ranges and security groups that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate."
   type = object({
     ipv4_cidrs         = optional(list(string), [])
     ipv6_cidrs         = optional(list(string), [])

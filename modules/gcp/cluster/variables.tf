@@ -93,7 +93,7 @@ variable "encryption_key" {
 }
 
 variable "ca_early_renewal" {
-  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From then on, each apply takes those steps of the replacement that are already possible. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
+  description = "Time before the CA's expiry at which its replacement begins, such as \"90d\". From then on, each apply does the next steps of the replacement, as far as they are possible at that time. By default, applies do not replace the CA. This variable is only for clusters with secrets in the bucket."
   type        = string
   default     = null
 }

@@ -76,7 +76,7 @@ variable "tenants" {
 }
 
 variable "images" {
-  description = "Queries for machine images, by name. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
+  description = "Queries that find machine images. You choose the name of each query. The servers repeat each query every `image_refresh_interval`. In a template, `{{ .Image.name }}` inserts the image that the query `name` found."
   type = map(object({
     owners   = optional(list(string))
     filters  = optional(list(object({ name = string, values = list(string) })))
@@ -278,7 +278,7 @@ variable "load_balancers" {
 }
 
 variable "agent_ingress" {
-  description = "Sources that may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self = true` adds the shard's other VMs. The clients of the load balancers of the module `network` need no entry: they may always reach the ports of the listeners."
+  description = "Address ranges and VMs from which traffic may reach the shard's VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, or `-1` for all protocols; `-1` and `icmp` have no ports. `tags` are network tags of other VMs. `self = true` admits the shard's other VMs. The clients of the load balancers of the module `network` need no entry: they may always reach the ports of the listeners."
   type = map(object({
     protocol   = string
     from_port  = optional(number)
@@ -316,7 +316,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd unit as the images of images/packer have."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

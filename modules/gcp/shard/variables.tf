@@ -173,7 +173,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
@@ -215,7 +215,7 @@ variable "leader_network" {
 }
 
 variable "server_ready_timeout" {
-  description = "Number of seconds after which the machine of a new server is replaced if the server has not become healthy."
+  description = "Number of seconds that a new server may take to become healthy. After this time, the instance group replaces the server's machine."
   type        = number
   default     = 600
   nullable    = false
@@ -237,7 +237,7 @@ variable "leader_dns" {
 }
 
 variable "operator_access" {
-  description = "Sources that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate. `tags` are network tags of VMs."
+  description = "Address ranges and VMs that may reach the servers' ports for operators, 8992 and 8993. Operators also need a certificate. `tags` are network tags of VMs."
   type = object({
     ipv4_cidrs = optional(list(string), [])
     tags       = optional(list(string), [])
@@ -247,7 +247,7 @@ variable "operator_access" {
 }
 
 variable "health_access" {
-  description = "Sources that may reach port 8990 of the servers, for health checks or metrics. The health checks that the modules set up need no entry."
+  description = "Address ranges and VMs that may reach port 8990 of the servers, for health checks or metrics. `tags` are network tags of VMs. The health checks that the modules set up need no entry."
   type = object({
     ipv4_cidrs = optional(list(string), [])
     tags       = optional(list(string), [])

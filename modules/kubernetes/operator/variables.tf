@@ -12,7 +12,7 @@ variable "tenant" {
 }
 
 variable "shards" {
-  description = "The shards by ID, each with the addresses of its leader: the output `shard` of the module `shard`."
+  description = "The shards, by ID. The value for each shard is the output `shard` of the module `shard`, which has the addresses of the shard's leader."
   type = map(object({
     registration_addr = string
     operator_addr     = string

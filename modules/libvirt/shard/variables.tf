@@ -24,7 +24,7 @@ variable "shard" {
 }
 
 variable "hosts" {
-  description = "The hosts, by name, each with the URI of its libvirt, such as `qemu+tls://a.example.com/system`. The servers need the certificate or key of a libvirt client."
+  description = "The hosts, by name, each with the URI of its libvirt, such as `qemu+tls://a.example.com/system`. To connect to libvirt, the servers need the certificate (for TLS) or the key (for SSH) of a client."
   type        = map(string)
   nullable    = false
 
@@ -119,7 +119,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -227,7 +227,7 @@ variable "agent_commands" {
 }
 
 variable "agent_binaries" {
-  description = "Downloads of nstance-agent, by architecture, for VMs whose image lacks it. The VMs check the download's SHA-256, and get the same systemd unit as in the images of images/packer."
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd unit as the images of images/packer have."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -126,7 +126,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image lacks it. The machines check the download's SHA-256, and get the same systemd units as in the images of images/packer."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
