@@ -74,7 +74,7 @@ variable "agent_ami" {
 }
 
 variable "server_count" {
-  description = "Number of servers of each shard: 1, 2 for a hot standby, or 0 to stop all servers."
+  description = "Number of servers of each shard. Set 1 for no standby, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 1
   nullable    = false

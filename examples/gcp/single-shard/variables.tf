@@ -75,7 +75,7 @@ variable "server_ready_timeout" {
 }
 
 variable "server_count" {
-  description = "Number of servers: 1, 2 for a hot standby, or 0 to stop all servers."
+  description = "Number of servers. Set 1 for no standby, 2 for a hot standby, or 0 to stop all servers."
   type        = number
   default     = 1
   nullable    = false

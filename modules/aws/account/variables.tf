@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster whose shards get the roles: the output `cluster` of the module `cluster`."
+  description = "The cluster whose shards get the roles. The value is the output `cluster` of the module `cluster`."
   type = object({
     id          = string
     bucket_arn  = string
@@ -153,7 +153,7 @@ variable "server_ssm" {
 }
 
 variable "tag_keys" {
-  description = "Keys of the tags that templates and groups may set on VMs in `args`, in addition to the tags that servers set. `*` stands for any characters. Default: any key except `nstance:server` and `nstance:leader`."
+  description = "Keys of the tags that templates and groups may set on VMs in `args`, in addition to the tags that servers set. `*` matches any characters. Default: any key except `nstance:server` and `nstance:leader`."
   type        = list(string)
   default     = null
 }

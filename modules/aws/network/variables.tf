@@ -58,7 +58,7 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by zone. A role is any name, such as `public`, `servers` or `workers`. In each zone, the subnets of a role become a
-    subnet pool of the zone's shards. A zone may have a list of subnets of a role. The index in the list identifies a subnet, so add new subnets at
+    subnet pool of the zone's shards. In a zone, a role may have a list of subnets. The index in the list identifies a subnet, so add new subnets at
     the end.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.

@@ -16,7 +16,7 @@ variable "subnet_pools" {
 }
 
 variable "dynamic_subnet_pools" {
-  description = "Subnet pools that dynamic groups may use. A group may use its template's pool only if this pool is in the list. Default: all pools of the shard."
+  description = "Subnet pools that dynamic groups may use. A dynamic group may use its template's pool only if the list has this pool. Default: all pools of the shard."
   type        = list(string)
   default     = null
 }
@@ -94,7 +94,7 @@ variable "images" {
 }
 
 variable "certificates" {
-  description = "Templates of certificates for VMs, by name. An entry of `files` that is a certificate refers to the certificate's template by this name."
+  description = "Templates of certificates for VMs. You choose the name of each template, and entries of `files` refer to the template by this name."
   type = map(object({
     kind         = string
     cn           = optional(string)

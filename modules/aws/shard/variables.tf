@@ -1,7 +1,7 @@
 # Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
 
 variable "cluster" {
-  description = "The cluster of the shard: the output `cluster` of the module `cluster`."
+  description = "The cluster of the shard, which is the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string
@@ -20,7 +20,7 @@ variable "cluster" {
 }
 
 variable "account" {
-  description = "The IAM roles of servers and agents: the output `account` of the module `account`."
+  description = "The IAM roles of servers and agents, which are the output `account` of the module `account`."
   type = object({
     servers                    = map(object({ instance_profile_arn = string }))
     agent_instance_profile_arn = string
@@ -34,7 +34,7 @@ variable "account" {
 }
 
 variable "network" {
-  description = "The network of the shard: the output `network` of the module `network`."
+  description = "The network of the shard, which is the output `network` of the module `network`."
   type = object({
     vpc_id    = string
     ipv4_cidr = string
@@ -318,7 +318,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of the shard's VMs even if no server is left that could terminate the VMs. The VMs then keep running, and `tofu destroy` lists them."
   type        = bool
   default     = false
   nullable    = false

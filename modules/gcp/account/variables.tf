@@ -1,5 +1,5 @@
 variable "cluster" {
-  description = "The cluster whose shards get service accounts: the output `cluster` of the module `cluster`."
+  description = "The cluster whose shards get service accounts. The value is the output `cluster` of the module `cluster`."
   type = object({
     id     = string
     bucket = string

@@ -25,7 +25,7 @@ variable "shards" {
 }
 
 variable "ca_certificate_pem" {
-  description = "The CA's certificate, in PEM: the output `ca_certificate_pem` of the module `cluster`."
+  description = "The CA's certificate, in PEM, which is the output `ca_certificate_pem` of the module `cluster`."
   type        = string
   nullable    = false
 }

@@ -13,7 +13,7 @@ variable "servers" {
 }
 
 variable "server_userdata" {
-  description = "The boot script of a server: the output `server_userdata` of the module `shard`."
+  description = "The boot script of a server, which is the output `server_userdata` of the module `shard`."
   type        = string
   nullable    = false
 

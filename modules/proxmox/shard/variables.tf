@@ -147,7 +147,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let `tofu destroy` remove the records of VMs if the shard has no server that could terminate the VMs. The destroy lists these VMs. They keep running."
+  description = "Let `tofu destroy` remove the records of the shard's VMs even if no server is left that could terminate the VMs. The VMs then keep running, and `tofu destroy` lists them."
   type        = bool
   default     = false
   nullable    = false
