@@ -263,7 +263,7 @@ variable "groups" {
 
 variable "load_balancers" {
   description = <<-TEXT
-    Unmanaged instance groups in addition to those of the module `network`, by name. Groups of VMs refer to an instance group by this name. Use
+    Unmanaged instance groups that the module `network` did not make. You choose the name of each, and groups of VMs refer to it by this name. Use
     `agent_ingress` to allow the traffic from the load balancers of these instance groups. For templates with `load_balancer_health`, also list the
     regional backend services of the instance group in `backend_service_names`.
   TEXT
