@@ -39,10 +39,10 @@ func (a *app) clusterInitCommand(s *secretFlags) *cobra.Command {
 	var certFile, keyFile string
 	cmd := &cobra.Command{
 		Use: "init", Short: "Make a cluster's CA and keys", Args: cobra.NoArgs,
-		Long: `Makes a cluster's CA and the key that signs registration nonces, unless they exist, and
-writes the CA's certificate to cluster/ca.crt in the bucket. Running the command again
-changes nothing. Clusters made with Terraform do not need the command, because the
-Terraform provider does the same.
+		Long: `Makes a cluster's CA, and a key that signs registration nonces, unless they exist. Writes
+the CA's certificate to cluster/ca.crt in the bucket. Running the command again changes
+nothing. Clusters made with Terraform do not need "cluster init", because the Terraform
+provider makes the CA and the key.
 
 If a cluster in use has lost its CA, "cluster init" fails and makes no new CA.`,
 		Example: `  export NSTANCE_ENCRYPTION_KEY=$(openssl rand -base64 32)   # keep it: nothing can be read without

@@ -37,10 +37,10 @@ func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
     must; without the encryption key the command says that this is not checked
   * each shard has a configuration, and the record of each instance belongs to a group of it
 
-For each problem, "restore-check" prints what it would cause after a restore, and what to
-do next. If there is a problem, the exit status is 1. The command unpacks the archive
-into a temporary directory, which needs space for all objects, and deletes this directory
-at the end.`,
+For each problem of the archive, "restore-check" prints what the problem would cause after
+a restore, and what you can do. If there is a problem, the exit status is 1. The command
+unpacks the archive into a temporary directory, and deletes this directory at the end. Its
+disk needs space for all objects of the archive.`,
 		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
   nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
 	}

@@ -42,8 +42,8 @@ longer valid. Make new nonces.
 
 After each step of a CA rotation, leaders need up to three minutes to use the new keys, and
 agents up to five more. A rotation takes about twenty minutes in total. If "rotate-ca" is
-interrupted or times out, the cluster keeps working. Run the command again, and it
-continues the rotation. If no rotation is under way, it starts a new one.
+interrupted or times out, the cluster keeps working. To continue the rotation, run the
+command again. When no rotation is under way, a run starts a new one.
 
 In a CA rotation, operators need certificates of the new CA, too. nstance-operator renews
 its own. To renew the certificate in an identity directory, run "nstance-admin cluster
@@ -51,9 +51,9 @@ register-operator" again while "rotate-ca" waits. A rotation also waits for oper
 no longer run. Remove these with "nstance-admin cluster operator remove".
 
 In a cluster that was made before workload CAs existed, files of instances can contain
-certificates of the old CA. In such a cluster, step 4 of "rotate-ca" is possible only
-when these certificates have expired, up to four months later. Run the command again at
-that time.
+certificates of the old CA. In such a cluster, step 4 of "rotate-ca" must wait until these
+certificates have expired, which can take up to four months. Run the command again after
+that.
 
 At its end, a CA rotation removes the old CA and makes unused nonces invalid. Therefore
 "rotate-ca" asks for a confirmation on a terminal, and needs --yes elsewhere. With

@@ -41,9 +41,9 @@ interrupt it, because each step is one write to the bucket.
 "rotate-workload-ca" asks for a confirmation on a terminal, and needs --yes elsewhere.
 With --status it changes nothing and does not ask.
 
-Before the new workload CA starts to sign, services on instances must have loaded the
-files with both CAs, and programs outside the instances must trust both CAs.
---output-cert writes the certificates of both CAs to a file.
+Two things must happen before the new workload CA starts to sign. Services on instances
+must load the files with both CAs, which the leaders send. Programs outside the instances
+must trust both CAs: --output-cert writes the CAs' certificates to a file.
 
 Before you run "rotate-workload-ca", upgrade all servers to a version that supports it.`,
 		Example: `  nstance-admin cluster rotate-workload-ca --storage-bucket my-bucket --yes

@@ -236,8 +236,8 @@ func (a *app) secretDeleteCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete NAME", Short: "Delete a secret", Args: cobra.ExactArgs(1),
 		Long: `Deletes a secret. It is no error if the secret does not exist. To delete one of the
-cluster's own keys, such as ca.key, add --force. Without ca.key, no server starts and no
-certificate is renewed.`,
+cluster's own keys, add --force. A cluster that lost its key ca.key cannot start servers or
+renew certificates.`,
 		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")
@@ -275,14 +275,15 @@ func (a *app) rotateKeyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rotate-key", Short: "Seal all secrets again with the current encryption key", Args: cobra.NoArgs,
 		Long: `Finds the secrets that are sealed with an old encryption key, and seals them with the
-current key. If you follow this order, servers can always read the secrets:
+current key. Servers can read the secrets at all times if you do the following steps in
+this order:
 
   1. make a new key; give it to the servers as encryption_key in the shards'
      configurations, and the one before under old_encryption_keys
   2. run this command with the new key and --old-key
   3. take the old key out of the configurations
 
-"rotate-key" asks for a confirmation on a terminal. Without a terminal, it does not need
+On a terminal, "rotate-key" asks for a confirmation. Without a terminal, it runs without
 --yes, because it deletes nothing.`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}

@@ -21,19 +21,19 @@ func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {
 		Long: `Copies all objects that a restore of the cluster needs from the bucket into one .tar.gz
 file. Servers may run at the same time.
 
-All documents in the archive of a snapshot are of the same moment. If a document changes
-while "cluster snapshot" reads the bucket, the command reads again, up to five times. If
-documents change even in the last try, it prints a warning. It reads locks, journals and
-logs only once, because they change all the time.
+The archive of a snapshot shows all documents as they were at one moment. If a document
+changes while "cluster snapshot" reads the bucket, the command reads again, up to five
+times. If a document changes during the last try too, the command prints a warning. It
+reads locks, journals and logs only once, because they change all the time.
 
-In the archive of a snapshot, the object with the key KEY is the file objects/KEY.
+The archive of a snapshot contains the object with the key KEY as the file objects/KEY.
 manifest.json lists the SHA-256, ETag and time of each object. "cluster snapshot" writes
 the archive under a temporary name, then renames it. It never replaces an existing file.
 
 Only your user can read the archive of a snapshot. It contains the cluster's keys, sealed
-with the encryption key, and the configurations with all secrets in them. It does not
-contain the encryption key, which you must keep elsewhere, nor secrets in a service
-outside the bucket.
+with the encryption key, and the configurations with all secrets in them. It contains
+neither the encryption key, which you must keep elsewhere, nor secrets that are stored
+outside the bucket, such as in a secrets manager.
 
 "cluster snapshot" changes nothing in the bucket, and needs no encryption key. Check the
 archive with "nstance-admin cluster restore-check". docs/how-to/back-up-and-restore.md

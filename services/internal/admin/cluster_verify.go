@@ -23,9 +23,10 @@ import (
 func (a *app) verifyCommand(s *secretFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check every object in the bucket", Args: cobra.NoArgs,
-		Long: `Reads every object of the cluster in the bucket and reports problems: names that Nstance
-does not use, content that does not parse, objects of other clusters, objects of shards
-without a configuration, and sealed content that the encryption key does not open.
+		Long: `Reads every object of the cluster in the bucket and reports problems. Problems are names
+that Nstance does not use, content that does not parse, objects of another cluster, objects
+of a shard that has no configuration, and sealed content that the encryption key does not
+open.
 
 To prove that the bucket honours conditional writes, "cluster verify" writes one object
 and deletes it again. It changes nothing else. It does not look for VMs without a record:

@@ -114,13 +114,13 @@ func (a *app) configPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "plan FILE", Short: "Show what a configuration would do to running instances", Args: cobra.ExactArgs(1),
 		Long: `Compares a configuration file with the shard's configuration in the bucket, and changes
-nothing. For each group, the command shows whether instances would be replaced, get new
-files, or all be deleted. It also shows whether the leader would restart.
+nothing. For each group, the command shows whether the change would replace instances, send
+them new files, or delete all of them. It also shows whether the leader would restart.
 
 If the configuration in the bucket is not valid, "config plan" compares the file with the
-configuration that a leader applied last. In its JSON output, the field rolling_groups
-has the same value as the attribute rolling_groups of the Terraform resource
-nstance_shard.`,
+configuration that a leader applied last. In its JSON output, the field "rolling_groups"
+lists the groups whose instances would be replaced, like the attribute of this name of the
+Terraform resource nstance_shard.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}
@@ -166,9 +166,9 @@ func (p configPlan) write(w io.Writer) {
 func (a *app) configDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff FILE", Short: "Compare a configuration file with the one in the bucket", Args: cobra.ExactArgs(1),
-		Long: `Shows, as diff -u does, the lines in which a configuration file differs from the shard's
-configuration in the bucket. Shows nothing if there is no difference. "config plan" shows
-what the differences do to running instances.`,
+		Long: `Compares a configuration file with the shard's configuration in the bucket, and prints the
+differences in the format of diff -u. Prints nothing if there is no difference. "config
+plan" shows what the differences do to running instances.`,
 		Example: `  nstance-admin config diff us-west-2a.jsonc --storage-bucket my-bucket`,
 	}
 	var b bucketFlags

@@ -20,17 +20,17 @@ func (a *app) configPushCommand() *cobra.Command {
 	s := new(scope)
 	cmd := &cobra.Command{
 		Use: "push FILE", Short: "Check a configuration and write it to the bucket", Args: cobra.ExactArgs(1),
-		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket, for
-clusters without Terraform. The file itself names the shard. The command writes nothing
-if the file is not valid, lacks something that a dynamic group needs, or is for another
-cluster. It also writes nothing if another program changes the configuration in the
+		Long: `Checks a configuration file and writes it to config/{shard}.jsonc in the bucket. Use it in
+clusters without Terraform. The file itself names the shard. The command writes nothing if
+the file is not valid, lacks a template or setting that a dynamic group needs, or is for
+another cluster. It also writes nothing if another program changes the configuration in the
 bucket at the same time.
 
 Like "config plan", "config push" shows what the change does to running instances, and
-whether the leader restarts. It asks for a confirmation on a terminal. Elsewhere it needs
---yes if the change replaces or deletes instances. It also needs --yes if there is
-nothing to compare the file with: the bucket's configuration is not valid, and no leader
-has applied one.
+whether the leader restarts. On a terminal, it asks for a confirmation. Without a terminal,
+it needs --yes in two cases. In the first, the change replaces or deletes instances. In the
+second, the effects are unknown, because the bucket has only an invalid configuration, and
+no leader has applied a valid one.
 
 With --refresh the shard's leader applies the configuration immediately.`,
 		Example: `  nstance-admin config push us-west-2a.jsonc --storage-bucket my-bucket
