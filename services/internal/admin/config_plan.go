@@ -119,8 +119,8 @@ them new files, or delete all of them. It also shows whether the leader would re
 
 If the configuration in the bucket is not valid, "config plan" compares the file with the
 configuration that a leader applied last. In its JSON output, the field "rolling_groups"
-lists the groups whose instances would be replaced, like the attribute of this name of the
-Terraform resource nstance_shard.`,
+lists the static groups whose instances would be replaced, like the attribute of this name
+of the Terraform resource nstance_shard.`,
 		Example: `  nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket
   nstance-admin config plan us-west-2a.jsonc --storage-bucket my-bucket -o json | jq .rolling_groups`,
 	}

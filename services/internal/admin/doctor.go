@@ -54,7 +54,7 @@ func (a *app) doctorCommand() *cobra.Command {
   * with --cache-dir, on a server's machine, the disk of its cache
   * the machines of servers and their consoles: the boot log and the last error
 
-For each problem "doctor" names the next step. If there is a problem, the exit status is
+For each problem, "doctor" says what you can do. If there is a problem, the exit status is
 1.`,
 		Example: `  nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket
   nstance-admin doctor --shard us-west-2a --storage-bucket my-bucket --cache-dir /var/cache/nstance`,

@@ -28,10 +28,10 @@ events: it prints past events from the shards' journals, with their times, reaso
 causes, and ends. Each leader has the newest 10,000 events of its shard. Older ones are
 only in the bucket, for 30 days (server.journal_retention).
 
-With --output json, "events" prints each event as one object on one line. The field "at"
-is the time on the server's clock. The first events describe the current groups and
-instances, and have "snapshot": true. After the last group comes an event of the type
-snapshot_end, and after the last instance another one.`,
+With --output json, "events" prints each event as one object on one line. The field "at" is
+the time on the server's clock. The first events describe the current groups and instances,
+and have "snapshot": true. An event of the type snapshot_end ends the list of groups, and
+another one ends the list of instances.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a

@@ -14,9 +14,9 @@ import (
 
 func (a *app) explainCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "explain", Short: "Show what the leader will do next, and why",
-		Long: `Shows what a leader would do next for a group or an instance, why, and what it waits for.
-The leader's own planner makes this plan from the leader's current state. The commands of
-"explain" change nothing.
+		Long: `Shows what a leader would do next for a group or an instance, the reasons, and what the
+leader waits for. The leader's own planner makes this plan from the leader's current state.
+The commands of "explain" change nothing.
 
 The planner classifies each instance by the first planning rule that applies to it.
 docs/reference/planning-rules.md lists the rules with their numbers.`}
@@ -50,8 +50,8 @@ func (a *app) explainInstanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "instance INSTANCE", Short: "Show what happens next to an instance", Args: cobra.ExactArgs(1),
 		Long: `Shows the planning rule that classifies an instance, the actions that are under way for
-it, and the next actions that concern it. With --all-shards, the command looks for the
-instance in every shard.`,
+this instance, and the actions that the leader would take next for it. With --all-shards,
+the command looks for the instance in every shard.`,
 		Example: `  nstance-admin explain instance wrk06bgm7733st2576nx5jht4ecjw --all-shards`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)

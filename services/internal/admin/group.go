@@ -20,10 +20,11 @@ func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "group", Short: "List, scale, roll, create and delete groups",
-		Long: `A group has a template, from which its VMs are made, and a size: the number of VMs that
-the leader keeps running. Static groups come from the shard's configuration. Dynamic
-groups are made with "group create" or by an operator. Only the size, instance type and
-vars of a static group can be changed without a new configuration.
+		Long: `A group has a template, from which its VMs are made, and a size: the number of VMs that the
+leader keeps running. Static groups come from the shard's configuration. Dynamic groups are
+made with "group create" or by an operator. You can change the size, the instance type and
+the variables of a static group with commands. Every other change of a static group needs a
+new configuration.
 
 The commands of "group" see only groups of the tenant for which the identity in use was
 registered.`}
@@ -275,10 +276,10 @@ func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
 	switch do {
 	case fleet.PauseRollout:
 		cmd.Short = "Stop the rollout of a group"
-		cmd.Long = `Pauses the rollout of a group: the leader stops replacing instances that are outdated or
-have reached eligible_age. It finishes replacements that are under way. It still replaces
-lost and unhealthy instances, with the new configuration. The pause also holds under a
-new leader, until "group resume" ends it.`
+		cmd.Long = `Pauses the rollout of a group: the leader begins no more replacements of instances that are
+outdated or older than eligible_age. It finishes replacements that are under way. It still
+replaces lost and unhealthy instances, and the replacements get the new configuration. The
+pause also holds under a new leader, until "group resume" ends it.`
 		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
 	case fleet.ResumeRollout:
 		cmd.Short = "Continue a rollout that is paused or halted"
@@ -288,10 +289,10 @@ from zero.`
 		cmd.Example = "  nstance-admin group resume workers --shard us-west-2a"
 	default:
 		cmd.Short = "Replace all instances of a group"
-		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge instances, even if
-nothing has changed. As after a change of the configuration, the group's settings for
-canaries, pauses and halts apply. Each call replaces all instances again. The command
-asks for a confirmation on a terminal, and needs --yes elsewhere.`
+		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge instances, even if nothing
+has changed. The group's settings for canaries, pauses and halts apply, as in any rollout.
+Each call replaces all instances again. The command asks for a confirmation on a terminal,
+and needs --yes elsewhere.`
 		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
   nstance-admin group roll workers --all-shards --yes`
 	}

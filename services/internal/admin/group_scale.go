@@ -18,14 +18,14 @@ import (
 func (a *app) groupScaleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "scale GROUP SIZE", Short: "Change how many instances a group should have", Args: cobra.ExactArgs(2),
-		Long: `Changes only the size of a group. If somebody else changes other settings at the same
-time, the command does not undo this. For several shards, add one of two flags. With
---per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly
-among the shards that have the group.
+		Long: `Changes only the size of a group. If somebody changes other settings of the group at the
+same time, these changes remain. For several shards, add one of two flags. With
+--per-shard, the group gets SIZE in each shard. With --total, SIZE is divided evenly among
+the shards that have the group.
 
-To make a group smaller, "group scale" deletes instances. It asks for a confirmation of
-this on a terminal, and needs --yes elsewhere. With --dry-run, it shows which instances
-the leaders would delete, and changes nothing.
+If the new size is smaller, the leaders delete instances. In this case, "group scale" asks
+for a confirmation on a terminal, and needs --yes elsewhere. With --dry-run, it shows which
+instances the leaders would delete, and changes nothing.
 
 "group scale" returns when the new size is stored; "nstance-admin events" shows the
 effects. With --wait, it returns when the group has this size and all its instances are

@@ -193,7 +193,7 @@ func (a *app) instanceCreateCommand() *cobra.Command {
 count towards the group's size. It is not replaced if it fails, and stays until it is
 deleted.
 
-A repeated call with the same --instance-id never makes a second instance.`,
+If you repeat "instance create" with the same --instance-id, no second instance is made.`,
 		Example: `  nstance-admin instance create workers --shard us-west-2a --instance-type c7g.4xlarge
   nstance-admin instance create workers --vars job=42 --output json | jq -r '.shards[].instance.instance_id'`,
 	}

@@ -91,11 +91,11 @@ func (a *app) instanceProtectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "protect INSTANCE", Short: "Protect an instance from voluntary replacement and from a smaller size",
 		Args: cobra.ExactArgs(1),
-		Long: `Protects an instance: the leader does not replace it because of drift or because of its
-eligible_age, and does not choose it for deletion when the group gets smaller. The leader
-still replaces it if it is lost or silent, or reaches forced_age. "instance delete" still
-deletes it. The protection also holds under a new leader, until "instance protect --off"
-ends it.`,
+		Long: `Protects an instance: the leader does not replace it for an outdated configuration or for
+its eligible_age, and does not choose it for deletion when the group gets smaller. The
+leader still replaces it when its VM is lost, its agent is silent, or it reaches
+forced_age. "instance delete" still deletes it. The protection also holds under a new
+leader, until "instance protect --off" ends it.`,
 		Example: `  nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --all-shards
   nstance-admin instance protect wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a --off`,
 	}

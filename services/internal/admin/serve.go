@@ -42,9 +42,9 @@ calls of the API take ?shard=S or ?all_shards=true:
   POST /server/step-down   /orphans/confirm
   GET  /health   /openapi.json     describes every call, with its parameters
 
-With --token-file, clients of "nstance-admin serve" need a token from this file. They
-send it in the header "Authorization: Bearer TOKEN". To see the web page, a person logs
-in with a token. For each change, "serve" logs the name of the token.
+With --token-file, clients of "nstance-admin serve" need a token from this file. They send
+it in the header "Authorization: Bearer TOKEN". To see the web page, a person logs in with
+a token. For each change, "serve" logs the name that the token file gives for the token.
 
 A line of a token file has one of the forms TOKEN, NAME TOKEN, or NAME TOKEN ROLE. A
 token has at least 16 characters. The role is viewer, operator or admin. Viewers only
@@ -55,8 +55,8 @@ Without --token-file, "nstance-admin serve" needs no login, but only this machin
 connect: it listens on 127.0.0.1:8080, or on the loopback address in --bind.
 
 With --storage-bucket, the web page of "nstance-admin serve" also shows what only the
-bucket has: the lock of a shard without a leader, and what a configuration that is not
-applied yet would change. Every user of the page sees this. The command needs credentials
+bucket has: the lock of a shard that has no leader, and the effects of a configuration that
+no leader has applied yet. Every user of the page sees both. The command needs credentials
 that may read the bucket.
 
 If "nstance-admin serve" listens on an address that other machines can reach, it needs

@@ -157,8 +157,8 @@ func (a *app) orphansCommand() *cobra.Command {
 terminates a few orphans without asking. Many orphans can mean a fault, such as a wrong
 bucket, so the leader terminates them only after a person has confirmed them.
 
-The commands of "orphans" need an identity with the role admin, which "cluster
-register-operator --role admin" makes.`}
+The commands of "orphans" need an identity with the role admin. To make one, run "cluster
+register-operator --role admin".`}
 	cmd.AddCommand(a.orphansListCommand(), a.orphansConfirmCommand())
 	return cmd
 }

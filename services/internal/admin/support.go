@@ -32,9 +32,9 @@ func (a *app) supportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "support", Short: "Write a bundle for a report about a fault, without secrets", Args: cobra.NoArgs,
 		Long: `Writes a bundle, one .tar.gz file, to attach to a report about a fault. The command needs
-neither a leader nor a running server: if something cannot be read, the bundle has the
-reason instead. It lists the names, sizes and times of all objects of the bucket. For
-each shard, it has:
+neither a leader nor a running server. If the command cannot read a part, the bundle has
+the error in place of this part. The bundle lists the names, sizes and times of all objects
+of the bucket. For each shard, the bundle has:
 
   * what doctor finds
   * the lock, the report of the newest server, and the configuration: the newest, the one
@@ -43,10 +43,10 @@ each shard, it has:
     leader, the events that are in the bucket
   * the leader's metrics, if its health port is reachable from here
 
-A bundle of "support" has only fields that are known to be harmless, such as names of
-groups, and addresses and IDs of VMs. It never has keys, tokens, nonces, certificates,
-boot scripts, contents of files, or values of args, vars and environment variables.
-Objects with secrets are listed by name and not read.
+A bundle of "support" has only harmless fields, such as names of groups, and addresses and
+IDs of VMs. It never has keys, tokens, nonces, certificates, boot scripts, contents of
+files, values of environment variables, or values in "args" and "vars". Objects with
+secrets are listed by name and not read.
 
 In texts of errors and alerts, a bundle of "support" keeps only numbers, times, words
 that Nstance itself uses, and names that other parts of the bundle show. Read the bundle
