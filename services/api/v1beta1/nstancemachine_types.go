@@ -16,9 +16,9 @@ type GroupReference struct {
 	Name string `json:"name,omitempty"`
 }
 
-// NstanceMachineSpec is the desired state of an NstanceMachine. With the label cluster.x-k8s.io/pool-name, the machine
-// represents an instance that the servers keep for a pool (a MachinePool Machine). Without the label, the operator
-// creates an instance for the machine, and deletes the instance with the machine.
+// NstanceMachineSpec is the desired state of an NstanceMachine. If it has the label cluster.x-k8s.io/pool-name,
+// it represents an instance of a pool (a MachinePool Machine), which the servers create. Without the label, the
+// operator creates an instance for the NstanceMachine, and deletes both together.
 //
 // +kubebuilder:validation:XValidation:rule="self.groupRef == oldSelf.groupRef",message="groupRef is immutable: an instance does not change its group"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.instanceID) || (has(self.instanceID) && self.instanceID == oldSelf.instanceID)",message="instanceID is immutable once set"

@@ -120,8 +120,8 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
 		Args: cobra.MaximumNArgs(1),
-		Long: "Describes groups in full: all settings, with the values that apply after the merge with\n" +
-			"the template, and their instances.",
+		Long: "Describes groups in full: their instances, and all settings as they apply after the leader\n" +
+			"has merged the group with its template.",
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}

@@ -1012,8 +1012,8 @@ func (x *File) GetKind() string {
 	return ""
 }
 
-// FilesCommit ends a batch of files. The agent replaces its stored files with those of the batch. Then it stores
-// runtime_hash, the hash of the instance's runtime configuration.
+// FilesCommit ends a batch of files. The agent replaces its stored files with those files. Then it stores the field
+// runtime_hash, which is the hash of the instance's runtime configuration.
 type FilesCommit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	RuntimeHash string                 `protobuf:"bytes,1,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`
@@ -1594,7 +1594,7 @@ func (x *KeyState) GetError() string {
 	return ""
 }
 
-// TerminationNotice is the cloud's announcement that it will take the VM away (spot, preemption).
+// TerminationNotice is the cloud's announcement that it will terminate the VM, such as a spot VM that it preempts.
 type TerminationNotice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`

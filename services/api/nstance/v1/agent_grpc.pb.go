@@ -30,9 +30,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. A message with another
-// instance's ID than that in the certificate fails with PERMISSION_DENIED. A second connection of an instance replaces
-// the first.
+// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. If a message has another
+// instance ID than the certificate, the call fails with PERMISSION_DENIED. If an agent connects a second time, the
+// streams of its first connection end.
 type AgentServiceClient interface {
 	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
 	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the
@@ -136,9 +136,9 @@ func (c *agentServiceClient) RenewCertificate(ctx context.Context, in *AgentServ
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
 //
-// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. A message with another
-// instance's ID than that in the certificate fails with PERMISSION_DENIED. A second connection of an instance replaces
-// the first.
+// AgentService is for agents, which authenticate by mutual TLS with an agent certificate. If a message has another
+// instance ID than the certificate, the call fails with PERMISSION_DENIED. If an agent connects a second time, the
+// streams of its first connection end.
 type AgentServiceServer interface {
 	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
 	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the
