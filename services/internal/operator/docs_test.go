@@ -54,8 +54,8 @@ func reference() string {
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, code(f.DefValue), cell(strings.ReplaceAll(f.Usage, "`", "")))
 	})
 	b.WriteString(
-		"\n## Environment\n\nAn empty variable counts as unset. All invalid variables are reported " +
-			"together.\n\n| variable | default | |\n|---|---|---|\n")
+		"\n## Environment\n\nAn empty variable counts as not set. The operator reports all invalid " +
+			"variables together.\n\n| variable | default | |\n|---|---|---|\n")
 	for _, v := range settings.Variables() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", v.Name, code(v.Default), cell(v.Text))
 	}

@@ -57,9 +57,9 @@ func rulesPage(source string) string {
 
 # Planning rules
 
-The leader plans one group at a time. It first classifies each instance by one rule: it checks rules 1 to 12, 52, 59, 13
-to 16, 58 and 17 in this order, and takes the first that applies. All other rules say what the leader does with the
-instances. ` + "`nstance-admin explain`" + ` names the rule that classifies an instance.
+The leader plans one group at a time. It first classifies each instance by the first rule that applies to it. The order
+of these rules is 1 to 12, 52, 59, 13 to 16, 58, 17. All other rules say what the leader does with the instances.
+` + "`nstance-admin explain`" + ` shows the rule that classifies an instance.
 
 | rule | name | |
 |---|---|---|
