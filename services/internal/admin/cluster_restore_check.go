@@ -39,8 +39,8 @@ func (a *app) restoreCheckCommand(s *secretFlags) *cobra.Command {
 
 For each problem of the archive, "restore-check" prints what the problem would cause after
 a restore, and what you can do. If there is a problem, the exit status is 1. The command
-unpacks the archive into a temporary directory, and deletes this directory at the end. Its
-disk needs space for all objects of the archive.`,
+unpacks the archive into a temporary directory, which it deletes at the end. This directory
+needs space for all objects of the archive.`,
 		Example: `  nstance-admin cluster restore-check nstance-snapshot-example-20261125T221345Z.tar.gz
   nstance-admin cluster restore-check backup.tar.gz --key-provider file --key-source backup.key`,
 	}

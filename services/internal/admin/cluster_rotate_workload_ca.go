@@ -42,7 +42,7 @@ interrupt it, because each step is one write to the bucket.
 With --status it changes nothing and does not ask.
 
 Two things must happen before the new workload CA starts to sign. Services on instances
-must load the files with both CAs, which the leaders send. Programs outside the instances
+must load the files that leaders send, which have both CAs. Programs outside the instances
 must trust both CAs: --output-cert writes the CAs' certificates to a file.
 
 Before you run "rotate-workload-ca", upgrade all servers to a version that supports it.`,
