@@ -197,8 +197,8 @@ func (a *app) orphansConfirmCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		Long: `Allows the leader to terminate all orphans of a shard: its VMs without a record. As
 arguments, give all VMs that "orphans list" shows. If the shard's orphans are no longer
-exactly these VMs, the leader terminates none. The leader does not drain orphans before it
-terminates them.`,
+exactly these VMs, the leader refuses this confirmation. The leader does not drain orphans
+before it terminates them.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
 	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
