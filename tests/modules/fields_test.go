@@ -50,8 +50,8 @@ var omittedFields = map[string][]string{
 	"server": {"advertise", "bind", "dynamic_subnet_pools", "leader_network", "provider", "shard", "subnet_pools"},
 }
 
-// unsupportedFields maps a cloud to the fields that the cloud does not have. The inner keys are definitions in the JSON
-// Schema.
+// unsupportedFields maps each cloud to the configuration fields that cannot be used with it. The keys of an inner map
+// are names of definitions in the JSON Schema.
 var unsupportedFields = map[string]map[string][]string{
 	"gcp":     {"attestation": {"certificates"}}, // the provider's certificates are public
 	"libvirt": noCloud,

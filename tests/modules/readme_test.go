@@ -31,7 +31,8 @@ func TestProviderRequirements(t *testing.T) {
 	}
 }
 
-// directories returns the directories of the modules and of the AWS examples that have variables.
+// directories returns the directories of the modules and of the examples for clouds and on-premises clusters. It leaves
+// out directories without variables.
 func directories(t *testing.T) (dirs []string) {
 	t.Helper()
 	for _, pattern := range []string{"modules/*/*", "examples/aws/*", "examples/gcp/*", "examples/onprem/*"} {

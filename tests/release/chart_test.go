@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 
-// testChart installs the chart of the release in a real API server. Its Deployment must have the image of the release,
-// and a custom resource must be accepted.
+// testChart installs the release's chart in a real API server. The chart's Deployment must have the image of the
+// release, and the API server must accept a custom resource.
 func (d *dist) testChart(t *testing.T) {
 	helm := tool(t, "helm")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -112,7 +112,7 @@ type way struct {
 	restore func(ctx context.Context, n int) error
 }
 
-// measure runs all rounds. It runs all rounds of one way to end the leader before it begins with the next way.
+// measure runs all rounds, grouped by the way in which they end the leader.
 func (f *failover) measure(ctx context.Context) error {
 	ways := []way{
 		{"kill", "kill -9", func(p *local.Process) error { return p.Kill() }, f.startServer},

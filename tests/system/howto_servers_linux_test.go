@@ -82,8 +82,8 @@ func (h *howTo) checkMonitoring(ctx context.Context, text string) error {
 	return nil
 }
 
-// stopStandby stops the server that does not lead, because the page's commands start a server that uses the same ports
-// and cache.
+// stopStandby stops the server that does not lead. The commands of the documentation's page start another server with
+// the same ports and cache.
 func (h *howTo) stopStandby(ctx context.Context) error {
 	leader, _, err := awaitLeaderWithHeir(ctx, h.stack)
 	if err != nil {

@@ -204,7 +204,7 @@ func (c *checker) json(v any, path string, depth int) {
 	}
 }
 
-// trees calls [checker.json] for all free JSON trees of a shard: args, and the content of JSON files.
+// trees calls [checker.json] for all JSON values of a shard that have no schema: args, and the content of JSON files.
 func (c *checker) trees(s *Shard) {
 	c.json(s.Defaults.Args, "defaults.args", 0)
 	for _, name := range sortedKeys(s.Templates) {

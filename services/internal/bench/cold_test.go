@@ -158,8 +158,8 @@ func (c *coldShard) start() (stop func(), m *moments) {
 	}, m
 }
 
-// healthy and leads are keys of moments. healthy is the key of the first probe with status 200. leads is the message
-// that a server logs when it begins to lead.
+// healthy and leads are keys of moments. healthy is for the first health probe with status 200. leads is for the log
+// message of a server that begins to lead, and has the text of this message.
 const healthy, leads = "GET /health: 200", "serving as leader"
 
 // probe polls the health endpoint as a load balancer does, but more often.

@@ -11,7 +11,7 @@ import (
 type Role uint8
 
 const (
-	// Standby watches the lock and takes it over when it may.
+	// Standby watches the lock, and takes it over when the rules of the election permit that.
 	Standby Role = iota
 	// Leader holds the lock and may act until ActUntil.
 	Leader

@@ -43,7 +43,7 @@ type Authority interface {
 type Store interface {
 	// PutInstance writes a record if token is still the token of the stored record. If token is "", there must be no
 	// record. If the store gives no clear answer, PutInstance finds out the result. It fails with
-	// *clusterstate.SupersededError if the stored version is another one.
+	// *clusterstate.SupersededError if the stored record has another token.
 	PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error)
 	// GetInstance reads one record. It fails with objstore.ErrNotFound if there is none.
 	GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error)

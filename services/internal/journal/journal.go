@@ -77,8 +77,8 @@ type Journal struct {
 // New returns a journal without events. Record works before Run is called.
 func New(o Options) *Journal { return &Journal{options: o, wake: make(chan struct{}, 1)} }
 
-// Record adds an event. It sets the event's term and sequence number. It also sets the time if the time is zero. It
-// does not wait.
+// Record adds an event to a queue in memory, and does not wait until the event is stored. It sets the event's term and
+// sequence number. It also sets the time if the time is zero.
 func (j *Journal) Record(e record.Event) {
 	if e.At.IsZero() {
 		e.At = j.options.Now()

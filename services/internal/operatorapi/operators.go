@@ -188,8 +188,9 @@ func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
 		}
 		identity := authority.Identity{Role: authority.RoleOperator, Cluster: c.Cluster, Tenant: c.tenant,
 			ID: c.operator}
-		// If the client presents another certificate than the recorded one, or asks for the recorded key, an earlier
-		// renewal has succeeded. Its answer may have been lost, so issue the recorded certificate again.
+		// An earlier renewal has succeeded if the client's present certificate is not the recorded one, or if the
+		// client wants a certificate for the recorded key. The answer of that renewal may have been lost, so issue the
+		// recorded certificate again.
 		if !rec.Certificate.NotAfter.Equal(c.peer.NotAfter) || c.renews(rec.PublicKey) {
 			if cert, ok := c.Issuer.Reissue(identity, ed25519.PublicKey(rec.PublicKey), rec.Certificate); ok &&
 				!cert.NotBefore.After(c.Now()) {

@@ -64,9 +64,9 @@ func TestFindBrokenRule(t *testing.T) {
 
 var brokenLine = regexp.MustCompile(`broken rule="([^"]*)" seed=(\d+) worlds=(\d+) took=(\S+) text="((?:[^"\\]|\\.)*)"`)
 
-// TestMutants builds the simulator with each deliberate bug. For each bug, it simulates seeds until a rule breaks, for
-// at most SIM_BUDGET (60s). MUTANTS names the bugs to test, separated by commas. MUTANTS=quick selects those marked as
-// quick.
+// TestMutants builds the simulator with each deliberate bug. For each bug, it simulates one world after another until a
+// rule breaks, for at most SIM_BUDGET (60s). MUTANTS names the bugs to test, separated by commas. MUTANTS=quick selects
+// those marked as quick.
 func TestMutants(t *testing.T) {
 	budget := os.Getenv("SIM_BUDGET")
 	if budget == "" {

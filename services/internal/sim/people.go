@@ -45,7 +45,7 @@ type people struct {
 	dynamic  map[config.GroupKey]*wish
 	onDemand map[ident.ID]*wish
 	drained  map[ident.ID]bool
-	// protected holds, for each instance, the time at which a server acknowledged its protection.
+	// protected maps each protected instance to the time at which a server acknowledged the protection.
 	protected map[ident.ID]time.Time
 	rolled    map[config.GroupKey][]time.Time // when the replacement of each outdated instance was decided on
 }

@@ -208,8 +208,8 @@ func (b *backend) CopyObject(srcBucket, srcKey, dstBucket, dstKey string,
 	return gofakes3.CopyObject(b, srcBucket, srcKey, dstBucket, dstKey, nil)
 }
 
-// translateError translates the store's errors that have an S3 error code. It returns any other error unchanged, and
-// gofakes3 then answers with status 500.
+// translateError translates an error of the store to an S3 error code, if there is one for it. It returns any other
+// error unchanged, and gofakes3 then answers with status 500.
 func translateError(key string, err error) error {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):

@@ -20,8 +20,8 @@ type host struct {
 	conn     *libvirt.Libvirt // nil: not connected
 	creating map[string]int64 // memory in MiB of VMs that are being created and not defined yet
 
-	// changing makes calls that create or delete the same instance run one after the other. A hash of the instance's
-	// name selects one of the mutexes.
+	// changing serializes the calls that create or delete the same instance. A hash of the instance's name selects one
+	// of the mutexes.
 	changing [64]sync.Mutex
 }
 

@@ -51,7 +51,7 @@ func (i Instance) Metadata() map[string]string {
 	return items
 }
 
-// Objects returns the objects in one field of the body, which is a JSON array, such as serviceAccounts.
+// Objects returns the objects in a field of the body. The field is a JSON array, such as serviceAccounts.
 func (i Instance) Objects(field string) []map[string]any { return Objects(i.Body[field]) }
 
 // Aliases returns the alias addresses of an interface.
