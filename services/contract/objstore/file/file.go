@@ -127,9 +127,9 @@ func (s *Store) get(ctx context.Context, key string) (objstore.Object, time.Time
 	return objstore.Object{Key: key, Body: body, Token: tokenOf(body)}, info.ModTime(), nil
 }
 
-// tokenOf returns the MD5 sum of an object, because this is also the ETag in S3's API. The development object store
-// (services/cmd) serves tokens as ETags. The sum detects accidental changes and races between Nstance's own programs. It does not stop an attacker
-// with write access to the directory.
+// tokenOf returns the MD5 sum of an object, because the development object store serves tokens as ETags. The sum
+// detects accidental changes and races between Nstance's own programs. It does not stop an attacker with write access
+// to the directory.
 func tokenOf(body []byte) objstore.Token {
 	sum := md5.Sum(body)
 	return objstore.Token(hex.EncodeToString(sum[:]))
