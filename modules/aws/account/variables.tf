@@ -79,7 +79,7 @@ variable "vpc_id" {
 }
 
 variable "target_group_arns" {
-  description = "ARNs of the target groups that the servers may register VMs with, such as the output `target_group_arns` of the module `network`. You choose the keys of the map."
+  description = "ARNs of the target groups that the servers may register VMs with, such as the output `target_group_arns` of the module `network`. The variable is a map, and you choose its keys."
   type        = map(string)
   default     = {}
   nullable    = false

@@ -129,7 +129,7 @@ variable "deletion_protection" {
 }
 
 variable "force_destroy" {
-  description = "Let `tofu destroy` delete the bucket with all objects, and delete the encryption key so that it cannot be restored. If false, destroy fails while the bucket has objects or earlier versions, and a deleted encryption key can be restored for 30 days."
+  description = "If true, `tofu destroy` deletes the bucket with all objects, and deletes the encryption key so that it cannot be restored. If false, destroy fails while the bucket has objects or earlier versions, and a deleted encryption key can be restored for 30 days."
   type        = bool
   default     = false
   nullable    = false

@@ -185,7 +185,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the systemd units that images from images/packer also contain. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false

@@ -33,7 +33,7 @@ variable "ip_family" {
 variable "subnets" {
   description = <<-TEXT
     The subnets, by role and then by region. A role is any name, such as `servers` or `workers`. In each region, the subnets of a role become a subnet
-    pool of the region's shards. In a region, a role may have a list of subnets. The index in the list identifies a subnet, so add new subnets at the
+    pool of the region's shards. The subnets of a role in a region are a list. An index in this list identifies a subnet, so add new subnets at the
     end.
 
     * `ipv4_cidr`: address range of a subnet that the module creates.

@@ -126,7 +126,7 @@ variable "server_commands" {
 }
 
 variable "server_binaries" {
-  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd units as the images of images/packer have."
+  description = "Downloads of nstance-server, by architecture, for machines whose image does not contain it. The boot script checks the download's SHA-256, and installs the systemd units that images from images/packer also contain."
   type        = map(object({ url = string, sha256 = string }))
   default     = {}
   nullable    = false
