@@ -148,12 +148,12 @@ func (w *World) checkRefused(t *term, key config.GroupKey, d *document) {
 }
 
 // isNewToBalancer reports whether an instance is too new to replace another one. It is too new if its load balancers
-// have not called it healthy yet. The function returns false after registrationTime, and for an instance that is silent
-// or fails its health check.
+// have not called it healthy yet. The function returns false after registrationTime. It also returns false for an
+// instance that fails its health check or is silent. An instance whose nonce was consumed by another key is silent too.
 func (t *term) isNewToBalancer(m *machine, d *document) bool {
 	v, now := &m.verdict, t.server.world.sched.now
 	age := now.Sub(d.RegisteredAt)
-	down := now.Before(m.agent.mute) || !m.agent.failsSince.IsZero()
+	down := now.Before(m.agent.mute) || !m.agent.failsSince.IsZero() || m.agent.refused
 	return !down && !(v.term == t && v.wasHealthy) && d.RegisteredAt.After(t.began.Add(2*wallSkew)) &&
 		age < registrationTime-4*wallSkew
 }
