@@ -15,7 +15,7 @@ const providerName = "terraform-provider-nstance"
 // programs are released as binaries for every platform.
 var programs = []string{"nstance-admin", "nstance-agent", "nstance-operator", "nstance-server"}
 
-// downloaded lists the programs that boot scripts download. A release has each of them as a file of its own, in
+// downloaded lists the programs that boot scripts download. A release has each of them as a separate file, in
 // addition to the archives.
 var downloaded = []string{"nstance-agent", "nstance-server"}
 

@@ -195,7 +195,7 @@ func node(instance *nstancev1.InstanceStatus) *corev1.Node {
 			"kwok.x-k8s.io/node": "fake"}},
 		Spec: corev1.NodeSpec{ProviderID: instance.GetProviderId()},
 		// Cluster API copies the kubelet's version from a Node to its Machine, and rejects an invalid version. If the
-		// Node had no version, kwok would set one of its own.
+		// Node had no version, kwok would set a version.
 		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 }

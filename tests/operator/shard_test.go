@@ -339,7 +339,7 @@ func (s *shard) settled(ctx context.Context, group string, size int) error {
 	return nil
 }
 
-// kill ends a VM at once, as a power failure would.
+// kill ends a VM immediately, as a power failure would.
 func (s *shard) kill(id string) error {
 	raw, err := os.ReadFile(filepath.Join(s.dir, "vms", id, "vm.json"))
 	if err != nil {

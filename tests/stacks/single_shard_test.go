@@ -102,7 +102,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.open(t, stack)
 	f.installsOperator(t, stack)
 
-	// apply returns only when a leader has the shard's fixed address, so the address can be used at once.
+	// apply returns only when a leader has the shard's fixed address, so the address can be used immediately.
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	f.reached(t)

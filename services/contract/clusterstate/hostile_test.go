@@ -47,7 +47,7 @@ func TestHostileTrustBundle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The attacker also has a bucket of its own, with its own CA. It copies objects from there.
+	// The attacker also has another bucket, with another CA. It copies objects from there.
 	evilBucket := mem.New()
 	if _, err := open(t, evilBucket, 66).StoreCA(t.Context(), evil); err != nil {
 		t.Fatal(err)

@@ -251,9 +251,9 @@ func (s *State) shards(ctx context.Context) ([]string, error) {
 	return shards, nil
 }
 
-// RotateCA begins a rotation of the CA, or continues one. It calls [State.AnnounceCA] at once. It calls the function
-// "wait" before each later step. wait returns true when the present step is done (see [Following.Done]). If wait
-// returns false, RotateCA returns the step that the rotation has reached. Call RotateCA again to continue.
+// RotateCA begins a rotation of the CA, or continues one. It calls [State.AnnounceCA] immediately. It calls the
+// function "wait" before each later step. wait returns true when the present step is done (see [Following.Done]). If
+// wait returns false, RotateCA returns the step that the rotation has reached. Call RotateCA again to continue.
 func (s *State) RotateCA(ctx context.Context, wait func(context.Context, Rotation, *Followers) (bool, error)) (Rotation,
 	error) {
 	r, err := s.AnnounceCA(ctx)

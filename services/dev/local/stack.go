@@ -98,7 +98,7 @@ func (s *Stack) bind(port int) string {
 // storeURL returns the endpoint of the object store.
 func (s *Stack) storeURL() string { return "http://" + s.address(Store, s.Ports.Store) }
 
-// operatorAddrs returns the addresses of the operator API. If the leader has an address of its own, that is the only
+// operatorAddrs returns the addresses of the operator API. If the leader has a fixed address, that is the only
 // one. Otherwise they are the addresses of all servers.
 func (s *Stack) operatorAddrs() []string {
 	if s.Network != nil {

@@ -43,7 +43,7 @@ type Loop struct {
 }
 
 // healthFresh is how long the loop reuses the computed health of the shard for plans that events cause. For a plan at a
-// scheduled time, the loop computes the health anew.
+// scheduled time, the loop computes the health again.
 const healthFresh = 50 * time.Millisecond
 
 const (
@@ -161,7 +161,7 @@ func (l *Loop) snapshot(key config.GroupKey, health plan.ShardHealth, instances 
 	if every := l.createEvery(); every > 0 {
 		snapshot.CreateBudget, snapshot.CreateBudgetAt, snapshot.CreateEvery = 1, snapshot.Now.Add(every), every
 		// The pause between two creates may have become longer or shorter since the last create. So compute the end of
-		// the pause anew.
+		// the pause again.
 		if next := l.lastCreate.Add(every); snapshot.Now.Before(next) {
 			snapshot.CreateBudget, snapshot.CreateBudgetAt = 0, next
 		}

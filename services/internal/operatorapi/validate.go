@@ -96,7 +96,7 @@ func checkVars(vars map[string]string) error {
 }
 
 // parseArgs parses args_json as strictly as the dynamic groups in the bucket are parsed. It keeps numbers as they are,
-// and rejects duplicate names. It returns nil for {}, which means that the group has no arguments of its own.
+// and rejects duplicate names. It returns nil for {}, which means that only the template sets arguments.
 func parseArgs(text string) (map[string]any, error) {
 	spec, err := parseObject("args_json", "args", text)
 	if err != nil || len(spec.Args) == 0 {

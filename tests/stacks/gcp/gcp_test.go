@@ -116,7 +116,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	s := &scenario.Shard{Cloud: zone, LeaderIP: out.LeaderIP,
 		State: c.state(t, bucket, "solo", "us-central1-a", "")}
 
-	// apply returns only when a leader has the shard's fixed address, so the address can be used at once.
+	// apply returns only when a leader has the shard's fixed address, so the test can use it immediately.
 	s.Healthy(t)
 	s.Settled(t, 2, nil)
 	scenario.Converged(t, stack)
