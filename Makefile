@@ -1,6 +1,6 @@
 # The commands for users and developers of this repository. Each target runs a script or go. `make help` lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm bench fuzz chaos generate docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
+.PHONY: help up down demo check dev-tmux dev-tmux-k8s dev-operator kind clean-kind clean-dev build nstance-admin image image-operator release publish sim sim-swarm mutants bench fuzz chaos generate docs lint test test-all test-aws test-gcp test-k8s test-short vulnerabilities
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
@@ -67,6 +67,9 @@ sim: ## Simulate shards with faults (SEED=n repeats one world, DURATION=60s)
 
 sim-swarm: ## Simulate N=2000 worlds on all cores and shrink failures
 	SIM_SWARM='$(or $(N),2000)' go test ./services/internal/sim -run TestWorlds -count=1 -timeout=0 -v
+
+mutants: ## List the deliberate bugs that a package's own tests do not notice (PKG=./services/internal/journal)
+	go run ./services/internal/mutate/mutants $(PKG)
 
 chaos: ## Run every fault against shards of real processes (45 minutes)
 	@scripts/chaos.sh long

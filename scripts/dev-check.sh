@@ -45,7 +45,7 @@ await() {
 
 # healthy COUNT succeeds if the two shards have that many healthy instances and no others.
 healthy() {
-	"$work/nstance-admin" instance list --all-shards --timeout 5s -o json >"$work/instances"
+	"$work/nstance-admin" instance list --all-shards --request-timeout 5s -o json >"$work/instances"
 	cat "$work/instances"
 	[ "$(jq '[.shards[].instances[]? | select(.state != "deleted")] | length' "$work/instances")" -eq "$1" ] &&
 		[ "$(jq '[.shards[].instances[]? | select(.health == "healthy")] | length' "$work/instances")" -eq "$1" ]

@@ -26,6 +26,8 @@ kubectl kustomize ../../config/crd >"$work/crds.yaml"
 put chart/files/crds.yaml <"$work/crds.yaml"
 put chart/files/rbac/role.yaml <../../config/rbac/role.yaml
 put kustomize/rbac/role.yaml <../../config/rbac/role.yaml
+put chart/files/rbac/role-without-on-demand.yaml <../../config/rbac/role-without-on-demand.yaml
+put kustomize/components/without-on-demand/role.yaml <../../config/rbac/role-without-on-demand.yaml
 put chart/files/on-demand.yaml <kustomize/components/on-demand-admission/on-demand.yaml
 put chart/files/rbac/workload-role.yaml <kustomize/rbac/workload-role.yaml
 put chart/files/admission.yaml <kustomize/base/admission.yaml

@@ -93,7 +93,7 @@ acceptance() {
 		}
 	RC
 	TF_CLI_CONFIG_FILE="$work/terraform.rc" TF_ACC=1 TF_ACC_TERRAFORM_PATH=$1 TF_ACC_PROVIDER_HOST=$2 \
-		go test ./terraform-provider-nstance/... -p 4 -run "^TestAcc${3:-}" -count=1 -timeout 10m
+		go test ./terraform-provider-nstance/... -p 4 -run "^TestAcc${3:-}" -count=1 -timeout 20m
 }
 
 step_demo() {
@@ -180,12 +180,12 @@ step_stacks() {
 		echo "-- tofu only: terraform is NOT TESTED, because it is not on PATH"
 	fi
 	# The stacks mostly wait, so all four run at the same time.
-	go test ./tests/stacks -count=1 -timeout 30m -parallel 4 -terraform="$terraform"
+	go test ./tests/stacks -count=1 -timeout 50m -parallel 4 -terraform="$terraform"
 }
 
 # The example for Google Cloud, applied to the fake cloud and destroyed.
 step_gcpstack() {
-	go test ./tests/stacks/gcp -count=1 -timeout 20m -terraform="$(command -v terraform)"
+	go test ./tests/stacks/gcp -count=1 -timeout 30m -terraform="$(command -v terraform)"
 }
 
 # VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox
@@ -196,13 +196,26 @@ step_libvirt() {
 	scripts/onprem.sh
 }
 
-# The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator.
+# The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator. The first list computes,
+# and the labs mostly wait.
 step_kube() {
+	side_by_side install labs
+}
+
+# What installs the operator, and what its tests stand on.
+step_install() {
 	PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH
 	export PATH
 	scripts/k8s-check.sh
 	go test ./services/internal/dev/k8s/... -run '^TestKubectl$' -timeout 10m
-	go test ./tests/kube ./tests/delivery ./tests/operator/... -count=1 -p 1 -timeout 30m
+	go test ./tests/kube ./tests/delivery -count=1 -p 1 -timeout 20m
+}
+
+# The operator with a real Kubernetes, Cluster API and two shards in each lab. Each lab needs about a third of a core and 1 GB.
+step_labs() {
+	PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH
+	export PATH
+	go test ./tests/operator/... -count=1 -parallel 2 -timeout 60m
 }
 
 # Further tests of the operator, which are part of unit: `make test-k8s` runs them too.
@@ -257,6 +270,10 @@ step_paused() {
 	terraform=$(scripts/tool.sh tofu) scripts/paused.sh
 }
 
+step_copied() {
+	scripts/copied.sh
+}
+
 step_refused() {
 	terraform=$(scripts/tool.sh tofu) scripts/refused.sh
 }
@@ -283,7 +300,7 @@ step_basic() {
 # first one computes. Steps that measure times run alone, after these.
 step_parallel() {
 	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
-		kube 'stacks gcpstack upgrade refused debug chaos'
+		kube 'stacks gcpstack upgrade refused copied debug chaos'
 }
 
 # side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the

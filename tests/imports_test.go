@@ -29,9 +29,9 @@ const module = "github.com/nstance-kit/nstance/"
 // layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. Each entry
 // includes the packages in the folders below it.
 var layers = [][]string{
-	{"services/contract/ident", "services/contract/reconnect", "services/contract/suggest",
+	{"services/contract/ident", "services/contract/pasted", "services/contract/reconnect", "services/contract/suggest",
 		"services/contract/highwater", "services/contract/googlecloud"},
-	{"services/contract/cloud"},
+	{"services/contract/cloud", "services/contract/awscloud"},
 	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
 	{"services/contract/config"},
 	{"services/contract/bootscript", "services/contract/envelope", "services/contract/keyring",
@@ -50,7 +50,8 @@ var layers = [][]string{
 		"services/internal/traces",
 		"services/internal/shardconfig"},
 	{"services/internal/shardstate", "services/internal/execute", "services/internal/leader"},
-	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi"},
+	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi",
+		"services/internal/vmaddress"},
 	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin",
 		"services/internal/dev",
 		"services/internal/sim", "services/internal/bench", "services/internal/proof"},
@@ -222,7 +223,7 @@ var rules = map[string]rule{
 	"plan: ident, config, record and reconnect": only("services/internal/plan", "services/contract/ident",
 		"services/contract/config", "services/contract/record", "services/contract/reconnect"),
 	"election: record and the store's tokens": only("services/internal/election", "services/contract/objstore",
-		"services/contract/record"),
+		"services/contract/reconnect", "services/contract/record"),
 	"plan and election are pure":     pure,
 	"render knows texts, not config": only("services/contract/render"),
 	"contract stands alone":          never("services/contract", "services/internal", "services/cmd", "services/api"),
@@ -361,7 +362,7 @@ func cloudPlaces() []string {
 		// Kinds of secrets store.
 		"services/contract/secretstore/aws/", "services/contract/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.
-		"services/contract/googlecloud/",
+		"services/contract/awscloud/", "services/contract/googlecloud/",
 	}
 	for _, block := range all.Blocks() {
 		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",

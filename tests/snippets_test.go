@@ -21,9 +21,9 @@ const snippetBase = `{
 		"filters": [{"name": "name", "values": ["nstance-agent-*"]}]}},
 	"templates": {
 		"web": {"kind": "web", "arch": "arm64", "subnet_pool": "workers", "instance_type": "t4g.small",
-			"args": {"ImageId": "{{ .Image.agent }}"}, "userdata": {"content": "#!/bin/sh\n"}},
+			"args": {"ImageId": "{{ .Image.agent }}"}, "userdata": {"content": "#!/bin/sh\n# {{ .Nonce }}\n"}},
 		"worker": {"kind": "wrk", "arch": "arm64", "subnet_pool": "workers", "instance_type": "t4g.small",
-			"args": {"ImageId": "{{ .Image.agent }}"}, "userdata": {"content": "#!/bin/sh\n"}}},
+			"args": {"ImageId": "{{ .Image.agent }}"}, "userdata": {"content": "#!/bin/sh\n# {{ .Nonce }}\n"}}},
 	"groups": {"default": {"web": {"template": "web", "size": 5}}}
 }`
 

@@ -186,6 +186,77 @@ func TestChartAndBasesAgree(t *testing.T) {
 	}
 }
 
+// TestRightsFollowOnDemandPods checks that the rights to change pods, to read their Nodes again and to create Machines
+// are granted exactly if pods can request machines, and that nothing else differs.
+func TestRightsFollowOnDemandPods(t *testing.T) {
+	minimal := filepath.Join(chart, "ci", "minimal.yaml")
+	without := t.TempDir()
+	absolute, err := filepath.Abs(bases)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(without, absolute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(without, "kustomization.yaml"), fmt.Appendf(nil,
+		"resources: [%[1]s/default]\ncomponents: [%[1]s/components/without-on-demand]\n", relative),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	extra := []string{"cluster.x-k8s.io machines create", " nodes get", " pods patch"}
+	for name, sides := range map[string][2][]unstructured.Unstructured{
+		"chart": {template(t, "-f", minimal), template(t, "-f", minimal, "--set", "onDemandPods.enabled=false")},
+		"bases": {kustomize(t, filepath.Join(bases, "default")), kustomize(t, without)},
+	} {
+		with, without := rights(sides[0]), rights(sides[1])
+		var lost []string
+		for right := range with {
+			if !without[right] {
+				lost = append(lost, right)
+			}
+		}
+		slices.Sort(lost)
+		slices.Sort(extra)
+		if diff := cmp.Diff(extra, lost); diff != "" || len(without) != len(with)-len(lost) || len(without) < 20 {
+			t.Errorf("%s: %d rights with on-demand pods, %d without them; they lack (-want +got):\n%s", name, len(with),
+				len(without), diff)
+		}
+		for i, want := range []bool{false, true} {
+			text := fmt.Sprint(field(find(t, sides[i], "Deployment", "nstance-operator"), "spec", "template", "spec"))
+			if strings.Contains(text, "--on-demand-pods=false") != want {
+				t.Errorf("%s %d: the flag is set: %t, want %t", name, i, !want, want)
+			}
+		}
+	}
+}
+
+// rights returns what the operator's roles permit, as group, resource and verb.
+func rights(all []unstructured.Unstructured) map[string]bool {
+	found := map[string]bool{}
+	for _, object := range all {
+		if kind := object.GetKind(); kind != "ClusterRole" && kind != "Role" ||
+			strings.HasSuffix(object.GetName(), "-workload") {
+			continue
+		}
+		rules, _ := object.Object["rules"].([]any)
+		for _, one := range rules {
+			rule, _ := one.(map[string]any)
+			groups, _, _ := unstructured.NestedStringSlice(rule, "apiGroups")
+			resources, _, _ := unstructured.NestedStringSlice(rule, "resources")
+			verbs, _, _ := unstructured.NestedStringSlice(rule, "verbs")
+			for _, group := range groups {
+				for _, resource := range resources {
+					for _, verb := range verbs {
+						found[group+" "+resource+" "+verb] = true
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
 // TestBasesInAnotherNamespace builds the bases for another namespace. No object may still refer to nstance-system.
 func TestBasesInAnotherNamespace(t *testing.T) {
 	dir := t.TempDir()

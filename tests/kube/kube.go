@@ -53,6 +53,8 @@ type Options struct {
 	Kwok bool
 	// CAPI runs Cluster API's core manager with its webhooks. It requires [Isolate].
 	CAPI bool
+	// Audit lists the users for [Cluster.Requests].
+	Audit []string
 }
 
 // Cluster is a running Kubernetes. Callers must not change its fields.
@@ -245,10 +247,16 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 	if err := os.WriteFile(c.accountsKey(), accounts, 0o600); err != nil {
 		return nil, err
 	}
+	audit, err := c.auditArgs()
+	if err != nil {
+		return nil, err
+	}
 	args := []string{"--etcd-servers=" + etcd, "--bind-address=" + loopback, "--advertise-address=" + loopback,
 		"--secure-port=" + strconv.Itoa(port),
 		"--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
 		"--allow-privileged=true",
+		// Some distributions of Kubernetes enable this plugin. It requires further rights of clients that set owners.
+		"--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
 		"--client-ca-file=" + ca, "--tls-cert-file=" + cert, "--tls-private-key-file=" + key, "--cert-dir=" + c.Dir,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + c.accountsKey(),
 		"--service-account-signing-key-file=" + c.accountsKey(), "--profiling=false", "--v=1"}
@@ -257,7 +265,7 @@ func (c *Cluster) apiServerArgs(etcd string, port int) ([]string, error) {
 		// the default service accounts, so the plugin must be off.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
-	return args, nil
+	return append(args, audit...), nil
 }
 
 func (c *Cluster) accountsKey() string { return filepath.Join(c.Dir, "service-accounts.key") }

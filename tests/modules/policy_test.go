@@ -2,7 +2,6 @@ package modules
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,128 +15,20 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 )
 
-const (
-	account   = "123456789012"
-	ec2       = "arn:aws:ec2:us-west-2:" + account + ":"
-	bucket    = "arn:aws:s3:::state"
-	key       = "arn:aws:secretsmanager:us-west-2:" + account + ":secret:nstance/example/encryption-key-AbCdEf"
-	parameter = "arn:aws:ssm:us-west-2:" + account + ":parameter/nstance/example/encryption-key"
-	kms       = "arn:aws:kms:us-west-2:" + account + ":key/00000000-0000-0000-0000-000000000000"
-	agentRole = "arn:aws:iam::" + account + ":role/example-nstance-agent"
-	group     = "arn:aws:elasticloadbalancing:us-west-2:" + account + ":targetgroup/web/0123456789abcdef"
-	scaling   = "arn:aws:autoscaling:us-west-2:" + account + ":autoScalingGroup:0:autoScalingGroupName/example-" +
-		shard +
-		"-server"
-	vpc       = "vpc-0000000000000000a"
-	shard     = "us-west-2a" // The shard of the role in most tests.
-	neighbour = "us-west-2b" // Another shard of the same cluster.
-)
-
+// module parses a file of a module for AWS.
 func module(t *testing.T, parts ...string) file {
 	t.Helper()
-	f, err := parseFile(filepath.Join(append([]string{"..", "..", "modules", "aws"}, parts...)...))
+	f, err := parseFile(path(parts...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
 
-// choices are the variables of the account module that affect its policies.
-type choices struct {
-	prefix, kms, vpc string
-	parameter        bool
-	secrets          string // Where secrets are stored; "": in the bucket.
-	targetGroups     map[string]string
-	health           bool     // The health of targets is read.
-	restricted       bool     // Images, snapshots, security groups and key pairs are listed.
-	shardSecrets     []string // Names of secrets that the shard's role covers; nil: all.
-	passRoles        []string // Roles besides the agents' role.
-	tagKeys          []string // Keys of tags besides the servers' own; nil: any.
-	diskKeys         []string // KMS keys of VMs' disks.
-	startWith        []string // Launch templates, hosts and licence configurations.
-	ssm              bool     // Sessions on the servers' machines.
-}
-
 // locals evaluates the locals of the account module's policies.
 func (c choices) locals(t *testing.T) map[string]cty.Value {
 	t.Helper()
-	text := func(s string) cty.Value {
-		if s == "" {
-			return cty.NullVal(cty.String)
-		}
-		return cty.StringVal(s)
-	}
-	source, arn := "aws-secrets-manager", key
-	if c.parameter {
-		source, arn = "aws-parameter-store", parameter
-	}
-	encryptionKey := cty.ObjectVal(map[string]cty.Value{"provider": cty.StringVal(source), "arn": cty.StringVal(arn)})
-	secrets := map[string]cty.Value{"provider": cty.StringVal("object-storage"), "prefix": cty.StringVal("")}
-	if c.secrets != "" {
-		encryptionKey = cty.NullVal(encryptionKey.Type())
-		secrets = map[string]cty.Value{"provider": cty.StringVal(c.secrets),
-			"prefix": cty.StringVal("nstance/example/")}
-		if c.secrets == "aws-parameter-store" {
-			secrets["prefix"] = cty.StringVal("/nstance/example/")
-		}
-	}
-	groups := cty.MapValEmpty(cty.String)
-	if len(c.targetGroups) > 0 {
-		values := map[string]cty.Value{}
-		for name, arn := range c.targetGroups {
-			values[name] = cty.StringVal(arn)
-		}
-		groups = cty.MapVal(values)
-	}
-	names := func(all []string) cty.Value {
-		if len(all) == 0 {
-			return cty.ListValEmpty(cty.String)
-		}
-		var values []cty.Value
-		for _, name := range all {
-			values = append(values, cty.StringVal(name))
-		}
-		return cty.ListVal(values)
-	}
-	if c.shardSecrets == nil {
-		c.shardSecrets = []string{"*"}
-	}
-	tagKeys := cty.NullVal(cty.List(cty.String))
-	if c.tagKeys != nil {
-		tagKeys = names(c.tagKeys)
-	}
-	list := func(values ...cty.Value) cty.Value {
-		if !c.restricted {
-			return cty.NullVal(cty.List(cty.String))
-		}
-		return cty.ListVal(values)
-	}
-	out, err := module(t, "account", "policy.tf").locals(map[string]cty.Value{
-		"var": cty.ObjectVal(map[string]cty.Value{
-			"cluster": cty.ObjectVal(map[string]cty.Value{
-				"id": cty.StringVal("example"), "bucket_arn": cty.StringVal(bucket), "prefix": cty.StringVal(c.prefix),
-				"kms_key_arn":    text(c.kms),
-				"encryption_key": encryptionKey, "secrets": cty.ObjectVal(secrets),
-			}),
-			"shards": cty.MapVal(map[string]cty.Value{
-				shard: cty.ObjectVal(map[string]cty.Value{"secrets": names(c.shardSecrets),
-					"pass_role_arns": names(c.passRoles)}),
-				neighbour: cty.ObjectVal(map[string]cty.Value{"secrets": names([]string{"*"}),
-					"pass_role_arns": names(nil)}),
-			}),
-			"tag_keys": tagKeys, "ebs_kms_key_arns": names(c.diskKeys), "launch_resource_arns": names(c.startWith),
-			"server_ssm": cty.BoolVal(c.ssm),
-			"vpc_id":     text(c.vpc), "target_group_arns": groups,
-			"load_balancer_health": cty.BoolVal(c.health),
-			"image_owners":         list(cty.StringVal("amazon"), cty.StringVal(account)),
-			"snapshot_owners":      list(cty.StringVal(account)),
-			"security_group_ids":   list(cty.StringVal("sg-0a")), "key_pairs": list(cty.StringVal("admin")),
-		}),
-		"local": cty.ObjectVal(map[string]cty.Value{
-			"partition": cty.StringVal("aws"), "region": cty.StringVal("us-west-2"),
-			"account_id": cty.StringVal(account), "agent_role_arn": cty.StringVal(agentRole),
-		}),
-	})
+	out, err := c.evaluate()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,6 +176,10 @@ func TestServerStartsOnlyItsOwn(t *testing.T) {
 		{"no tags back", "ec2:DeleteTags", ec2 + "instance/i-0a", tagged("cluster", "example", "managed", "true"),
 			false},
 
+		{"the role of spot instances", "iam:CreateServiceLinkedRole", spotRole,
+			policy.Context{"iam:AWSServiceName": {"spot.amazonaws.com"}}, true},
+		{"the role of another service", "iam:CreateServiceLinkedRole", strings.ReplaceAll(spotRole, "spot", "ecs"),
+			policy.Context{"iam:AWSServiceName": {"ecs.amazonaws.com"}}, false},
 		{"the agents' role", "iam:PassRole", agentRole, policy.Context{"iam:PassedToService": {"ec2.amazonaws.com"}},
 			true},
 		{"the agents' role to something else", "iam:PassRole", agentRole,
@@ -549,7 +444,8 @@ func TestServerOpensSessions(t *testing.T) {
 func TestServerSetsOnlyListedTags(t *testing.T) {
 	doc := choices{tagKeys: []string{"team", "cost-*"}}.server(t)
 	for key, allowed := range map[string]bool{"team": true, "cost-center": true, "nstance:managed": true,
-		"nstance:created-at": true, "Team": false, "other": false, "nstance:server": false, "nstance:x": false} {
+		"nstance:created-at": true, "nstance:spot": true, "nstance:leader": false, "Team": false, "other": false,
+		"nstance:server": false} {
 		ask(t, doc, []question{{"key " + key, "ec2:CreateTags", ec2 + "instance/*", started("aws:TagKeys", key),
 			allowed}})
 	}
@@ -615,7 +511,7 @@ func TestServerWritesWhatTheLayoutSays(t *testing.T) {
 		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterOperator("default",
 			strings.TrimSuffix(id.Storage(), "acc")+"opr"), keys.Config("us-west-2a"), keys.Groups("us-west-2a"),
 		keys.File("motd"), keys.Leader("us-west-2a"), keys.Applied("us-west-2a"),
-		keys.ServerReport("us-west-2a"),
+		keys.ServerReport("us-west-2a"), keys.AgentKey(make([]byte, 32)),
 		keys.Instance("us-west-2a", "default", id.Storage()),
 		keys.CertLog("us-west-2a", "default", id.Time(), id.Storage()), keys.Probe("us-west-2a", "x"),
 		keys.Journal("us-west-2a", id.Time(), 7, 1),
@@ -698,7 +594,8 @@ func TestServerHasNoOtherActions(t *testing.T) {
 		"ec2:DetachNetworkInterface", "ec2:RunInstances", "ec2:TerminateInstances",
 		"elasticloadbalancing:DeregisterTargets", "elasticloadbalancing:DescribeTargetHealth",
 		"elasticloadbalancing:RegisterTargets",
-		"iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey",
+		"iam:CreateServiceLinkedRole", "iam:PassRole", "kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey",
+		"kms:GenerateDataKey",
 		"kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo", "s3:DeleteObject",
 		"s3:GetObject", "s3:ListBucket",
 		"s3:PutObject", "secretsmanager:CreateSecret",

@@ -31,7 +31,8 @@ import (
 const portable = "portable"
 
 // TestClouds splits one MachinePool over a shard on AWS and a shard on Google Cloud. The subnet pool has the same name
-// on both clouds. When Google Cloud has no capacity, the user moves that part of the pool to AWS.
+// on both clouds. When Google Cloud has no capacity, the user moves that part of the pool to AWS. The operator has only
+// the rights that it needs without on-demand pods.
 func TestClouds(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a whole Kubernetes and two shards")
@@ -41,6 +42,9 @@ func TestClouds(t *testing.T) {
 	aws, east := onAWS(t, guests)
 	gcp, west := onGoogleCloud(t, guests)
 	l := newLabOf(t, east, west)
+	l.flags = []string{"--on-demand-pods=false"}
+	l.kubectl(t, "apply", "-f", filepath.Join(l.root, "services", "operator", "kustomize", "components",
+		"without-on-demand", "role.yaml"))
 	l.bootstrap(t)
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(portable),

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ const (
 )
 
 func everything(dir, root string) kube.Options {
-	return kube.Options{Dir: dir, ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true,
+	return kube.Options{Dir: dir, ControllerManager: true, Scheduler: true, Kwok: true, CAPI: true, Audit: audited,
 		CRDs: []string{filepath.Join(root, "config", "crd")}}
 }
 
@@ -48,7 +49,7 @@ func TestMain(m *testing.M) {
 	}
 	code, done, err := kube.Isolate(prepare)
 	if !done && err == nil {
-		os.Exit(m.Run())
+		os.Exit(checkRights(m.Run()))
 	}
 	if dir := os.Getenv(binVariable); dir != "" {
 		err = errors.Join(err, os.RemoveAll(dir))
@@ -93,6 +94,10 @@ func prepare() error {
 // use ports from 20000 on.
 var firstPort = func() *atomic.Int32 { n := &atomic.Int32{}; n.Store(11001); return n }()
 
+// starts limits the labs that start at the same time. A lab that starts needs a whole core, and later about a third of
+// one.
+var starts = make(chan struct{}, 2)
+
 // version has the directory of a version's programs, and the directory of the repository that they were built from.
 type version struct{ bin, root string }
 
@@ -108,11 +113,15 @@ func thisVersion(t *testing.T) version {
 // lab holds all components of one test.
 type lab struct {
 	*kube.Cluster
-	dir        string
-	version    // What is started next.
+	dir     string
+	version // What is started next.
+	first   version
+	// restricted is set by a test that takes rights away from the operator.
+	restricted bool
 	east, west *shard
 	metadata   *metadata
 	operators  []*kube.Process
+	flags      []string // Further flags of the operators.
 	// If tainted is true, the kubelets of on-demand machines give their Nodes the taint that the documentation
 	// recommends.
 	tainted atomic.Bool
@@ -145,13 +154,15 @@ func newLabOf(t *testing.T, east, west setup) *lab {
 // because the path of a Unix socket may have at most 107 characters.
 func newLabFrom(t *testing.T, version version, east, west setup) *lab {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	starts <- struct{}{}
+	defer func() { <-starts }()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "nst-op-") //nolint:usetesting // it is kept when the test has failed
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{dir: dir, version: version}
+	l := &lab{dir: dir, version: version, first: version}
 	t.Cleanup(func() { l.end(t) })
 	store, err := newBucket(ctx, filepath.Join(dir, "bucket"), l.bin)
 	if err != nil {
@@ -236,10 +247,20 @@ func (l *lab) install(ctx context.Context, t *testing.T, ca []byte, nonce string
 	l.create(ctx, t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	l.permit(t)
 	l.create(ctx, t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-cluster-ca"},
-		Data: map[string]string{"ca.crt": string(ca)}})
+		Data: map[string]string{"ca.crt": l.copied(t, string(ca))}})
 	l.create(ctx, t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "nstance-operator-nonce"},
 		StringData: map[string]string{"nonce.jwt": nonce}})
 	l.configure(ctx, t, l.URL, func(_ *shard, addr string) string { return addr })
+}
+
+// copied returns a text as after a copy through an editor on Windows and $(cat). An earlier version of the operator
+// cannot read it, so it gets the text unchanged.
+func (l *lab) copied(t *testing.T, text string) string {
+	t.Helper()
+	if l.version != thisVersion(t) {
+		return text
+	}
+	return strings.TrimSpace(strings.ReplaceAll(text, "\n", "\r\n"))
 }
 
 // permit gives the operator its permissions.
@@ -279,7 +300,7 @@ func (l *lab) operator(t *testing.T, flags ...string) *kube.Process {
 	t.Helper()
 	env := append(os.Environ(), "KUBECONFIG="+l.operatorKubeconfig(), "NSTANCE_NAMESPACE="+namespace)
 	args := append([]string{"--config=" + l.configFile(), "--health-probe-bind-address=0", "--metrics-bind-address=0"},
-		flags...)
+		slices.Concat(l.flags, flags)...)
 	process, err := kube.Run(l.dir, fmt.Sprintf("operator-%d", len(l.operators)+1),
 		filepath.Join(l.bin, "nstance-operator"), env, args...)
 	if err != nil {
@@ -317,6 +338,7 @@ func (l *lab) end(t *testing.T) {
 	}
 	if l.Cluster != nil {
 		l.Stop()
+		l.recordRequests(t)
 	}
 	if !t.Failed() {
 		if err := os.RemoveAll(l.dir); err != nil {
@@ -335,36 +357,52 @@ func (l *lab) create(ctx context.Context, t *testing.T, object client.Object) {
 // kubectl runs the real kubectl as an administrator. kubectl keeps its cache in HOME.
 func (l *lab) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "kubectl", append([]string{"--kubeconfig", l.Kubeconfig}, args...)...)
-	cmd.Env = append(os.Environ(), "HOME="+l.dir) // the program's cache is below HOME
-	out, err := cmd.CombinedOutput()
+	out, err := l.tryKubectl(t.Context(), args...)
 	if err != nil {
 		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
-	return strings.TrimSpace(string(out))
+	return out
+}
+
+// tryKubectl does the same as kubectl, but returns the error of the command.
+func (l *lab) tryKubectl(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", l.Kubeconfig}, args...)...)
+	cmd.Env = append(os.Environ(), "HOME="+l.dir) // the program's cache is below HOME
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
 }
 
 // await calls "try" until it returns no error, and returns how long this took. At the time limit it fails the test.
 func await(t *testing.T, what string, within time.Duration, try func(context.Context) error) time.Duration {
 	t.Helper()
+	took, err := poll(t.Context(), within, try)
+	if err != nil {
+		t.Fatalf("%s: not within %s: %v", what, within, err)
+	}
+	t.Logf("%s: %.1f s", what, took.Seconds())
+	return took
+}
+
+// poll calls "try" until it returns no error, and returns how long this took. At the time limit it returns the last
+// error. The pauses between the calls grow from 50 ms to half a second: a twentieth of the time so far. So a long wait
+// needs little processor time, which other labs can use.
+func poll(ctx context.Context, within time.Duration, try func(context.Context) error) (time.Duration, error) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var last error
 	for {
 		err := try(ctx)
 		if err == nil {
-			took := time.Since(began)
-			t.Logf("%s: %.1f s", what, took.Seconds())
-			return took
+			return time.Since(began), nil
 		}
 		if ctx.Err() == nil || last == nil {
-			last = err
+			last = err // Later errors only say that the time is over.
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s: not within %s: %v", what, within, last)
-		case <-time.After(100 * time.Millisecond):
+			return time.Since(began), last
+		case <-time.After(min(max(time.Since(began)/20, 50*time.Millisecond), 500*time.Millisecond)):
 		}
 	}
 }

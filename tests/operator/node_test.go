@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,10 +84,42 @@ func (l *lab) cordoned(ctx context.Context, name string) error {
 	return nil
 }
 
+// daemonSet creates a DaemonSet and waits until its pod runs on a Node. It deletes the DaemonSet when the test ends.
+func (l *lab) daemonSet(t *testing.T, name, node string) {
+	t.Helper()
+	labels := map[string]string{"app": name}
+	set := &appsv1.DaemonSet{ObjectMeta: objectMeta(name), Spec: appsv1.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}}}}}
+	l.create(t.Context(), t, set)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := l.Client.Delete(ctx, set, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			t.Error(err)
+		}
+	})
+	await(t, "the DaemonSet has a pod on the Node", patience, func(ctx context.Context) error {
+		var list corev1.PodList
+		if err := l.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingLabels(labels)); err != nil {
+			return err
+		}
+		for _, pod := range list.Items {
+			if pod.Spec.NodeName == node && pod.Status.Phase == corev1.PodRunning {
+				return nil
+			}
+		}
+		return fmt.Errorf("none of %d pods", len(list.Items))
+	})
+}
+
 // testDrain checks that a pod that may not be evicted delays the deletion of its instance until eviction is allowed.
+// The pod of a DaemonSet does not delay it.
 func (l *lab) testDrain(t *testing.T) {
 	ctx := t.Context()
 	id := l.one(t, workers, l.west)
+	l.daemonSet(t, "daemon", id)
 	l.pod(ctx, t, "blocked", id, true)
 	l.deleteInstance(t, l.west, id)
 	began := time.Now()
@@ -156,6 +189,49 @@ func (l *lab) testDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.restored(t, guarded, map[*shard]int{l.east: 1})
+}
+
+// testDrainLimit deletes a Machine with kubectl while a budget forbids the eviction of a pod on its Node. Cluster API's
+// drain must end at the drain timeout of the group, and the instance must be replaced.
+func (l *lab) testDrainLimit(t *testing.T) {
+	ctx := t.Context()
+	id := l.one(t, guarded, l.east)
+	machine := l.machineOf(t, id)
+	await(t, "the drain is limited", 20*time.Second, func(ctx context.Context) error {
+		return has(ctx, l, &clusterv1.Machine{}, machine, func(m *clusterv1.Machine) error {
+			if limit := value(m.Spec.Deletion.NodeDrainTimeoutSeconds); limit != 10 {
+				return fmt.Errorf("the limit is %d s, want the drain_timeout of 10 s", limit)
+			}
+			return nil
+		})
+	})
+	l.pod(ctx, t, "stubborn-too", id, true)
+	l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", machine, "--wait=false")
+	await(t, "instance deleted although the budget forbids the eviction", patience, func(ctx context.Context) error {
+		return l.left(ctx, l.east, id)
+	})
+	pod := &corev1.Pod{ObjectMeta: objectMeta("stubborn-too")}
+	if err := errors.Join(client.IgnoreNotFound(l.Client.Delete(ctx, budget("stubborn-too"))),
+		client.IgnoreNotFound(l.Client.Delete(ctx, pod, client.GracePeriodSeconds(0)))); err != nil {
+		t.Fatal(err)
+	}
+	l.restored(t, guarded, map[*shard]int{l.east: 1})
+}
+
+// machineOf returns the name of the Machine of an instance of a pool.
+func (l *lab) machineOf(t *testing.T, id string) string {
+	t.Helper()
+	var list clusterv1.MachineList
+	if err := l.Client.List(t.Context(), &list, client.InNamespace(namespace)); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list.Items {
+		if m.Spec.InfrastructureRef.Name == id {
+			return m.Name
+		}
+	}
+	t.Fatalf("instance %s has no Machine", id)
+	return ""
 }
 
 // testSpot checks that a spot termination notice drains the Node and replaces the instance.
@@ -262,18 +338,8 @@ func (l *lab) testOnDemand(t *testing.T) {
 // quiet is like await, but does not log how long it took.
 func quiet(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for {
-		err := try(ctx)
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: %v", what, err)
-		case <-time.After(50 * time.Millisecond):
-		}
+	if _, err := poll(t.Context(), patience, try); err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,6 +54,7 @@ func TestOperator(t *testing.T) {
 		{"lost VM", l.testLostVM},
 		{"drain", l.testDrain},
 		{"deadline", l.testDeadline},
+		{"drain by Cluster API", l.testDrainLimit},
 		{"spot", l.testSpot},
 		{"unreachable", l.testUnreachable},
 		{"shards", l.testShards},
@@ -79,7 +82,6 @@ func (l *lab) settleServers(t *testing.T) {
 func (l *lab) bootstrap(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	// If the nonce is missing, the operator must exit and log the reason.
 	nonce := &corev1.Secret{}
 	if err := l.Client.Get(ctx, in("nstance-operator-nonce"), nonce); err != nil {
 		t.Fatal(err)
@@ -87,20 +89,15 @@ func (l *lab) bootstrap(t *testing.T) {
 	if err := l.Client.Delete(ctx, nonce); err != nil {
 		t.Fatal(err)
 	}
-	hopeless := l.operator(t, elect)
-	select {
-	case <-hopeless.Ended():
-		if hopeless.ExitCode() == 0 {
-			t.Error("without a nonce the operator ended without an error")
-		}
-	case <-time.After(patience):
-		t.Error("without a nonce the operator did not end")
-	}
-	hopeless.Kill()
+	operator := l.operator(t, elect)
+	await(t, "the operator says that the nonce is missing", patience, func(ctx context.Context) error {
+		return l.problem(ctx, "Secret "+namespace+"/nstance-operator-nonce with a registration nonce is missing")
+	})
 	l.create(ctx, t, &corev1.Secret{ObjectMeta: objectMeta("nstance-operator-nonce"), Data: nonce.Data})
-
-	l.operator(t, elect)
 	l.registered(t)
+	if code := operator.ExitCode(); code >= 0 {
+		t.Errorf("without a nonce the operator ended with code %d", code)
+	}
 }
 
 // registered waits until the operator has stored its certificate and created the Cluster. Then it gives the Cluster a
@@ -320,6 +317,17 @@ func (l *lab) testUnreachable(t *testing.T) {
 			return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "False")
 		})
 	})
+	await(t, "the NstanceCluster says so", patience, func(ctx context.Context) error {
+		return errors.Join(l.hasEvent(ctx, v1beta1.UnreachableReason, "NstanceCluster", clusterName),
+			has(ctx, l, &v1beta1.NstanceCluster{}, clusterName, func(c *v1beta1.NstanceCluster) error {
+				reachable := meta.FindStatusCondition(c.Status.Conditions, v1beta1.ShardsReachableCondition)
+				if reachable == nil || reachable.Status != metav1.ConditionFalse ||
+					!strings.Contains(reachable.Message, "west") || strings.Contains(reachable.Message, "east") {
+					return fmt.Errorf("the condition is %v", reachable)
+				}
+				return nil
+			}))
+	})
 	if err := has(ctx, l, &v1beta1.NstanceShardGroup{}, v1beta1.ShardGroupName(workers, "east"),
 		func(g *v1beta1.NstanceShardGroup) error {
 			return condition(g.Status.Conditions, v1beta1.ShardReachableCondition, "True")
@@ -405,7 +413,7 @@ func (l *lab) notLeading(t *testing.T, log string) {
 
 // testLatency measures the time from an accepted change of replicas in the API server to the shard's provider call.
 func (l *lab) testLatency(t *testing.T) {
-	const rounds = 20
+	const rounds = 8
 	var took []time.Duration
 	for range rounds {
 		before := len(l.east.creations(workers))

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -39,6 +40,8 @@ func TestPools(t *testing.T) {
 	}{
 		{"orphan", l.testOrphan},
 		{"secrets", l.testSecrets},
+		{"reference", l.testReference},
+		{"renamed", l.testRenamed},
 		{"shared", l.testShared},
 		{"static", l.testDeleteStatic},
 	} {
@@ -126,6 +129,86 @@ func (l *lab) hasEvent(ctx context.Context, reason, kind, name string) error {
 	return fmt.Errorf("no event %s about %s %s", reason, kind, name)
 }
 
+// testReference changes the infrastructureRef of a MachinePool without the admission policy. The events must name the
+// NstanceMachinePool whose instances keep running, and both ways out must work: the former reference, and the deletion
+// of the NstanceMachinePool.
+func (l *lab) testReference(t *testing.T) {
+	const moved, other = "moved", "other"
+	l.dynamicPool(t, moved)
+	await(t, "the group runs", patience, func(ctx context.Context) error { return l.poolRuns(ctx, moved, 2) })
+	kept := l.ids(t, moved, l.shards()...)
+	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(other),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: other, Shards: []string{"east", "west"}, Template: "worker"}})
+	refer := func(infra string) {
+		t.Helper()
+		l.kubectl(t, "-n", namespace, "patch", "machinepool.cluster.x-k8s.io", moved, "--type=merge", "-p",
+			fmt.Sprintf(`{"spec":{"template":{"spec":{"infrastructureRef":{"name":%q}}}}}`, infra))
+	}
+	reported := func(ctx context.Context, pool string) error {
+		return errors.Join(l.hasEvent(ctx, v1beta1.UnreferencedReason, "NstanceMachinePool", pool),
+			has(ctx, l, &v1beta1.NstanceMachinePool{}, pool, func(p *v1beta1.NstanceMachinePool) error {
+				ready := meta.FindStatusCondition(p.Status.Conditions, v1beta1.ReadyCondition)
+				if ready == nil || ready.Reason != v1beta1.UnreferencedReason {
+					return fmt.Errorf("condition %+v", ready)
+				}
+				return nil
+			}))
+	}
+	refer(other)
+	await(t, "events report the instances of the former pool", patience, func(ctx context.Context) error {
+		return errors.Join(reported(ctx, moved), l.hasEvent(ctx, v1beta1.UnreferencedReason, "MachinePool", moved),
+			l.spread(ctx, other, l.both(1, 1)))
+	})
+	refer(moved)
+	await(t, "the former pool is ready, and the other one is reported", patience, func(ctx context.Context) error {
+		return errors.Join(reported(ctx, other),
+			has(ctx, l, &v1beta1.NstanceMachinePool{}, moved, func(p *v1beta1.NstanceMachinePool) error {
+				return condition(p.Status.Conditions, v1beta1.ReadyCondition, "True")
+			}))
+	})
+	if after := l.ids(t, moved, l.shards()...); !slices.Equal(kept, after) {
+		t.Errorf("the instances changed from %v to %v", kept, after)
+	}
+	l.remove(t, "nstancemachinepool", other)
+	await(t, "the other group is gone", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.withoutGroup(ctx, other, l.shards()...),
+			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(other)))
+	})
+	l.remove(t, "machinepool", moved)
+}
+
+// testRenamed renames a pool: it creates another pool of the same group, and deletes the first one. The other pool must
+// take over the instances.
+func (l *lab) testRenamed(t *testing.T) {
+	const old, renamed = "old", "renamed"
+	l.dynamicPool(t, old)
+	await(t, "the group runs", patience, func(ctx context.Context) error { return l.poolRuns(ctx, old, 2) })
+	kept, created := l.ids(t, old, l.shards()...), l.countCreations()
+	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(renamed),
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: old, Shards: []string{"east", "west"}, Template: "worker"}})
+	l.create(t.Context(), t, referringPool(renamed, renamed, 2))
+	await(t, "the other pool says that it waits", patience, func(ctx context.Context) error {
+		return has(ctx, l, &v1beta1.NstanceMachinePool{}, renamed, func(p *v1beta1.NstanceMachinePool) error {
+			ready := meta.FindStatusCondition(p.Status.Conditions, v1beta1.ReadyCondition)
+			if ready == nil || !strings.Contains(ready.Message, "belongs to another pool") {
+				return fmt.Errorf("condition %+v", ready)
+			}
+			return nil
+		})
+	})
+	l.remove(t, "machinepool", old)
+	await(t, "the other pool has the instances", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(old)),
+			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(old)), l.poolRuns(ctx, renamed, 2),
+			l.hasEvent(ctx, v1beta1.TakenOverReason, "NstanceMachinePool", renamed))
+	})
+	l.unchanged(t, old, kept, created)
+	l.remove(t, "machinepool", renamed)
+	await(t, "the group is gone", endsWithin, func(ctx context.Context) error {
+		return errors.Join(l.withoutGroup(ctx, old, l.shards()...), l.gone(ctx, &clusterv1.MachinePool{}, in(renamed)))
+	})
+}
+
 // testShared creates two MachinePools for one NstanceMachinePool, and deletes the second. With the admission policy,
 // the API server must refuse a second MachinePool.
 func (l *lab) testShared(t *testing.T) {
@@ -179,6 +262,22 @@ func (l *lab) testShared(t *testing.T) {
 	})
 	if err := l.Client.Create(ctx, referringPool(second, "other", 0), client.DryRunAll); err != nil {
 		t.Errorf("a MachinePool of another NstanceMachinePool: %v", err)
+	}
+	for _, change := range [][]string{
+		{"machinepool.cluster.x-k8s.io", first, `{"spec":{"template":{"spec":{"infrastructureRef":{"name":"other"}}}}}`},
+		{"machinepool.cluster.x-k8s.io", first, `{"spec":{"template":{"spec":{"infrastructureRef":{"kind":"Other"}}}}}`},
+		{"machine.cluster.x-k8s.io", l.machineOf(t, kept[0]), `{"spec":{"infrastructureRef":{"name":"other"}}}`},
+		{"cluster.cluster.x-k8s.io", clusterName, `{"spec":{"infrastructureRef":{"name":"other"}}}`},
+	} {
+		what := "the policy refuses another infrastructureRef of a " + change[0]
+		await(t, what, patience, func(ctx context.Context) error {
+			out, err := l.tryKubectl(ctx, "-n", namespace, "patch", change[0], change[1], "--type=merge", "-p",
+				change[2], "--dry-run=server")
+			if err == nil || !strings.Contains(out, "infrastructureRef cannot change") {
+				return fmt.Errorf("got %w: %s", err, out)
+			}
+			return nil
+		})
 	}
 	if err := l.scale(ctx, first, 4); err != nil {
 		t.Fatal(err)

@@ -22,11 +22,13 @@ import (
 )
 
 var (
-	sequenceSteps = flag.Int("steps", 300, "number of random steps of TestSequence")
-	sequenceSeed  = flag.Uint64("seed", 1, "seed of the random steps of TestSequence")
+	sequenceSteps = flag.Int("steps", 100, "number of random steps of each subtest of TestSequence")
+	sequenceSeed  = flag.Uint64("seed", 1, "seed of the first subtest of TestSequence; the others have the next ones")
 )
 
 const (
+	// sequences is the number of subtests of TestSequence. They run at the same time, each in its own lab.
+	sequences = 2
 	// roundSteps is the number of steps in a round. After each round, the test checks the invariants of a converged
 	// state.
 	roundSteps = 25
@@ -56,9 +58,20 @@ func TestSequence(t *testing.T) {
 		t.Skip("starts a whole Kubernetes and two shards")
 	}
 	t.Parallel()
+	for i := range sequences {
+		seed := *sequenceSeed + uint64(i)
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			runSequence(t, seed)
+		})
+	}
+}
+
+func runSequence(t *testing.T, seed uint64) {
+	t.Helper()
 	l := newLab(t)
 	l.settleServers(t)
-	s := &sequence{lab: l, t: t, random: rand.New(rand.NewPCG(*sequenceSeed, 0)), freed: map[*shard]time.Time{},
+	s := &sequence{lab: l, t: t, random: rand.New(rand.NewPCG(seed, 0)), freed: map[*shard]time.Time{},
 		seen: map[*shard]int{}, deletions: map[string]time.Time{}, nodes: map[string]string{}}
 	url, err := l.Front(t.Context(), s.recordWrites)
 	if err != nil {
@@ -74,7 +87,7 @@ func TestSequence(t *testing.T) {
 	s.resetModel()
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("seed %d, step %d of %d; the last events:\n%s", *sequenceSeed, s.step, *sequenceSteps, s.tail(60))
+			t.Logf("seed %d, step %d of %d; the last events:\n%s", seed, s.step, *sequenceSteps, s.tail(60))
 			all := filepath.Join(l.dir, "sequence.log")
 			if err := os.WriteFile(all, []byte(s.tail(len(s.log))), 0o600); err == nil {
 				t.Logf("all events are in %s", all)
@@ -89,7 +102,7 @@ func TestSequence(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d: %d steps, %d creations, %d restarts of the operator, %d evicted pods; rounds ended within %.1f s",
-		*sequenceSeed, s.step-1, l.countCreations(), len(l.operators)-1, s.evictions, s.slowest.Seconds())
+		seed, s.step-1, l.countCreations(), len(l.operators)-1, s.evictions, s.slowest.Seconds())
 }
 
 // sequence is the state of one run of TestSequence and of its checks.
@@ -286,22 +299,14 @@ func (s *sequence) finishRound() {
 // the test.
 func (s *sequence) until(what string, within time.Duration, try func(context.Context) error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), within)
-	defer cancel()
-	var last error
-	for {
+	_, err := poll(s.t.Context(), within, func(ctx context.Context) error {
 		err := try(ctx)
-		if err == nil {
-			return
+		if err != nil {
+			s.inspect()
 		}
-		if ctx.Err() == nil || last == nil {
-			last = err // Later errors only say that the time is over.
-		}
-		s.inspect()
-		select {
-		case <-ctx.Done():
-			s.t.Fatalf("%s: not within %s: %v", what, within, last)
-		case <-time.After(200 * time.Millisecond):
-		}
+		return err
+	})
+	if err != nil {
+		s.t.Fatalf("%s: not within %s: %v", what, within, err)
 	}
 }

@@ -42,6 +42,7 @@ func TestUse(t *testing.T) {
 		{"documented", l.testDocumented},
 		{"autoscaler", l.testAutoscaler},
 		{"apply", l.testApply},
+		{"MachineDeployment", l.testDeployment},
 	} {
 		if !t.Run(part.name, part.run) {
 			return // Later parts would fail for the same reason.
@@ -85,6 +86,7 @@ func (l *lab) testAutoscaler(t *testing.T) {
 			t.Errorf("%s: %d instances were created during the scale-down", group.name, now-made)
 		}
 		steady(t, "one of four", func(ctx context.Context) error { return l.spread(ctx, group.name, sizes) })
+		l.deleteEmptyShardGroup(t, group.name, sizes, east[:1])
 		if err := l.scale(ctx, group.name, 4); err != nil {
 			t.Fatal(err)
 		}
@@ -94,6 +96,28 @@ func (l *lab) testAutoscaler(t *testing.T) {
 	await(t, "the dynamic group is gone", patience, func(ctx context.Context) error {
 		return l.withoutGroup(ctx, dynamic, l.shards()...)
 	})
+}
+
+// deleteEmptyShardGroup deletes the NstanceShardGroup of the shard "west", which has no instance. The operator must
+// create it again with the same share, and no instance may move.
+func (l *lab) deleteEmptyShardGroup(t *testing.T, group string, sizes map[*shard]int, kept []string) {
+	t.Helper()
+	name, created := v1beta1.ShardGroupName(group, "west"), l.countCreations()
+	before := &v1beta1.NstanceShardGroup{}
+	if err := l.Client.Get(t.Context(), in(name), before); err != nil {
+		t.Fatal(err)
+	}
+	l.remove(t, "nstanceshardgroup", name)
+	await(t, name+" is created again", patience, func(ctx context.Context) error {
+		return errors.Join(has(ctx, l, &v1beta1.NstanceShardGroup{}, name, func(g *v1beta1.NstanceShardGroup) error {
+			if g.UID == before.UID || value(g.Spec.Size) != 0 {
+				return fmt.Errorf("UID %s (before %s), size %d", g.UID, before.UID, value(g.Spec.Size))
+			}
+			return nil
+		}), l.spread(ctx, group, sizes))
+	})
+	steady(t, "no instance moves", func(ctx context.Context) error { return l.spread(ctx, group, sizes) })
+	l.unchanged(t, group, kept, created)
 }
 
 // autoscalerRemoves makes the calls of the cluster autoscaler and its provider clusterapi for one node. It taints the

@@ -17,13 +17,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/dev/local"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 )
 
-// live changes the network of a running shard. Each step changes the configuration, reads the plan and applies it. It
-// then checks that the VMs kept running.
+// live changes the network of a running shard. Its bucket demands encryption with a KMS key, and its account's
+// organization demands tags. Each step changes the configuration, reads the plan and applies it. It then checks that
+// the VMs kept running.
 func live(t *testing.T, calls *ledger) {
 	l := lab.New(t)
 	before := l.Inventory(t)
@@ -34,7 +36,19 @@ func live(t *testing.T, calls *ledger) {
 		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"}},
 	}
+	if err := l.Cloud.SetControlPolicy(demanding); err != nil {
+		t.Fatal(err)
+	}
+	l.StateKey = stateKey
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
+	stack.Write(t, "../../../modules/aws/cluster/policy_override.tf", demandingBucket)
+	stack.Write(t, "tags_override.tf", `
+provider "aws" {
+  default_tags {
+    tags = { team = "platform" }
+  }
+}
+`)
 	// network replaces the subnets in the example. It also sets the shard's name, which otherwise depends on the zone.
 	network := func(zone, public, servers string, workers ...string) {
 		lists := make([]string, len(workers))
@@ -51,20 +65,32 @@ module "network" {
 }
 
 module "account" {
-  shards = { main = {} }
+  shards   = { main = {} }
+  tag_keys = [] # The VMs have only the tags that servers set.
 }
 
 # The AWS provider waits a minute for the lifecycle rules, which the other stacks have.
 module "cluster" {
-  versioning = false
+  versioning  = false
+  kms_key_arn = %[5]q
 }
 
 module "shard" {
   shard          = "main"
   zone           = %[1]q
   leader_network = { ipv4 = cidrhost(%[3]q, 100) }
+
+  groups = {
+    "default/workers" = {
+      template       = "worker"
+      size           = var.worker_count
+      instance_type  = var.worker_instance_types[0]
+      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+      purchase       = { spot_percent = 50 }
+    }
+  }
 }
-`, zone, public, servers, strings.Join(lists, ", ")))
+`, zone, public, servers, strings.Join(lists, ", "), stateKey))
 	}
 	const zone, public, servers = "us-west-2a", "10.0.0.0/24", "10.0.1.0/24"
 	const small, large = "10.0.16.0/28", "10.0.32.0/20"
@@ -76,6 +102,9 @@ module "shard" {
 	f.settled(t, 2, nil)
 	f.refresh(t)
 	first := f.workers()[0].Subnet
+	if bought := f.workers(); bought[0].Spot == bought[1].Spot {
+		t.Errorf("of two VMs with spot_percent = 50, one must be a spot instance: %+v", bought)
+	}
 	f.refused(t, stack)
 
 	// The test fills the first subnet, so that the third VM is in the second one.
@@ -196,6 +225,42 @@ module "shard" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
 }
+
+// stateKey is a KMS key for the bucket.
+const stateKey = "arn:aws:kms:us-west-2:" + fakeaws.Account + ":key/00000000-0000-0000-0000-000000000001"
+
+// demandingBucket replaces the bucket's policy. Each request to store an object must ask for encryption with stateKey.
+const demandingBucket = `
+resource "aws_s3_bucket_policy" "this" {
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [
+      {
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = "s3:PutObject"
+        Resource  = "${aws_s3_bucket.this.arn}/*"
+        Condition = { Null = { "s3:x-amz-server-side-encryption" = "true" } }
+      },
+      {
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = "s3:PutObject"
+        Resource  = "${aws_s3_bucket.this.arn}/*"
+        Condition = { StringNotEquals = { "s3:x-amz-server-side-encryption-aws-kms-key-id" = "` + stateKey + `" } }
+      },
+    ]
+  })
+}
+`
+
+// demanding is a service control policy. Machines and disks must have a tag.
+const demanding = `{"Version": "2012-10-17", "Statement": [
+	{"Effect": "Allow", "Action": "*", "Resource": "*"},
+	{"Effect": "Deny", "Action": "ec2:RunInstances",
+		"Resource": ["arn:aws:ec2:*:*:instance/*", "arn:aws:ec2:*:*:volume/*"],
+		"Condition": {"StringNotEquals": {"aws:RequestTag/team": "platform"}}}
+]}`
 
 // missingSecret is a secret that the leader's role may not read. The leader must refuse a configuration that uses it.
 const missingSecret = "no-such-secret"

@@ -26,6 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
+	"github.com/nstance-kit/nstance/tests/modules"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
@@ -95,6 +96,7 @@ func singleShard(t *testing.T, calls *ledger) {
 				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
+	noMachine(t, l, stack)
 	made := stack.Apply(t)
 
 	f := &fleet{Lab: l, cluster: "solo"}
@@ -123,6 +125,7 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 
 	f.rollBadImage(t, stack, vars)
+	f.flip(t, stack, vars)
 	f.replaceUnhealthy(t, func() {
 		// A plan needs no server. It must report the mistake in this configuration.
 		wrong := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}})
@@ -164,6 +167,19 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 }
 
+// noMachine applies while EC2 has no room for the server's machine. The apply must fail with EC2's reason instead of at
+// the time limit of a server.
+func noMachine(t *testing.T, l *lab.Lab, stack *lab.Stack) {
+	t.Helper()
+	const code = "InsufficientInstanceCapacity"
+	l.Cloud.Faults().NoCapacity("t3.nano", "", "", code)
+	if output := stack.ApplyFails(t); !strings.Contains(output, "scaling activity") || !strings.Contains(output,
+		"Launching EC2 instance failed") {
+		t.Errorf("the error of an apply without room for the server's machine:\n%s", output)
+	}
+	l.Cloud.Faults().Clear()
+}
+
 // rollBadImage applies an image on which nstance-server cannot start. The apply must fail with the reason, and the old
 // server must stay. Then rollBadImage applies the good image again.
 func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any) {
@@ -186,6 +202,55 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 	vars["server_ami"] = lab.ServerAMI
 	stack.Apply(t)
 	f.rolled(t, good)
+}
+
+// flip sets the booleans and enumerations with a value in modules.Flips to that value, all with one apply, and back
+// with another. First it checks that a plan refuses those that cannot change on a live shard. Some of the others roll
+// the servers: then the apply must end with a new server, and without the old one. All VMs must be kept.
+func (f *fleet) flip(t *testing.T, stack *lab.Stack, vars map[string]any) {
+	t.Helper()
+	override, example := modules.Overrides("aws")
+	before := maps.Clone(vars)
+	for _, flip := range modules.Refusals("aws") {
+		stack.Write(t, "flips_override.tf", flip.File())
+		if output := stack.PlanFails(t); !strings.Contains(output, flip.Refusal) {
+			t.Errorf("the errors of %s = %s lack %q:\n%s", flip.Variable, flip.To, flip.Refusal, output)
+		}
+	}
+	unharmed, kept := f.watchFleet(t, 2), f.workers()
+	for _, set := range []bool{true, false} {
+		old := f.servers()[0].ID
+		if set {
+			stack.Write(t, "flips_override.tf", override)
+			maps.Copy(vars, example)
+		} else {
+			stack.Write(t, "flips_override.tf", "")
+			clear(vars)
+			maps.Copy(vars, before)
+		}
+		stack.Apply(t)
+		f.rolled(t, old)
+		if public := f.isPublic(t, f.servers()[0].ID); public != set {
+			t.Errorf("the new server has a public address: %v, want %v", public, set)
+		}
+		f.settled(t, 2, nil)
+		f.kept(t, kept, nil)
+		if code, output := stack.Plan(t); code != 0 {
+			t.Errorf("a plan after the flips (%v) finds changes (exit code %d):\n%s", set, code, output)
+		}
+	}
+	unharmed()
+}
+
+// isPublic reports whether an instance has a public address.
+func (f *fleet) isPublic(t *testing.T, id string) bool {
+	t.Helper()
+	out, err := sdk.NewFromConfig(f.Config()).DescribeInstances(t.Context(), &sdk.DescribeInstancesInput{
+		InstanceIds: []string{id}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Reservations[0].Instances[0].PublicIpAddress != nil
 }
 
 // consoles returns the console output of the cluster's machines so far, servers and VMs.

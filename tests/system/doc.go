@@ -5,6 +5,7 @@
 //	scripts/kill9.sh      kill -9 of random processes under load
 //	scripts/failover.sh   time without a leader after kill -9, SIGSTOP and SIGTERM
 //	scripts/chaos.sh      every fault that this machine can make, in network namespaces
+//	scripts/copied.sh     a server that uses a copy of the bucket
 //	scripts/paused.sh     SIGSTOP of the leader of the cluster that `make up` starts
 //
 // Without -bin, a test of this package does nothing, and logs the name of its script.

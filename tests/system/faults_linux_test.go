@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,6 +84,10 @@ var faults = []fault{
 			}
 			return fmt.Sprintf("%d of %d replaced", replaced, size), err
 		}},
+	{"one VM silent until its replacement is created",
+		"it is replaced although it comes back; at most 3 VMs are created",
+		[]string{alone},
+		func(ctx context.Context, s *shard) (string, error) { return s.flap(ctx) }},
 	{"a fifth of all packets lost, VMs killed", "each is replaced", []string{alone},
 		func(ctx context.Context, s *shard) (string, error) {
 			s.network.losePackets(0.2)
@@ -320,6 +325,83 @@ func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, er
 		return "", err
 	}
 	return s.describeTerms(ctx, term)
+}
+
+// flap makes one VM silent until a replacement is created, and waits until the VM is gone.
+func (s *shard) flap(ctx context.Context) (string, error) {
+	running, err := s.VMs()
+	if err != nil || len(running) != size {
+		return "", errors.Join(err, fmt.Errorf("%d VMs, want %d", len(running), size))
+	}
+	flapper, others := running[0].Instance, map[uint16]bool{}
+	for _, vm := range running[1:] {
+		ports, err := tcpPorts(vm.PID)
+		if err != nil {
+			return "", err
+		}
+		maps.Copy(others, ports)
+	}
+	s.network.speakOnly(others)
+	for now := running; len(now) == len(running); {
+		if err := local.Pause(ctx, 50*time.Millisecond); err != nil {
+			return "", err
+		}
+		if now, err = s.VMs(); err != nil {
+			return "", err
+		}
+	}
+	s.network.speakOnly(nil)
+	if err := s.replaced(ctx, flapper); err != nil {
+		return "", fmt.Errorf("the VM that was silent is kept: %w", err)
+	}
+	later, err := s.VMs()
+	created := 0
+	for _, vm := range later {
+		if !slices.ContainsFunc(running, func(o local.VM) bool { return o.Instance == vm.Instance }) {
+			created++
+		}
+	}
+	if created > 3 {
+		err = errors.Join(err, fmt.Errorf("%d VMs were created for one that was silent", created))
+	}
+	return fmt.Sprintf("%d created", created), err
+}
+
+// tcpPorts returns the local ports of the TCP connections of a process. It joins the sockets in /proc/PID/fd with the
+// inodes in /proc/PID/net/tcp (Documentation/networking/proc_net_tcp.rst of the Linux kernel).
+func tcpPorts(pid int) (map[uint16]bool, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	open, err := os.ReadDir(filepath.Join(dir, "fd"))
+	if err != nil {
+		return nil, err
+	}
+	sockets := map[string]bool{}
+	for _, fd := range open {
+		target, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name())) // it may be closed by now
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			sockets[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	ports := map[uint16]bool{}
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(filepath.Join(dir, "net", table))
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			if len(fields) < 10 || !sockets[fields[9]] {
+				continue
+			}
+			_, port, _ := strings.Cut(fields[1], ":")
+			n, err := strconv.ParseUint(port, 16, 16)
+			if err != nil {
+				return nil, err
+			}
+			ports[uint16(n)] = true
+		}
+	}
+	return ports, nil
 }
 
 // describeTerms returns a text about which server leads now and how many terms have begun. On a busy machine a leader

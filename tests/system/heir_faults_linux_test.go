@@ -149,6 +149,27 @@ var heirFaults = []fault{
 			return fmt.Sprintf("%s led %.1f s later", next, took.Seconds()),
 				local.Pause(ctx, shortFaultTime(30*time.Second, maxGap))
 		}},
+	{"each answer of the bucket comes a second later",
+		"the leader keeps its term, because its lease permits the latency",
+		[]string{withHeir},
+		func(ctx context.Context, s *shard) (string, error) {
+			_, _, term, err := s.awaitPair(ctx)
+			if err != nil {
+				return "", err
+			}
+			for n := 1; n <= servers; n++ {
+				s.network.change(local.Store, local.ServerName(n), link{delay: time.Second})
+			}
+			if err := local.Pause(ctx, shortFaultTime(5*time.Minute, 2*s.effectiveLease())); err != nil {
+				return "", err
+			}
+			s.network.repair()
+			_, now, err := s.leader(ctx)
+			if err == nil && now != term {
+				err = fmt.Errorf("term %d began, although the lease of term %d permits such answers", now, term)
+			}
+			return "the leader kept its term", err
+		}},
 	{"heir killed (kill -9)", "the leader keeps its term and gets an heir again", []string{withHeir},
 		func(ctx context.Context, s *shard) (string, error) {
 			_, heir, term, err := s.awaitPair(ctx)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,7 +138,7 @@ func (h *howTo) pagesAboutDisasters() []guide {
 			{before: h.growAndStop, after: h.replaceObjects},
 			{texts: []string{"0 problems"}},
 			{before: func(ctx context.Context) error { return errors.Join(h.startServers(ctx), h.healthy(2)(ctx)) },
-				texts: []string{"SHARD"}},
+				texts: []string{"SHARD"}, after: h.endOrphan},
 		}},
 		{file: "rotate-keys.md", steps: []step{
 			{},
@@ -205,6 +206,24 @@ func (h *howTo) replaceObjects(context.Context, string) error {
 		}
 	}
 	return os.CopyFS(bucket, os.DirFS(h.file("restore/objects")))
+}
+
+// endOrphan confirms the VM that the restored records do not have, and waits for its end.
+func (h *howTo) endOrphan(ctx context.Context, _ string) error {
+	for {
+		agents, err := h.stack.Agents(ctx)
+		if err == nil && len(agents) == 2 {
+			return nil
+		}
+		for n := 1; n <= servers; n++ {
+			if err := syscall.Kill(h.servers[n].PID, syscall.SIGUSR1); err != nil {
+				return err
+			}
+		}
+		if err := local.Pause(ctx, time.Second); err != nil {
+			return fmt.Errorf("%d agents run after the restore, want 2: %w", len(agents), err)
+		}
+	}
 }
 
 // pushNewKey applies the page's configuration, which contains the new and the old encryption key.

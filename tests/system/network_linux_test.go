@@ -3,6 +3,7 @@ package system
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -45,6 +46,8 @@ type network struct {
 	leader string             // machine with the address of the leader
 	bad    map[[2]string]link // from, to
 	lost   int                // packets
+	// spoken, if not nil, has the TCP ports of the machine "vms" from which packets arrive. Others are dropped.
+	spoken map[uint16]bool
 	byAddr map[netip.Addr]string
 }
 
@@ -162,6 +165,9 @@ func (n *network) carry(from *host) {
 		}
 		address, _ := netip.AddrFromSlice(packet[16:20])
 		to, delay := n.route(from.name, address)
+		if from.name == vms && !n.speaks(packet[:size]) {
+			to = nil
+		}
 		switch {
 		case to == nil:
 		case delay > 0:
@@ -188,6 +194,22 @@ func (n *network) route(from string, address netip.Addr) (*host, time.Duration) 
 		return nil, 0
 	}
 	return n.hosts[to], l.delay
+}
+
+// speaks reports whether a packet of the VMs may pass.
+func (n *network) speaks(packet []byte) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	header := int(packet[0]&0xf) * 4
+	return n.spoken == nil || packet[9] != unix.IPPROTO_TCP || len(packet) < header+2 ||
+		n.spoken[binary.BigEndian.Uint16(packet[header:])]
+}
+
+// speakOnly drops the packets of the VMs, except those from the given TCP ports. Nil ends that.
+func (n *network) speakOnly(ports map[uint16]bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.spoken = ports
 }
 
 // Host implements local.Network.
@@ -242,6 +264,7 @@ func (n *network) repair() (lost int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.bad)
+	n.spoken = nil
 	lost, n.lost = n.lost, 0
 	return lost
 }

@@ -95,7 +95,7 @@ func (r *rotation) register(ctx context.Context) error {
 // instances returns the IDs of the instances, and whether each is healthy.
 func (r *rotation) instances(ctx context.Context) (map[string]bool, error) {
 	output, err := r.admin(ctx, "instance", "list", "--shard", local.Shard, "--identity-dir", r.identity, "--servers",
-		r.stack.AdminServers(), "--timeout", "5s", "-o", "json")
+		r.stack.AdminServers(), "--request-timeout", "5s", "-o", "json")
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 data "aws_caller_identity" "current" {}
 data "aws_partition" "current" {}
 data "aws_region" "current" {}
+data "aws_default_tags" "current" {}
 
 locals {
   partition      = data.aws_partition.current.partition
@@ -11,6 +12,12 @@ locals {
   name           = coalesce(var.name, var.cluster.id)
   tags           = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
   agent_role_arn = aws_iam_role.agent.arn
+
+  # In China, EC2 is ec2.amazonaws.com.cn.
+  ec2_service = "ec2.${data.aws_partition.current.dns_suffix}"
+
+  # The module shard sets these tags on VMs.
+  own_tag_keys = keys(merge(data.aws_default_tags.current.tags, var.tags))
 
   # Names of roles have at most 64 characters.
   long_names   = { for shard, grant in var.shards : shard => "${local.name}-nstance-server-${shard}" }

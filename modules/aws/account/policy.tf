@@ -15,7 +15,7 @@ locals {
     Version = "2012-10-17"
     Statement = [{
       Effect    = "Allow"
-      Principal = { Service = "ec2.amazonaws.com" }
+      Principal = { Service = local.ec2_service }
       Action    = "sts:AssumeRole"
     }]
   }
@@ -25,15 +25,15 @@ locals {
   well_known_secrets = ["ca.key", "registration-nonce.key", "workload-ca.key"]
   secrets_in_bucket  = var.cluster.secrets.provider == "object-storage"
 
-  # The bucket. The shards share the CA, the secrets, the records of operators, and the files. Servers never write below
-  # config/ or files/. They delete only records of terminated instances and their own probe objects.
+  # The bucket. The shards share the CA, the secrets, the records of operators, the keys of agents, and the files. Servers
+  # never write below config/ or files/. They delete only records of terminated instances and their own probe objects.
   bucket_statements = { for shard, grant in var.shards : shard => [
     {
       Sid    = "ReadState"
       Effect = "Allow"
       Action = "s3:GetObject"
       Resource = [for name in concat(
-        ["cluster/ca.crt", "cluster/operator/*", "config/${shard}.jsonc", "files/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
+        ["cluster/ca.crt", "cluster/key/*", "cluster/operator/*", "config/${shard}.jsonc", "files/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
         [for secret in distinct(concat(local.well_known_secrets, grant.secrets)) : "cluster/secret/${secret}" if local.secrets_in_bucket],
       ) : "${local.objects}${name}"]
     },
@@ -42,7 +42,7 @@ locals {
       Effect = "Allow"
       Action = "s3:PutObject"
       Resource = [for name in concat(
-        ["cluster/ca.crt", "cluster/operator/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
+        ["cluster/ca.crt", "cluster/key/*", "cluster/operator/*", "groups/${shard}.jsonc", "shard/${shard}/*"],
         [for secret in local.well_known_secrets : "cluster/secret/${secret}" if local.secrets_in_bucket],
       ) : "${local.objects}${name}"]
     },
@@ -156,7 +156,8 @@ locals {
       }
     },
     {
-      # The keys of tags are compared without regard to case, as IAM compares aws:ResourceTag.
+      # The keys of tags are compared without regard to case, as IAM compares aws:ResourceTag. Servers may set all tags
+      # nstance:… but these two, so that newer servers, which may set further tags, need no newer policy.
       Sid      = "TagWhatIsStarted"
       Effect   = "Allow"
       Action   = "ec2:CreateTags"
@@ -170,7 +171,7 @@ locals {
           }
           "ForAllValues:StringNotEqualsIgnoreCase" = { "aws:TagKeys" = ["nstance:server", "nstance:leader"] }
         },
-        { for keys in [var.tag_keys] : "ForAllValues:StringLike" => { "aws:TagKeys" = concat(["Name"], [for key in local.server_tag_keys : "nstance:${key}"], keys) } if keys != null },
+        { for keys in [var.tag_keys] : "ForAllValues:StringLike" => { "aws:TagKeys" = concat(["Name", "nstance:*"], local.own_tag_keys, keys) } if keys != null },
       )
     },
     {
@@ -179,8 +180,16 @@ locals {
       Action   = "iam:PassRole"
       Resource = concat([local.agent_role_arn], grant.pass_role_arns)
       Condition = {
-        StringEquals = { "iam:PassedToService" = "ec2.amazonaws.com" }
+        StringEquals = { "iam:PassedToService" = distinct(["ec2.amazonaws.com", local.ec2_service]) }
       }
+    },
+    {
+      # The first spot instance of an account makes this role.
+      Sid       = "MakeRoleOfSpotInstances"
+      Effect    = "Allow"
+      Action    = "iam:CreateServiceLinkedRole"
+      Resource  = "arn:${local.partition}:iam::${local.account_id}:role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot"
+      Condition = { StringEquals = { "iam:AWSServiceName" = "spot.amazonaws.com" } }
     },
     {
       Sid      = "TerminateOwnInstances"
@@ -205,11 +214,6 @@ locals {
       Resource = "*"
     },
   ] }
-
-  # The keys of the tags that servers set on what they start, without "nstance:".
-  server_tag_keys = [
-    "managed", "cluster", "shard", "tenant", "instance-id", "term", "infra-hash", "group", "template", "kind", "on-demand", "created-at",
-  ]
 
   # The leader's address: servers may attach the shard's leader interface to the shard's servers.
   leader_statements = { for shard, grant in var.shards : shard => [

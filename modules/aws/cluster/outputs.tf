@@ -1,10 +1,12 @@
 output "storage" {
-  description = "The bucket, as the value of `storage` in the configuration of the provider `nstance`. The output is known when planning."
+  description = "The bucket, as the value of `storage` in the configuration of the provider `nstance`. The output is known when planning, if `kms_key_arn` is."
   value = {
-    provider = "s3"
-    bucket   = aws_s3_bucket.this.bucket
-    prefix   = var.prefix
-    region   = data.aws_region.current.id
+    provider   = "s3"
+    bucket     = aws_s3_bucket.this.bucket
+    prefix     = var.prefix
+    region     = data.aws_region.current.id
+    encrypt    = true
+    kms_key_id = var.kms_key_arn
   }
 }
 

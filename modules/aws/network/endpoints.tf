@@ -1,5 +1,17 @@
 # VPC endpoints: traffic to these AWS services stays inside the VPC.
 
+data "aws_partition" "current" {}
+
+locals {
+  # In China the names of these services begin with cn.com.amazonaws, and those of all others with com.amazonaws.
+  # Source: the output of `aws ec2 describe-vpc-endpoint-services`
+  china = ["autoscaling", "ebs", "ec2", "ecr.api", "ecr.dkr", "eks", "elasticfilesystem", "execute-api", "lambda", "monitoring", "rds", "s3", "sqs", "states", "sts"]
+  endpoint_services = { for service in var.endpoints.interface : service => strcontains(service, "amazonaws.") ? service : join(".", [
+    data.aws_partition.current.partition == "aws-cn" && contains(local.china, service) ? "cn.com.amazonaws" : "com.amazonaws",
+    data.aws_region.current.id, service,
+  ]) }
+}
+
 resource "aws_vpc_endpoint" "s3" {
   count             = var.endpoints.s3 && length(local.made) > 0 ? 1 : 0
   vpc_id            = local.vpc_id
@@ -41,7 +53,7 @@ resource "aws_vpc_endpoint" "interface" {
   for_each            = var.endpoints.interface
   vpc_id              = local.vpc_id
   vpc_endpoint_type   = "Interface"
-  service_name        = "com.amazonaws.${data.aws_region.current.id}.${each.key}"
+  service_name        = local.endpoint_services[each.key]
   subnet_ids          = local.ids_of_role[var.endpoints.subnets]
   security_group_ids  = [aws_security_group.endpoints[0].id]
   private_dns_enabled = true

@@ -35,6 +35,11 @@ resource "aws_eip" "nat" {
   lifecycle {
     create_before_destroy = true
     replace_triggered_by  = [terraform_data.nat_subnet[each.key]]
+
+    precondition {
+      condition     = length(local.nat) <= var.elastic_ips
+      error_message = "${length(local.nat)} NAT gateways need as many Elastic IPs, and the account may have ${var.elastic_ips} in the region. Use fewer NAT gateways, or raise the quota \"EC2-VPC Elastic IPs\" and set elastic_ips."
+    }
   }
 }
 
@@ -44,7 +49,7 @@ resource "aws_nat_gateway" "this" {
   subnet_id     = local.subnet_ids[each.key]
   tags          = merge({ Name = "${var.name}-nat-${each.value.zone}" }, var.tags)
 
-  depends_on = [aws_internet_gateway.this, aws_route.public_ipv4, aws_route_table_association.public]
+  depends_on = [aws_internet_gateway.this, aws_route.public_ipv4]
 }
 
 # One route table for all public subnets.
@@ -66,17 +71,6 @@ resource "aws_route" "public_ipv6" {
   route_table_id              = aws_route_table.public[0].id
   destination_ipv6_cidr_block = "::/0"
   gateway_id                  = local.internet_gateway
-}
-
-resource "aws_route_table_association" "public" {
-  for_each       = local.public
-  route_table_id = aws_route_table.public[0].id
-  subnet_id      = aws_subnet.this[each.key].id
-
-  # VMs that leave a subnet need its routes until then.
-  lifecycle {
-    create_before_destroy = true
-  }
 }
 
 # One route table for each other subnet.
@@ -119,9 +113,15 @@ resource "aws_route" "private_ipv6" {
   }
 }
 
-resource "aws_route_table_association" "private" {
-  for_each       = local.private
-  route_table_id = aws_route_table.private[each.key].id
+# A subnet that becomes public or private keeps its association, which moves to the other route table. EC2 refuses a second
+# association of a subnet. The other route table has its routes by then, and the old one loses them afterwards.
+resource "aws_route_table_association" "this" {
+  depends_on = [
+    aws_route.public_ipv4, aws_route.public_ipv6, aws_route.nat, aws_route.nat64, aws_route.private_ipv6, aws_vpc_endpoint.s3,
+  ]
+
+  for_each       = local.made
+  route_table_id = each.value.public ? aws_route_table.public[0].id : aws_route_table.private[each.key].id
   subnet_id      = aws_subnet.this[each.key].id
 
   # VMs that leave a subnet need its routes until then.

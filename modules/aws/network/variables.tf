@@ -175,13 +175,21 @@ variable "nat_mode" {
   }
 }
 
+variable "elastic_ips" {
+  description = "The account's quota \"EC2-VPC Elastic IPs\" in the region. A plan with more NAT gateways is refused."
+  type        = number
+  default     = 5
+  nullable    = false
+}
+
 variable "endpoints" {
   description = <<-TEXT
     VPC endpoints, through which machines reach AWS's services without the internet.
 
     * `s3`: a gateway endpoint for S3, which costs nothing.
-    * `interface`: names of AWS services that get an interface endpoint, which costs by the hour. Servers in subnets without internet access need `ec2`
-      and, if they use these services, `secretsmanager`, `ssm` and `elasticloadbalancing`.
+    * `interface`: names of AWS services that get an interface endpoint, which costs by the hour. Servers in subnets without internet access need `ec2`,
+      `autoscaling` and, if they use these services, `secretsmanager`, `ssm` and `elasticloadbalancing`. A name may also be a full one, such as
+      `com.amazonaws.us-west-2.ec2`.
     * `subnets`: the role of the subnets that interface endpoints are in, one for each zone.
   TEXT
   type = object({

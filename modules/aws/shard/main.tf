@@ -1,11 +1,16 @@
 # One shard: its servers, the leader's address, and the configuration of its groups.
 
 data "aws_region" "current" {}
+data "aws_default_tags" "current" {}
 
 locals {
   name = "${var.cluster.id}-${var.shard}"
   tags = merge({ "nstance:cluster" = var.cluster.id }, var.tags)
   ipv6 = var.network.ip_family != "ipv4"
+
+  # The tags of all VMs. The AWS provider adds its default tags neither to the instances of a launch template nor to what
+  # servers start.
+  vm_tags = merge(data.aws_default_tags.current.tags, var.tags)
 
   # The subnets of the zone that the shard may use, by role.
   subnets = { for role, zones in var.network.subnets : role => [
@@ -261,6 +266,10 @@ locals {
       IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }
       SecurityGroupIds   = concat([aws_security_group.agent.id], var.agent_security_group_ids)
     },
+    { for key in ["TagSpecifications"] : key => [for type in ["instance", "volume", "network-interface"] : {
+      ResourceType = type
+      Tags         = [for name, value in local.vm_tags : { Key = name, Value = value } if !startswith(name, "nstance:")]
+    }] if length([for name in keys(local.vm_tags) : name if !startswith(name, "nstance:")]) > 0 },
     # VMs without IPv4 use the metadata service over IPv6. Load balancers require a primary IPv6 address.
     { for key in ["EnablePrimaryIpv6"] : key => true if var.network.ip_family == "ipv6" },
     { for key in ["MetadataOptions"] : key => { HttpProtocolIpv6 = "enabled" } if var.network.ip_family == "ipv6" },

@@ -23,9 +23,24 @@ locals {
   server_ingress = merge(
     { election = { port = local.ports.election, group = aws_security_group.server.id, what = "The other server of the shard" } },
     { for name in ["registration", "agent"] : name => { port = local.ports[name], group = aws_security_group.agent.id, what = "Agents" } },
-    { for key, source in local.operator_sources : key => merge(source, { port = local.ports.operator, what = "Operators" }) },
-    { for key, source in local.operator_sources : "${key}-registration" => merge(source, { port = local.ports.registration, what = "Operators" }) },
+    # One rule has both ports, because a security group has room for 60 rules.
+    { for key, source in local.operator_sources : key => merge(source, { port = local.ports.registration, to_port = local.ports.operator, what = "Operators" }) },
     { for key, source in local.health_sources : key => merge(source, { port = local.ports.health, what = "Health checks and metrics" }) },
+  )
+
+  # What counts against the quota of a group. It must not refer to the groups themselves.
+  server_counted = merge(
+    { for key in ["election", "registration", "agent"] : key => { ipv4 = null, ipv6 = null, group = key } },
+    { for key, source in local.operator_sources : key => { ipv4 = try(source.ipv4, null), ipv6 = try(source.ipv6, null), group = try(source.group, null) } },
+    { for key, source in local.health_sources : key => { ipv4 = try(source.ipv4, null), ipv6 = try(source.ipv6, null), group = try(source.group, null) } },
+  )
+  agent_counted = merge(
+    { for key in keys(local.balancer_ingress) : key => { ipv4 = null, ipv6 = null, group = key } },
+    merge([for name, rule in var.agent_ingress : merge(
+      { for i, cidr in rule.ipv4_cidrs : "${name}-ipv4-${i}" => { ipv4 = cidr, ipv6 = null, group = null } },
+      { for i, cidr in rule.ipv6_cidrs : "${name}-ipv6-${i}" => { ipv4 = null, ipv6 = cidr, group = null } },
+      { for i, id in concat(rule.security_group_ids, rule.self ? ["self"] : []) : "${name}-group-${i}" => { ipv4 = null, ipv6 = null, group = name } },
+    )]...),
   )
 
   # The network's load balancers may connect to the ports of their targets and of their health checks.
@@ -55,6 +70,14 @@ resource "aws_security_group" "server" {
   description = "Servers of the Nstance shard ${var.cluster.id}/${var.shard}"
   vpc_id      = var.network.vpc_id
   tags        = merge(local.tags, { Name = "${local.name}-server" })
+
+  lifecycle {
+    # AWS counts rules for IPv4 and IPv6 separately. A rule with a security group counts as both.
+    precondition {
+      condition     = alltrue([for family in ["ipv4", "ipv6"] : length([for rule in values(local.server_counted) : rule if try(rule[family], null) != null || try(rule.group, null) != null]) <= var.security_group_rules])
+      error_message = "operator_access, health_access and health_check make more than ${var.security_group_rules} inbound rules of one security group. Use fewer, larger address ranges, or raise the quota \"Inbound or outbound rules per security group\" and set security_group_rules."
+    }
+  }
 }
 
 resource "aws_security_group" "agent" {
@@ -62,6 +85,14 @@ resource "aws_security_group" "agent" {
   description = "VMs of the Nstance shard ${var.cluster.id}/${var.shard}"
   vpc_id      = var.network.vpc_id
   tags        = merge(local.tags, { Name = "${local.name}-agent" })
+
+  lifecycle {
+    # AWS counts rules for IPv4 and IPv6 separately. A rule with a security group counts as both.
+    precondition {
+      condition     = alltrue([for family in ["ipv4", "ipv6"] : length([for rule in values(local.agent_counted) : rule if try(rule[family], null) != null || try(rule.group, null) != null]) <= var.security_group_rules])
+      error_message = "agent_ingress and the network's load_balancers make more than ${var.security_group_rules} inbound rules of one security group. Use fewer, larger address ranges, or raise the quota \"Inbound or outbound rules per security group\" and set security_group_rules."
+    }
+  }
 }
 
 resource "aws_vpc_security_group_ingress_rule" "server" {
@@ -70,7 +101,7 @@ resource "aws_vpc_security_group_ingress_rule" "server" {
   description                  = each.value.what
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
-  to_port                      = each.value.port
+  to_port                      = try(each.value.to_port, each.value.port)
   cidr_ipv4                    = try(each.value.ipv4, null)
   cidr_ipv6                    = try(each.value.ipv6, null)
   referenced_security_group_id = try(each.value.group, null)

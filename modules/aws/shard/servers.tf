@@ -68,6 +68,8 @@ locals {
   server_environment = merge(
     # The default endpoints of AWS support IPv4 only.
     local.server_subnets[0].native ? { AWS_USE_DUALSTACK_ENDPOINT = "true" } : {},
+    # Bucket policies may demand that requests ask for the encryption which is the bucket's default anyway.
+    var.cluster.kms_key_arn == null ? { NSTANCE_S3_ENCRYPT = "true" } : { NSTANCE_S3_KMS_KEY_ID = var.cluster.kms_key_arn },
     # The unit nstance-server-health reports to this group.
     {
       NSTANCE_SCALING_GROUP     = "aws/${local.server_group}"
@@ -76,11 +78,15 @@ locals {
     },
     var.server_environment,
   )
-  # This hash changes with everything that the servers run. It is part of the boot script, so its change rolls the
-  # servers.
+  # This hash changes with everything that rolls the servers: what their launch template and their boot script contain,
+  # and their subnets. It is part of the boot script, so its change rolls the servers. nstance_servers_ready waits for
+  # a server with this hash. A subnet that becomes public or private rolls the servers, because a running machine keeps
+  # the kind of address that it has.
   server_generation = substr(sha256(jsonencode([
-    data.aws_ami.server.id, var.server_instance_type, var.server_volume, var.server_security_group_ids, var.server_args,
-    var.server_binaries, var.server_commands, var.server_environment, aws_network_interface.leader.id,
+    data.aws_ami.server.id, var.server_instance_type, var.server_volume, aws_security_group.server.id, var.server_security_group_ids,
+    var.server_args, var.server_binaries, var.server_commands, var.server_environment, var.server_ready_timeout, var.cluster.kms_key_arn,
+    var.account.servers[var.shard].instance_profile_arn, aws_network_interface.leader.id, local.leader_ipv4, local.leader_ipv6,
+    local.server_subnets, local.server_tags,
   ])), 0, 12)
 }
 
@@ -133,7 +139,7 @@ resource "aws_launch_template" "server" {
 
 locals {
   # The servers' own VMs have no tag nstance:managed, so that no server can terminate them.
-  server_tags = merge(local.tags, { Name = "${local.name}-server", "nstance:server" = var.shard })
+  server_tags = merge(local.vm_tags, local.tags, { Name = "${local.name}-server", "nstance:server" = var.shard })
 }
 
 resource "aws_autoscaling_group" "server" {
@@ -146,8 +152,9 @@ resource "aws_autoscaling_group" "server" {
   desired_capacity    = var.server_count
   vpc_zone_identifier = [for s in local.server_subnets : s.id]
 
-  # Servers become ready only when the shard's configuration exists. It is created after this group.
-  wait_for_capacity_timeout = "0"
+  # An apply that adds servers waits for them, and fails with the reason as soon as EC2 refuses a machine. A new group
+  # waits only until its machines run, because the hook below, and the configuration that its servers need, come later.
+  wait_for_capacity_timeout = var.wait_for_leader ? "${var.server_ready_timeout + 300}s" : "0"
 
   health_check_type         = var.health_check.type
   health_check_grace_period = var.health_check.grace_period
@@ -173,7 +180,7 @@ resource "aws_autoscaling_group" "server" {
   }
 
   dynamic "tag" {
-    for_each = local.tags
+    for_each = merge(local.vm_tags, local.tags)
 
     content {
       key                 = tag.key

@@ -3,10 +3,11 @@
 variable "cluster" {
   description = "The cluster of the shard, which is the output `cluster` of the module `cluster`."
   type = object({
-    id     = string
-    bucket = string
-    prefix = optional(string, "")
-    region = string
+    id          = string
+    bucket      = string
+    prefix      = optional(string, "")
+    region      = string
+    kms_key_arn = optional(string)
     encryption_key = optional(object({
       provider = string
       source   = string
@@ -301,6 +302,13 @@ variable "operator_access" {
   })
   default  = {}
   nullable = false
+}
+
+variable "security_group_rules" {
+  description = "The account's quota \"Inbound or outbound rules per security group\". A plan with more rules is refused."
+  type        = number
+  default     = 60
+  nullable    = false
 }
 
 variable "wait_for_leader" {

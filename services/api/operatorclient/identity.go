@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // The files of an identity directory, as written by `nstance-admin cluster register-operator`.
@@ -65,7 +66,7 @@ func ParseIdentity(ca, certificate, key []byte) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("CA certificate: %w", err)
 	}
-	pair, err := tls.X509KeyPair(certificate, key)
+	pair, err := tls.X509KeyPair(pasted.Clean(certificate), pasted.Clean(key))
 	if err != nil {
 		return Identity{}, fmt.Errorf("certificate and key: %w", err)
 	}

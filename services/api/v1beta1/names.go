@@ -41,6 +41,9 @@ const (
 	// NstanceMachinePool and one of them is deleted, Cluster API deletes the NstanceMachinePool too. The operator then
 	// creates it again from the copy, and removes the annotation.
 	StoredPoolAnnotation = "nstance.dev/stored-pool"
+	// SharesAnnotation on an NstanceMachinePool contains the share of each shard as JSON. If a shard group is deleted,
+	// the operator creates it again with this share.
+	SharesAnnotation = "nstance.dev/shares"
 	// RecreateAnnotation on the ConfigMap that records the deletion of a Cluster makes the operator create the Cluster
 	// again.
 	RecreateAnnotation = "nstance.dev/recreate"
@@ -72,7 +75,7 @@ const (
 	ShardReachableCondition = "ShardReachable"
 	// ConfigValidCondition: the shard accepted the group's definition. Shard groups have it.
 	ConfigValidCondition = "ConfigValid"
-	// ShardsReachableCondition: all shards of a pool are reachable.
+	// ShardsReachableCondition: all shards are reachable. Pools and the NstanceCluster have it.
 	ShardsReachableCondition = "ShardsReachable"
 	// PoolSharedCondition: other MachinePools reference the same NstanceMachinePool. MachinePools have it.
 	PoolSharedCondition = "PoolShared"
@@ -116,8 +119,13 @@ const (
 	ShardSkippedReason          = "ShardSkipped"
 	KubeconfigFailedReason      = "KubeconfigFailed"
 	SecretRestoredReason        = "SecretRestored"
+	IdentityFailedReason        = "IdentityFailed"
+	ConfigurationInvalidReason  = "ConfigurationInvalid"
+	TakenOverReason             = "TakenOver"
 	PoolSharedReason            = "PoolShared"
 	PoolNotSharedReason         = "PoolNotShared"
+	UnreferencedReason          = "Unreferenced"
+	ReconcileFailedReason       = "ReconcileFailed"
 )
 
 // DeletionRecordName returns the name of the ConfigMap that records the deletion of a Cluster.

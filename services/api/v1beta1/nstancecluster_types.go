@@ -27,7 +27,7 @@ type NstanceClusterStatus struct {
 	// observedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions of the cluster: Ready and Paused.
+	// conditions of the cluster: Ready, ShardsReachable and Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

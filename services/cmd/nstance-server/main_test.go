@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
@@ -263,7 +264,8 @@ func TestNamesInConfigurations(t *testing.T) {
 		{"server.provider.kind", accepted, linked},
 		{"cluster.storage.provider", config.ObjectStoreNames(), open.Names()},
 		{"cluster.secrets.provider", config.SecretsStoreNames(), secrets.Names()},
-		{"cluster.secrets.encryption_key.provider", config.KeySourceNames(), keyring.Names(keysources.Sources())},
+		{"cluster.secrets.encryption_key.provider", config.KeySourceNames(),
+			keyring.Names(keysources.Sources(cloud.Access{}))},
 	} {
 		slices.Sort(test.accepted)
 		slices.Sort(test.linked)

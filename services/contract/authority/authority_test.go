@@ -208,6 +208,9 @@ func TestCreateCA(t *testing.T) {
 func TestIssuedCertificatesVerify(t *testing.T) {
 	ca := newCA(t)
 	certs := issued(t, ca)
+	certs["client"] = must[*x509.Certificate](t)(ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindClient,
+		CommonName: "etcd", URI: []string{"https://example.com/~x"}, TTL: time.Hour, PublicKey: public(1)}, random(6),
+		t0))
 	client, serve := x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth
 	for name, want := range map[string]struct {
 		usages  map[x509.ExtKeyUsage]bool
@@ -221,6 +224,7 @@ func TestIssuedCertificatesVerify(t *testing.T) {
 		"server": {map[x509.ExtKeyUsage]bool{client: true, serve: true}, 24 * time.Hour, "CN=i-0123456789abcdef0"},
 		"instance": {map[x509.ExtKeyUsage]bool{client: false, serve: true}, 8760 * time.Hour,
 			"CN=kubelet,O=system:nodes,C=DE"},
+		"client": {map[x509.ExtKeyUsage]bool{client: true, serve: false}, time.Hour, "CN=etcd"},
 	} {
 		cert := certs[name]
 		for usage, ok := range want.usages {
@@ -302,9 +306,16 @@ func TestIssueRefuses(t *testing.T) {
 		_, err := ca.IssueInstance(spec, random(1), t0)
 		return err
 	}
+	longest := strings.Repeat("a.", 126) + "a" // name of a host
 	if err := errors.Join(client(func(*authority.ClientSpec) {}), serve(func(*authority.ServerSpec) {}),
-		instance(func(*authority.InstanceSpec) {})); err != nil {
+		instance(func(*authority.InstanceSpec) {}), instance(func(s *authority.InstanceSpec) {
+			s.CommonName, s.DNS = "", []string{longest}
+		}), instance(func(s *authority.InstanceSpec) { s.TTL = time.Second })); err != nil {
 		t.Fatal(err)
+	}
+	unknown := agent(t)
+	if unknown.Role = "guest"; unknown.Validate() == nil {
+		t.Error("an identity of an unknown role is valid")
 	}
 	for name, err := range map[string]error{
 		"short key":        client(func(s *authority.ClientSpec) { s.PublicKey = s.PublicKey[1:] }),
@@ -316,6 +327,10 @@ func TestIssueRefuses(t *testing.T) {
 		"server as client": serve(func(s *authority.ServerSpec) { s.Identity = agent(t) }),
 		"server ID":        serve(func(s *authority.ServerSpec) { s.Identity.Server = "a/b" }),
 		"dotted server":    serve(func(s *authority.ServerSpec) { s.Identity.Server = ".." }),
+		"server's tenant":  serve(func(s *authority.ServerSpec) { s.Identity.Tenant = "prod" }),
+		"server's own ID":  serve(func(s *authority.ServerSpec) { s.Identity.ID = agent(t).ID }),
+		"server's shard":   serve(func(s *authority.ServerSpec) { s.Identity.Shard = "" }),
+		"agent's shard":    client(func(s *authority.ClientSpec) { s.Identity.Shard = "a" }),
 		"host":             serve(func(s *authority.ServerSpec) { s.Hosts = []string{"a b"} }),
 		"P-384":            serve(func(s *authority.ServerSpec) { s.PublicKey = p384.Public() }),
 		"kind":             instance(func(s *authority.InstanceSpec) { s.Kind = "ca" }),
@@ -325,6 +340,10 @@ func TestIssueRefuses(t *testing.T) {
 		"country":          instance(func(s *authority.InstanceSpec) { s.Country = []string{"Germany"} }),
 		"dns":              instance(func(s *authority.InstanceSpec) { s.DNS = []string{"a..b"} }),
 		"ip":               instance(func(s *authority.InstanceSpec) { s.IP = []string{"10.0.0"} }),
+		"long dns":         instance(func(s *authority.InstanceSpec) { s.DNS = []string{longest + "a"} }),
+		"ip with a zone":   instance(func(s *authority.InstanceSpec) { s.IP = []string{"fe80::1%eth0"} }),
+		"uri with é":       instance(func(s *authority.InstanceSpec) { s.URI = []string{"https://example.com/é"} }),
+		"malformed uri":    instance(func(s *authority.InstanceSpec) { s.URI = []string{"http://[::1"} }),
 		"relative uri":     instance(func(s *authority.InstanceSpec) { s.URI = []string{"x/y"} }),
 		"spiffe uri":       instance(func(s *authority.InstanceSpec) { s.URI = []string{agent(t).URI()} }),
 		"spelt spiffe": instance(func(s *authority.InstanceSpec) {
@@ -439,6 +458,7 @@ func TestParseIdentityRefuses(t *testing.T) {
 		"operator as agent": build(operator(t), uri(strings.Replace(operator(t).URI(), "/operator/", "/agent/",
 			1))),
 		"agent as server":       build(agent(t), uri(strings.Replace(agent(t).URI(), "/agent/", "/server/", 1))),
+		"agent in a team":       build(agent(t), uri(strings.Replace(agent(t).URI(), "/tenant/", "/team/", 1))),
 		"server under a tenant": build(server(), uri(strings.Replace(server().URI(), "/shard/", "/tenant/", 1))),
 		"agent with a name":     build(agent(t), func(c *x509.Certificate) { c.DNSNames = []string{"x"} }),
 		"agent that serves": build(agent(t), func(c *x509.Certificate) {

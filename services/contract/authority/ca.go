@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 const (
@@ -219,8 +220,11 @@ func (ca CA) Certificate() *x509.Certificate { return ca.cert }
 func (ca CA) IsZero() bool { return ca.cert == nil }
 
 // CheckCluster refuses a CA that was made for another cluster. An imported CA that names no cluster passes.
-func (ca CA) CheckCluster(cluster string) error {
-	for _, u := range ca.cert.URIs {
+func (ca CA) CheckCluster(cluster string) error { return CheckCluster(ca.cert, cluster) }
+
+// CheckCluster is [CA.CheckCluster] for the certificate of a CA.
+func CheckCluster(cert *x509.Certificate, cluster string) error {
+	for _, u := range cert.URIs {
 		if u.Scheme == scheme && u.Host != cluster {
 			return fmt.Errorf("the CA is of cluster %q, not of %q", u.Host, cluster)
 		}
@@ -321,9 +325,10 @@ func (ca CA) MarshalText() ([]byte, error) { return []byte(ca.String()), nil }
 
 // ParseBundle reads the PEM bundle `ca.crt` and returns its CA certificates, sorted by the start of their validity,
 // newest first. It fails if the bundle contains anything but CA certificates. It does not check the signatures of a
-// signed bundle; [OpenDocument] does.
+// signed bundle; [OpenDocument] does. People copy the bundle, so its line ends and the white space at its ends may
+// differ from those in the bucket.
 func ParseBundle(data []byte) ([]*x509.Certificate, error) {
-	content, err := UnverifiedContent(data)
+	content, err := UnverifiedContent(slices.Concat(pasted.Clean(data), []byte("\n")))
 	if err != nil {
 		return nil, fmt.Errorf("parse CA bundle: %w", err)
 	}

@@ -71,6 +71,8 @@ func TestOpenDocumentRefuses(t *testing.T) {
 	ca := newCA(t)
 	other := must[authority.CA](t)(authority.CreateCA("example", random(9), t0))
 	data := sign(t, document(), ca)
+	from, to := bytes.IndexByte(data, '['), bytes.IndexByte(data, ']')
+	signature := data[from+1 : to]
 	version := bytes.Replace(data, []byte(`"version":3`), []byte(`"version":4`), 1)
 	for name, c := range map[string]struct {
 		cluster, key string
@@ -86,6 +88,10 @@ func TestOpenDocumentRefuses(t *testing.T) {
 		"other content":   {"example", document().Key, append([]byte(" "), data...), authority.ErrSignature},
 		"no signature": {"example", document().Key,
 			[]byte("{}\n\n// nstance-signature {\"version\":3,\"signatures\":[]}\n"), authority.ErrSignature},
+		"too many signatures": {"example", document().Key, bytes.Replace(data, signature,
+			bytes.Join([][]byte{signature, signature, signature, signature, signature}, []byte(",")), 1),
+			authority.ErrSignature},
+		"not its last line end": {"example", document().Key, data[:len(data)-1], authority.ErrSignature},
 		"large": {"example", document().Key,
 			[]byte("\n// nstance-signature " + strings.Repeat("x", 9<<10) + "\n"), authority.ErrSignature},
 	} {

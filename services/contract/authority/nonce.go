@@ -11,12 +11,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 // Default lifetimes of nonces.
@@ -187,7 +189,10 @@ type NonceSpec struct {
 	// shard.
 	Shard, Group, ConfigHash string
 	OnDemand                 bool
-	TTL                      time.Duration // 0: AgentNonceTTL or OperatorNonceTTL
+	// OperatorRole is what an operator may do. If it is empty, the operator gets record.RoleOperator. It is empty for
+	// instances.
+	OperatorRole record.OperatorRole
+	TTL          time.Duration // 0: AgentNonceTTL or OperatorNonceTTL
 }
 
 // NonceClaims are the contents of a nonce. None of them is secret.
@@ -197,6 +202,7 @@ type NonceClaims struct {
 	ID                       ident.ID // of the instance or operator
 	Shard, Group, ConfigHash string
 	OnDemand                 bool
+	OperatorRole             record.OperatorRole // "": the default
 	// JTI identifies the nonce. It is random for agents, and the operator's ID for operators.
 	JTI string
 	// The times are whole seconds in UTC. The nonce is valid from NotBefore on, and becomes invalid at ExpiresAt.
@@ -213,6 +219,8 @@ type wireClaims struct {
 	Group      string `json:"group,omitempty"`
 	ConfigHash string `json:"config_hash,omitempty"`
 	OnDemand   bool   `json:"on_demand"`
+	// Servers of versions without this claim refuse a nonce that has it.
+	OperatorRole record.OperatorRole `json:"operator_role,omitempty"`
 }
 
 // UnmarshalJSON refuses unknown claims.
@@ -246,7 +254,8 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 	c := NonceClaims{
 		Role: spec.Role, Cluster: spec.Cluster, Tenant: spec.Tenant, ID: spec.ID,
 		Shard: spec.Shard, Group: spec.Group, ConfigHash: spec.ConfigHash, OnDemand: spec.OnDemand,
-		IssuedAt: now, NotBefore: now.Add(-Skew),
+		OperatorRole: spec.OperatorRole,
+		IssuedAt:     now, NotBefore: now.Add(-Skew),
 	}
 	switch spec.Role {
 	case RoleAgent:
@@ -259,6 +268,9 @@ func (spec NonceSpec) claims(rand io.Reader, now time.Time) (NonceClaims, error)
 			ttl = AgentNonceTTL
 		}
 	case RoleOperator:
+		if c.OperatorRole == record.RoleOperator {
+			c.OperatorRole = "" // the default, which servers of every version know
+		}
 		if c.ID.IsZero() {
 			id, err := ident.NewID(ident.OperatorPrefix, now, rand)
 			if err != nil {
@@ -285,6 +297,9 @@ func (c NonceClaims) validate() error {
 	}
 	switch c.Role {
 	case RoleAgent:
+		if c.OperatorRole != "" {
+			return errors.New("an instance's nonce has a role of operators")
+		}
 		if err := ident.ValidateName(c.Shard); err != nil {
 			return fmt.Errorf("shard: %w", err)
 		}
@@ -297,6 +312,9 @@ func (c NonceClaims) validate() error {
 	case RoleOperator:
 		if c.Shard != "" || c.Group != "" || c.ConfigHash != "" || c.OnDemand {
 			return errors.New("an operator's nonce names a shard or group")
+		}
+		if c.OperatorRole != "" && !slices.Contains(record.OperatorRoles, c.OperatorRole) {
+			return errors.New("the role is not viewer, operator or admin")
 		}
 	default:
 		return fmt.Errorf("role %q cannot register", c.Role)
@@ -319,15 +337,15 @@ func (c NonceClaims) wire() *wireClaims {
 			ExpiresAt: jwt.NewNumericDate(c.ExpiresAt),
 		},
 		Kind: c.Role, ClusterID: c.Cluster, Tenant: c.Tenant, Shard: c.Shard, Group: c.Group, ConfigHash: c.ConfigHash,
-		OnDemand: c.OnDemand,
+		OnDemand: c.OnDemand, OperatorRole: c.OperatorRole,
 	}
 }
 
 func (w *wireClaims) claims() (NonceClaims, error) {
 	c := NonceClaims{
 		Role: w.Kind, Cluster: w.ClusterID, Tenant: w.Tenant, Shard: w.Shard, Group: w.Group, ConfigHash: w.ConfigHash,
-		OnDemand: w.OnDemand,
-		JTI:      w.ID, IssuedAt: w.IssuedAt.UTC(), NotBefore: w.NotBefore.UTC(), ExpiresAt: w.ExpiresAt.UTC(),
+		OnDemand: w.OnDemand, OperatorRole: w.OperatorRole,
+		JTI: w.ID, IssuedAt: w.IssuedAt.UTC(), NotBefore: w.NotBefore.UTC(), ExpiresAt: w.ExpiresAt.UTC(),
 	}
 	text := w.Subject
 	if w.Kind == RoleOperator {

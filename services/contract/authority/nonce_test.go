@@ -67,6 +67,8 @@ func TestMintRefuses(t *testing.T) {
 		"no ID":      func(s *authority.NonceSpec) { s.ID = ident.ID{} },
 		"operator":   func(s *authority.NonceSpec) { s.ID = operator(t).ID },
 		"past":       func(s *authority.NonceSpec) { s.TTL = -time.Minute },
+		"short":      func(s *authority.NonceSpec) { s.TTL = time.Second - 1 },
+		"long hash":  func(s *authority.NonceSpec) { s.ConfigHash = strings.Repeat("a", 129) },
 		"other role": func(s *authority.NonceSpec) { s.Role = authority.RoleOperator; s.ID = operator(t).ID },
 	} {
 		spec := agentNonce(t)
@@ -176,9 +178,15 @@ func TestParseNonceRefuses(t *testing.T) {
 		"bad instance":        {set("sub", "x"), malformed},
 		"operator's instance": {set("sub", operator(t).ID.String()), malformed},
 		"bad jti":             {set("jti", ""), malformed},
-		"unknown claim":       {set("admin", true), malformed},
-		"type":                {set("tenant", 1), malformed},
-		"not an object":       {forge(t, header, nil), malformed},
+		"jti is not hex":      {set("jti", strings.Repeat("g", 32)), malformed},
+		"long hash":           {set("config_hash", strings.Repeat("a", 129)), malformed},
+		"ends before it begins": {claims(func(m map[string]any) {
+			m["nbf"] = m["exp"]
+		}), malformed},
+		"role of operators": {set("operator_role", "admin"), malformed},
+		"unknown claim":     {set("admin", true), malformed},
+		"type":              {set("tenant", 1), malformed},
+		"not an object":     {forge(t, header, nil), malformed},
 	} {
 		got, err := authority.ParseNonce(key.Accepted(), "example", c.text, t0, false)
 		if !errors.Is(err, c.want) {
@@ -200,10 +208,15 @@ func TestParseNonceRefuses(t *testing.T) {
 
 func TestParseNonceKeyRefuses(t *testing.T) {
 	secret := must[[]byte](t)(nonceKey(t).MarshalSecret())
+	both := must[[]byte](t)(nonceKey(t).Accepting(must[authority.NonceKey](t)(
+		authority.CreateNonceKey(random(8)))).MarshalSecret())
 	for name, text := range map[string][]byte{
 		"empty":    nil,
 		"raw seed": bytes.Repeat([]byte{1}, 32),
 		"twice":    append(bytes.Clone(secret), secret...),
+		"three":    slices.Concat(both, both[bytes.LastIndex(both, []byte("-----BEGIN")):]),
+		"too long": append(bytes.Clone(secret), bytes.Repeat([]byte("\n"), 64<<10)...),
+		"damaged":  []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
 		"CA":       must[[]byte](t)(newCA(t).MarshalSecret()),
 		"cut off":  secret[:len(secret)-10],
 	} {

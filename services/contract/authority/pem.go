@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 const (
@@ -26,7 +28,7 @@ func parsePEM(data []byte) ([]*pem.Block, error) {
 		return nil, fmt.Errorf("%d bytes of PEM, at most %d are allowed", len(data), maxPEM)
 	}
 	var blocks []*pem.Block
-	for rest := bytes.TrimSpace(data); len(rest) > 0; {
+	for rest := pasted.Clean(data); len(rest) > 0; {
 		block, after := pem.Decode(rest)
 		if block == nil {
 			return nil, fmt.Errorf("PEM block %d is malformed", len(blocks)+1)
@@ -81,7 +83,7 @@ func parseKey(block *pem.Block) (crypto.Signer, error) {
 
 // onePEM reads one PEM block of the given kind, without headers. Anything else in text is an error.
 func onePEM(text []byte, kind string) (*pem.Block, error) {
-	text = bytes.TrimSpace(text)
+	text = pasted.Clean(text)
 	block, rest := pem.Decode(text)
 	switch {
 	case block == nil || !bytes.HasPrefix(text, []byte("-----BEGIN ")):

@@ -155,7 +155,9 @@ mkdir -p -m 755 /opt/nstance-agent
 mkdir -p /opt/nstance-agent/identity
 put /opt/nstance-agent/identity/ca.crt {{ quote .Cluster.CACert }}
 # The nonce is good for one registration: a machine that has its certificate needs none.
-[ -e /opt/nstance-agent/identity/identity.crt ] || put /opt/nstance-agent/identity/nonce.jwt {{ quote .Nonce }}
+[ -e /opt/nstance-agent/identity/identity.crt ] &&
+  [ "$(cat /opt/nstance-agent/identity/instance 2>/dev/null)" = {{ quote .Instance.ID }} ] ||
+  put /opt/nstance-agent/identity/nonce.jwt {{ quote .Nonce }}
 chown -R "$(stat -c %u:%g /opt/nstance-agent)" /opt/nstance-agent/identity
 put /etc/nstance/agent.env 'NSTANCE_INSTANCE_ID='{{ quote .Instance.ID }}'
 NSTANCE_INSTANCE_KIND='{{ quote .Instance.Kind }}'

@@ -232,8 +232,16 @@ func TestAgentBoots(t *testing.T) {
 		}
 	}
 
-	// A machine that is already registered gets no nonce.
+	// A machine on a copied disk, with the certificate of another instance, gets its nonce.
 	m.write(t, "opt/nstance-agent/identity/identity.crt", "")
+	m.write(t, "opt/nstance-agent/identity/instance", "knd00000000000000000000000000\n")
+	m.mustBoot(t, script)
+	if m.read(t, "opt/nstance-agent/identity/nonce.jwt") == "" {
+		t.Error("no nonce for a machine with the identity of another instance")
+	}
+
+	// A machine that is already registered gets no nonce.
+	m.write(t, "opt/nstance-agent/identity/instance", data.Instance.ID+"\n")
 	if err := os.Remove(filepath.Join(m.root, "opt/nstance-agent/identity/nonce.jwt")); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,9 @@ type Block struct {
 	// market.
 	SpotArgs [][]any
 
+	// MaxUserdata is the maximum size of a VM's user data in bytes. 0: the cloud has no limit that matters.
+	MaxUserdata int
+
 	// NeedsZone reports whether region and zone are required.
 	NeedsZone bool
 	// NeedsInstanceType reports whether every group must have an instance_type.
@@ -45,11 +48,17 @@ type Block struct {
 
 	// CheckZone checks that a zone is in a region. The paths in its problems are relative to server.provider.
 	CheckZone func(region, zone string) []Problem
+	// CheckInstanceType checks an instance type, and CheckSubnet a subnet of server.subnet_pools. Both are nil if only
+	// the cloud itself knows which ones there are.
+	CheckInstanceType func(name string) error
+	CheckSubnet       func(options map[string]string, subnet string) error
 	// CheckOptions checks server.provider.options. The paths in its problems are relative to the options.
 	CheckOptions func(options map[string]string) []Problem
 	// CheckArgs checks the args of defaults, of an instance template or of a group. The texts in the args are not
 	// rendered yet. The paths in the problems are relative to the args.
 	CheckArgs func(args map[string]any) []Problem
+	// NeedsArgs are args of which each group needs at least one. Empty: the cloud needs none.
+	NeedsArgs []string
 
 	// ObjectStores are the kinds of bucket that the cloud has.
 	ObjectStores []ObjectStore
@@ -81,6 +90,9 @@ type Problem struct {
 	Message string
 	// Hint says how to mend the mistake. Optional.
 	Hint string
+	// WhenWritten means that the mistake is an error when a configuration is written. In a stored configuration it is a
+	// warning, so that servers still accept it.
+	WhenWritten bool
 }
 
 // ObjectStore describes a kind of bucket.

@@ -84,7 +84,7 @@ func (f *Followers) Check(ctx context.Context) (Following, error) {
 	fail := func(err error) (Following, error) {
 		return Following{}, fmt.Errorf("check who has followed the rotation: %w", err)
 	}
-	shards, err := f.state.shards(ctx)
+	shards, err := f.state.Shards(ctx)
 	if err != nil {
 		return fail(err)
 	}

@@ -70,16 +70,16 @@ func (s *State) GetOperator(ctx context.Context, tenant string, id ident.ID) (re
 func (s *State) UnverifiedOperator(ctx context.Context, tenant string, id ident.ID) (record.Operator, objstore.Token,
 	error) {
 	object, err := s.options.Cluster.Get(ctx, keys.ClusterOperator(tenant, id.Storage()))
-	var content []byte
-	if err == nil {
-		content, err = authority.UnverifiedContent(object.Body)
+	if err != nil {
+		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, err)
 	}
+	content, err := authority.UnverifiedContent(object.Body)
 	var rec record.Operator
 	if err == nil {
 		rec, err = record.DecodeOperator(content)
 	}
 	if err != nil {
-		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, err)
+		return record.Operator{}, "", fmt.Errorf("read operator %s: %w", id, damaged(err))
 	}
 	return rec, object.Token, nil
 }

@@ -106,14 +106,16 @@ func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 	if _, _, err := s.EnsureCA(ctx); err != nil { // it signs the documents of a former version
 		return fail(err)
 	}
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		r, err := s.readRotation(ctx)
 		if err != nil {
 			return fail(err)
 		}
 		switch r.Step {
 		case RotationNone:
-			err = s.makeNextKeys(ctx, r)
+			if err = s.makeNextKeys(ctx, r); errors.Is(err, secretstore.ErrExists) {
+				err = fmt.Errorf("%w: %w", objstore.ErrConflict, err)
+			}
 		case RotationPrepared:
 			if err = s.announceNonceKey(ctx, r.next.Nonce); err == nil {
 				err = s.writeBundle(ctx, r.trust, []authority.CA{r.trust.ca, r.next.CA},
@@ -122,11 +124,8 @@ func (s *State) AnnounceCA(ctx context.Context) (Rotation, error) {
 		default:
 			return r.Rotation, nil
 		}
-		if err != nil && !errors.Is(err, objstore.ErrConflict) && !errors.Is(err, secretstore.ErrExists) {
+		if err != nil && !conflicts.Again(ctx, err) {
 			return fail(err)
-		}
-		if ctx.Err() != nil {
-			return fail(ctx.Err())
 		}
 	}
 }
@@ -235,8 +234,8 @@ func (s *State) RemoveOldCA(ctx context.Context) (Rotation, error) {
 	return s.CARotation(ctx)
 }
 
-// shards lists the shards that have a configuration, sorted.
-func (s *State) shards(ctx context.Context) ([]string, error) {
+// Shards lists the shards that have a configuration in the bucket, sorted.
+func (s *State) Shards(ctx context.Context) ([]string, error) {
 	entries, err := s.options.Shard.List(ctx, keys.ConfigPrefix())
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package clusterstate_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/x509"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -23,7 +25,7 @@ import (
 )
 
 // crashing is a bucket as seen by a process that dies at a write. If "late" is true, the write takes effect
-// nevertheless.
+// nevertheless. If die does nothing, only that write fails.
 type crashing struct {
 	*mem.Store
 	writes int // until the one at which the process dies
@@ -36,14 +38,14 @@ func (c *crashing) step(ctx context.Context, write func() error) error {
 		return err
 	}
 	c.writes--
-	if c.writes > 0 {
+	if c.writes != 0 {
 		return write()
 	}
 	if c.late {
 		_ = write() // the process never learns the result
 	}
 	c.die()
-	return ctx.Err()
+	return cmp.Or(ctx.Err(), errors.New("503"))
 }
 
 func (c *crashing) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (token objstore.Token,
@@ -148,6 +150,57 @@ func TestInterruptedRotation(t *testing.T) {
 	}
 }
 
+// TestFailedRotation lets one write of a rotation fail. The step must return the error, and the next call completes the
+// rotation.
+func TestFailedRotation(t *testing.T) {
+	for n := 1; ; n++ {
+		bucket, _, old := newCluster(t)
+		store := &crashing{Store: bucket, writes: n, die: func() {}}
+		s := open(t, store, 2)
+		if _, _, err := s.EnsureNonceKey(t.Context()); err != nil {
+			continue
+		}
+		last := clusterstate.RotationNone
+		err := rotate(t.Context(), s, func(r clusterstate.Rotation) { last = r.Step })
+		if store.writes > 0 {
+			if n < 5 || err != nil {
+				t.Errorf("a rotation has %d writes, %v", n-1, err)
+			}
+			return
+		}
+		if err == nil {
+			t.Errorf("write %d of a rotation fails, and no step after %s has an error", n, last)
+		}
+		if err := rotate(t.Context(), s, func(clusterstate.Rotation) {}); err != nil {
+			t.Errorf("after write %d failed: %v", n, err)
+		}
+		bundle, err := s.CABundle(t.Context())
+		if err != nil || len(bundle) != 1 || bundle[0].Equal(old.Certificate()) {
+			t.Errorf("after write %d failed, %d CAs are trusted, %v", n, len(bundle), err)
+		}
+	}
+}
+
+// TestEndlessConflicts rotates the CA in a bucket that answers each write of the CA bundle with a conflict.
+func TestEndlessConflicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		writes := 0
+		bucket := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+			if r.Op == mem.Put && r.Key == keys.ClusterCA() {
+				if writes++; writes > 1 { // EnsureCA writes the first bundle
+					return mem.Fault{Err: objstore.ErrConflict}
+				}
+			}
+			return mem.Fault{}
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if _, err := open(t, bucket, 1).AnnounceCA(ctx); !errors.Is(err, objstore.ErrConflict) || writes > 100 {
+			t.Errorf("after %d writes: %v", writes, err)
+		}
+	})
+}
+
 // TestNonceKeyRotation checks that leaders accept each other's nonces in each step of a rotation, even if one leader
 // does not know of the step yet. When the rotation has ended, nonces of the old key are refused.
 func TestNonceKeyRotation(t *testing.T) {
@@ -213,6 +266,35 @@ func TestConcurrentRotations(t *testing.T) {
 			r.Trust != "" {
 			t.Errorf("%+v, %v", r, err)
 		}
+	}
+}
+
+// TestDocumentSignedWhileTheCAChanges ends a rotation after a leader that did not know the new CA yet has signed a
+// record with the old one. Processes that trust only the new CA must accept the record.
+func TestDocumentSignedWhileTheCAChanges(t *testing.T) {
+	bucket, s, old := newCluster(t)
+	for _, step := range []func(context.Context) (clusterstate.Rotation, error){s.AnnounceCA, s.IssueFromNewCA} {
+		if _, err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rec := operator(t, 1, "prod")
+	content, err := rec.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := keys.ClusterOperator("prod", rec.ID.Storage())
+	body, err := authority.SignDocument(authority.Document{Cluster: cluster, Key: at, Version: rec.Revision,
+		Content: content}, old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overwrite(t, bucket, at, body)
+	if _, err := s.RemoveOldCA(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := open(t, bucket, 2).GetOperator(t.Context(), "prod", rec.ID); err != nil {
+		t.Errorf("after the old CA was removed: %v", err)
 	}
 }
 

@@ -33,13 +33,13 @@ func (s *State) WriteServerReport(ctx context.Context, report record.ServerRepor
 	if err != nil {
 		return fmt.Errorf("write server report: %w", err)
 	}
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		object, err := s.options.Shard.Get(ctx, keys.ServerReport(s.options.ShardID))
 		if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 			return fmt.Errorf("write server report: %w", err)
 		}
 		_, err = s.put(ctx, s.options.Shard, keys.ServerReport(s.options.ShardID), body, object.Token)
-		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+		if conflicts.Again(ctx, err) {
 			continue
 		}
 		if err != nil {

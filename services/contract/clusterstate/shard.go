@@ -144,7 +144,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 	if err := s.checkShard(); err != nil {
 		return fmt.Errorf("write applied configuration: %w", err)
 	}
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		// The signature of the present version is not checked here. A forged revision only makes the next revision
 		// higher. A forged term can only make this write fail.
 		have, token, err := s.unverifiedApplied(ctx)
@@ -169,7 +169,7 @@ func (s *State) WriteApplied(ctx context.Context, body []byte, source objstore.T
 		if err == nil {
 			_, err = s.put(ctx, s.options.Shard, key, text, token)
 		}
-		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+		if conflicts.Again(ctx, err) {
 			continue // another leader wrote; its term decides
 		}
 		if err != nil {
@@ -189,7 +189,7 @@ func (s *State) ReadLock(ctx context.Context, shard string) (record.Lock, objsto
 	}
 	lock, err := record.DecodeLock(object.Body)
 	if err != nil {
-		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, err)
+		return record.Lock{}, "", fmt.Errorf("read lock of shard %s: %w", shard, damaged(err))
 	}
 	return lock, object.Token, nil
 }
@@ -221,14 +221,14 @@ func (s *State) AppendCertLog(ctx context.Context, entry record.CertLog) error {
 		belongs("shard", entry.Shard, s.options.ShardID)); err != nil {
 		return fail(err)
 	}
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		body, err := entry.Encode()
 		if err != nil {
 			return fail(err)
 		}
 		key := keys.CertLog(s.options.ShardID, entry.Tenant, entry.IssuedAt, entry.Instance.Storage())
 		_, err = s.put(ctx, s.options.Shard, key, body, "")
-		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+		if conflicts.Again(ctx, err) {
 			entry.IssuedAt = entry.IssuedAt.Add(1)
 			continue
 		}

@@ -92,6 +92,17 @@ func oneByOne(ctx context.Context, n, _ int, fn func(context.Context, int) error
 // wrong, or someone copied the object.
 var ErrForeign = errors.New("it belongs elsewhere")
 
+// ErrDamaged means that an object was read and its content is not what belongs there, such as half of a record.
+var ErrDamaged = errors.New("it is damaged")
+
+// damaged adds [ErrDamaged] to an error of a decoder, unless a newer version of Nstance wrote the object.
+func damaged(err error) error {
+	if errors.Is(err, record.ErrNewer) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrDamaged, err)
+}
+
 // belongs returns an error unless a document belongs where its key says. "what" is the kind of name, such as tenant.
 // The document contains the name "says", and its key the name "want".
 func belongs(what, says, want string) error {

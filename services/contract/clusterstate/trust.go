@@ -222,11 +222,11 @@ func (s *State) UnverifiedCABundle(ctx context.Context) ([]*x509.Certificate, er
 	}
 	content, err := authority.UnverifiedContent(object.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), err)
+		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(err))
 	}
 	certs, err := authority.ParseBundle(content)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), err)
+		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(err))
 	}
 	return certs, nil
 }
@@ -248,7 +248,7 @@ func (s *State) CABundleSignedBy(ctx context.Context, known []*x509.Certificate)
 	}
 	certs, perr := authority.ParseBundle(doc.Content)
 	if perr != nil {
-		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), perr)
+		return nil, fmt.Errorf("read %s: %w", keys.ClusterCA(), damaged(perr))
 	}
 	if former && (len(certs) != 1 || !slices.ContainsFunc(known, certs[0].Equal)) {
 		return nil, fmt.Errorf("read CA bundle: %w", err)
@@ -292,7 +292,7 @@ func (s *State) writeBundle(ctx context.Context, have trust, signers []authority
 // operator records, because unsigned records are refused as soon as `ca.crt` is signed. A bundle without the CA is an
 // error: its readers would not trust certificates of this CA.
 func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error) {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		t, err := s.readBundle(ctx, ca)
 		if err != nil || t.version > 0 {
 			return t, err
@@ -303,7 +303,7 @@ func (s *State) ensureBundle(ctx context.Context, ca authority.CA) (trust, error
 			}
 		}
 		err = s.writeBundle(ctx, t, []authority.CA{ca}, t.bundle)
-		if err != nil && (!errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil) {
+		if err != nil && !conflicts.Again(ctx, err) {
 			return trust{}, err
 		}
 	}
@@ -331,7 +331,7 @@ func (s *State) SignDocuments(ctx context.Context) error {
 }
 
 func (s *State) signOperator(ctx context.Context, t trust, key string) error {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		before := s.options.Marks.Highest(key)
 		object, err := s.options.Cluster.Get(ctx, key)
 		if err != nil {
@@ -355,7 +355,7 @@ func (s *State) signOperator(ctx context.Context, t trust, key string) error {
 			return err
 		}
 		_, err = s.put(ctx, s.options.Cluster, key, body, object.Token)
-		if !errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil {
+		if !conflicts.Again(ctx, err) {
 			return err
 		}
 	}

@@ -6,12 +6,13 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"strings"
+
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // Signers parses Certificates and returns at least one certificate. It fails if Certificates contains anything else.
 func (a Attestation) Signers() (signers []*x509.Certificate, err error) {
-	text := []byte(strings.TrimSpace(a.Certificates))
+	text := []byte(pasted.Clean(a.Certificates))
 	for len(text) > 0 {
 		block, rest := pem.Decode(text)
 		if block == nil || block.Type != "CERTIFICATE" || !bytes.HasPrefix(text,

@@ -15,7 +15,8 @@ type Change struct {
 	// have a smaller size.
 	roll, push, empty, shrink []string
 
-	rollTemplates []string // templates with dynamic groups that roll
+	created       map[string]int // new instances by static group
+	rollTemplates []string       // templates with dynamic groups that roll
 	pushTemplates []string
 	// leave lists the static groups whose infra hash is unchanged and whose pool loses a subnet. Their instances in
 	// that subnet are replaced. leaveTemplates lists the templates whose dynamic groups are affected in the same way.
@@ -24,14 +25,25 @@ type Change struct {
 	// subnetsUnknown means that the new pools contain subnets that are not known yet. So a group in the list "leave"
 	// may keep all its subnets.
 	subnetsUnknown bool
+	// moves is the old and the new zone, if the shard moves to another zone.
+	moves [2]string
 }
 
 // ChangeOf compares two configurations, which must be valid. subnetsUnknown means that pools of the new configuration
 // lack the subnets that are not known yet.
 func ChangeOf(before, after *Shard, subnetsUnknown bool) Change {
 	out := Change{terminates: after.Terminating && !before.Terminating, subnetsUnknown: subnetsUnknown}
+	if a, b := before.Server.Provider, after.Server.Provider; a.Zone != b.Zone || a.Region != b.Region {
+		out.moves = [2]string{strings.TrimSpace(a.Region + " " + a.Zone), strings.TrimSpace(b.Region + " " + b.Zone)}
+	}
 	from, _ := before.Merged(Groups{})
 	to, _ := after.Merged(Groups{})
+	out.created = map[string]int{}
+	for key, g := range to {
+		if n := g.Size - from[key].Size; n > 0 {
+			out.created[key.String()] = n
+		}
+	}
 	for key, old := range from {
 		g, still := to[key]
 		if still && g.Size < old.Size && !after.Terminating {
@@ -110,7 +122,17 @@ func (c Change) Rolling() []string {
 
 // Destructive reports whether instances are replaced or deleted.
 func (c Change) Destructive() bool {
-	return len(c.Rolling())+len(c.rollTemplates)+len(c.leaveTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates
+	return c.certain() || len(c.leave)+len(c.leaveTemplates) > 0
+}
+
+// certain reports whether instances are replaced or deleted for another reason than a subnet that leaves its pool.
+func (c Change) certain() bool {
+	return len(c.roll)+len(c.rollTemplates)+len(c.empty)+len(c.shrink) > 0 || c.terminates || c.moves != [2]string{}
+}
+
+// uncertain reports whether it is not known which subnets leave their pool.
+func (c Change) uncertain() bool {
+	return c.subnetsUnknown && len(c.leave)+len(c.leaveTemplates) > 0 && c.moves == [2]string{}
 }
 
 // ofTemplates returns one group for each template, by the template's name. The group has only the template's own
@@ -145,11 +167,17 @@ func (c Change) Warning() (summary, detail string) {
 	say("Instances that were made from another configuration are replaced, in waves of up to max_surge, in the "+
 		"groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.roll, c.rollTemplates)
-	say("Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s.",
-		"Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
-	if c.subnetsUnknown && len(c.leave)+len(c.leaveTemplates) > 0 {
-		lines = append(lines, "Subnets that are not known before apply count as new ones.")
+	if c.moves != [2]string{} {
+		lines = append(lines, fmt.Sprintf("The shard moves from %q to %q: all its instances are replaced, in waves of "+
+			"up to max_surge, and those in the old place end.", c.moves[0], c.moves[1]))
 	}
+	leave := "Instances in subnets that leave their pool are replaced, in waves of up to max_surge, in the groups: %s."
+	if c.uncertain() {
+		leave = "The subnets of these groups are known only after apply. An added subnet replaces no instance. " +
+			"Instances " +
+			"in subnets that leave their pool are replaced, in waves of up to max_surge: %s."
+	}
+	say(leave, "Likewise in dynamic groups with the templates: %s.", c.leave, c.leaveTemplates)
 	say("Files are pushed to running instances of the groups: %s.",
 		"Likewise in dynamic groups with the templates: %s.", c.push, c.pushTemplates)
 	say("Instances are drained and deleted, unless there is a dynamic group of that name, in the groups that are "+
@@ -159,11 +187,27 @@ func (c Change) Warning() (summary, detail string) {
 	if c.terminates {
 		lines = append(lines, "The shard is emptied: terminating is set.")
 	}
+	total := 0
+	for _, n := range c.created {
+		total += n
+	}
+	if total > 0 {
+		var groups []string
+		for _, name := range sortedKeys(c.created) {
+			groups = append(groups, fmt.Sprintf("%d in %s", c.created[name], name))
+		}
+		lines = append(lines, "Instances are created, unless the size was changed at run time: "+
+			strings.Join(groups, ", ")+".")
+	}
 	switch {
 	case len(lines) == 0:
 		return "", ""
+	case c.uncertain() && !c.certain():
+		summary = "Instances may be replaced"
 	case c.Destructive():
 		summary = "Instances will be replaced or deleted"
+	case total > 0:
+		summary = fmt.Sprintf("%d instances will be created", total)
 	default:
 		summary = "Files will be pushed to running instances"
 	}

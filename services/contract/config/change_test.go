@@ -39,7 +39,11 @@ func TestChange(t *testing.T) {
 				"default/w.",
 			"Likewise in dynamic groups with the templates: one, two.",
 		}},
-		{"size", `{"template": "one"}`, `{"template": "one", "size": 9}`, "", nil},
+		{"size", `{"template": "one"}`, `{"template": "one", "size": 9}`, "8 instances will be created",
+			[]string{"Instances are created, unless the size was changed at run time: 8 in default/w."}},
+		{"new group", `"groups": {"default": {`, `"groups": {"default": {"n": {"template": "one", "size": 3}, `,
+			"3 instances will be created", []string{
+				"Instances are created, unless the size was changed at run time: 3 in default/n."}},
 		{"smaller size", `"vars": {"x": "1"}`, `"vars": {"x": "1"}, "size": 0`, "Instances will be replaced or deleted",
 			[]string{"Instances are drained and deleted, unless the size was changed at run time, in the groups that " +
 				"get smaller: default/w."}},
@@ -84,6 +88,40 @@ func TestChange(t *testing.T) {
 			summary, detail := config.ChangeOf(parseSample(t, changeSample), parseSample(t, changed), false).Warning()
 			if want := strings.Join(tc.lines, "\n"); summary != tc.summary || detail != want {
 				t.Errorf("%q:\n%s\nwant %q:\n%s", summary, detail, tc.summary, want)
+			}
+		})
+	}
+}
+
+// TestWarningSaysWhatIsKnown checks that a plan with unknown subnets raises no false alarm, and that a plan that
+// certainly ends instances says so.
+func TestWarningSaysWhatIsKnown(t *testing.T) {
+	for name, tc := range map[string]struct {
+		old, new string
+		unknown  bool
+		summary  string
+		says     string
+	}{
+		"an added subnet, unknown": {`"p": ["a"]`, `"p": ["a", "b"]`, false, "", ""},
+		"an added subnet, its list unknown": {`"p": ["a"]`, `"p": ["x"]`, true, "Instances may be replaced",
+			"known only after apply"},
+		"a removed subnet": {`"p": ["a"]`, `"p": ["b"]`, false, "Instances will be replaced or deleted",
+			"leave their pool"},
+		"another zone": {`"kind": "mock"`, `"kind": "mock", "zone": "z2"`, false,
+			"Instances will be replaced or deleted",
+			`to "z2": all its instances are replaced`},
+		"another zone, subnets unknown": {`"kind": "mock"`, `"kind": "mock", "zone": "z2"`, true,
+			"Instances will be replaced or deleted", "end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changed := strings.Replace(changeSample, tc.old, tc.new, 1)
+			if changed == changeSample {
+				t.Fatal("nothing is changed")
+			}
+			summary, detail := config.ChangeOf(parseSample(t, changeSample), parseSample(t, changed),
+				tc.unknown).Warning()
+			if summary != tc.summary || !strings.Contains(detail, tc.says) {
+				t.Errorf("%q:\n%s\nwant %q and %q", summary, detail, tc.summary, tc.says)
 			}
 		})
 	}

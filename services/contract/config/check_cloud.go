@@ -10,7 +10,7 @@ import (
 func (c *checker) cloud(path string, problems []cloud.Problem) {
 	for _, problem := range problems {
 		f := c.add(path+joinBelow(join(problem.Path)), "%s", problem.Message)
-		f.hint, f.ofCloud = problem.Hint, true
+		f.hint, f.ofCloud, f.whenWritten = problem.Hint, true, problem.WhenWritten
 	}
 }
 
@@ -50,5 +50,28 @@ func (c *checker) cloudFields(v reflect.Value, path, provider, kind string) {
 func (c *checker) args(args map[string]any, path string) {
 	if check := blockOf(c.s.Server.Provider.Kind).CheckArgs; check != nil {
 		c.cloud(path, check(args))
+	}
+}
+
+// typesOfCloud checks the instance types of the template or group at path by the rules of the shard's provider.
+func (c *checker) typesOfCloud(name string, others []string, path string) {
+	check := blockOf(c.s.Server.Provider.Kind).CheckInstanceType
+	if check == nil {
+		return
+	}
+	c.byCloud(ChildPath(path, "instance_type"), name, check)
+	for i, other := range others {
+		c.byCloud(element(ChildPath(path, "instance_types"), i), other, check)
+	}
+}
+
+// byCloud reports the error of a cloud's own check of a value. Empty values are reported elsewhere.
+func (c *checker) byCloud(path, value string, check func(string) error) {
+	if value == "" || check == nil {
+		return
+	}
+	if err := check(value); err != nil {
+		f := c.add(path, "%v", err)
+		f.ofCloud, f.whenWritten = true, true
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -72,6 +73,8 @@ func (c *checker) tenant(tenant, path string) {
 func (c *checker) group(spec GroupSpec, path string) {
 	c.vars(spec.Vars, path+".vars")
 	c.instanceTypes(spec.InstanceTypes, path)
+	c.size(spec.Size, ChildPath(path, "size"))
+	c.size(spec.MaxSurge, ChildPath(path, "max_surge"))
 	c.distinct(spec.LoadBalancers, path+".load_balancers")
 	if spec.MaxUnhealthy != "" {
 		_, err := ParseLimit(spec.MaxUnhealthy)
@@ -84,10 +87,21 @@ func (c *checker) group(spec GroupSpec, path string) {
 		}
 	}
 	for i, s := range spec.Schedules {
+		c.size(&s.Size, element(ChildPath(path, "schedules"), i)+".size")
 		if s.Cron != "" {
 			_, err := s.Parse()
 			c.err(element(ChildPath(path, "schedules"), i), err)
 		}
+	}
+}
+
+// maxSize is the maximum number of instances of a group. It exceeds what one shard can have, and catches slips.
+const maxSize = 100000
+
+// size checks a number of instances.
+func (c *checker) size(n *int, path string) {
+	if n != nil && *n > maxSize {
+		c.add(path, "%d is more than %d, the most instances that a group can have", *n, maxSize).whenWritten = true
 	}
 }
 
@@ -102,6 +116,7 @@ func (c *checker) inShard(key GroupKey, spec GroupSpec, path string) {
 	}
 	from := ChildPath("templates", spec.Template)
 	c.args(spec.Args, ChildPath(path, "args"))
+	c.typesOfCloud(spec.InstanceType, spec.InstanceTypes, path)
 	c.purchase(spec, path)
 	c.pool(ChildPath(path, "subnet_pool"), spec.SubnetPool)
 	for i, name := range spec.LoadBalancers {
@@ -191,7 +206,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 
 	// If an argument of the merged group has a problem, report the problem where the document sets that argument.
 	sources := c.argSources(spec, path)
-	r.tree("", g.Args, r.text, func(path string) string {
+	argPath := func(path string) string {
 		elements, err := SplitPath(path)
 		for _, source := range sources {
 			if err == nil && has(source.tree, elements) {
@@ -199,9 +214,16 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 			}
 		}
 		return from + ".args" + joinBelow(path)
-	})
-	if _, err := render.Tree("args", g.Args, r.data); err != nil && !r.failed && !lenient {
+	}
+	r.tree("", g.Args, r.text, argPath)
+	rendered, err := render.Tree("args", g.Args, r.data)
+	switch args, isObject := rendered.(map[string]any); {
+	case r.failed || lenient:
+	case err != nil:
 		r.value(from+".args", err) // too large in total, or not JSON
+	case isObject:
+		r.args(args, argPath)
+		r.needed(args, from+".args")
 	}
 
 	for _, name := range sortedKeys(g.Files) {
@@ -344,6 +366,37 @@ func (r *rendering) tree(path string, tree any, text func(path, text string) (st
 	}
 }
 
+// args checks the rendered args by the rules of the cloud. It leaves out problems that were reported before the args
+// were rendered. The function `at` turns a path in the args into a path in the document.
+func (r *rendering) args(args map[string]any, at func(string) string) {
+	check := blockOf(r.c.s.Server.Provider.Kind).CheckArgs
+	if check == nil {
+		return
+	}
+	for _, problem := range check(args) {
+		path := at(join(problem.Path))
+		if slices.ContainsFunc(r.c.found, func(f finding) bool {
+			return f.path == path && f.message == problem.Message
+		}) {
+			continue
+		}
+		if f := r.problem(path, problem.Message); f != nil {
+			f.whenWritten, f.ofCloud = true, true
+		}
+	}
+}
+
+// needed reports args at path that lack what the cloud needs for a VM.
+func (r *rendering) needed(args map[string]any, path string) {
+	names := blockOf(r.c.s.Server.Provider.Kind).NeedsArgs
+	if len(names) == 0 || slices.ContainsFunc(names, func(name string) bool { return args[name] != nil }) {
+		return
+	}
+	if f := r.problem(path, "has no "+strings.Join(names, " or ")+", so that no VM can be made"); f != nil {
+		f.whenWritten, f.ofCloud = true, true
+	}
+}
+
 // storage renders source, the template of an object's key, and checks the result. An empty template is reported
 // elsewhere.
 func (r *rendering) storage(path, source string) {
@@ -382,11 +435,44 @@ func (r *rendering) execute(path string, t *render.Template, err error) (string,
 
 func (r *rendering) userdata(path, text string) {
 	u, err := render.CompileUserdata("", text)
+	var out string
 	if err == nil {
-		_, err = u.Execute(r.withVars(u.Vars()), render.SampleNonce)
+		out, err = u.Execute(r.withVars(u.Vars()), render.SampleNonce)
 	}
 	if err != nil {
 		r.template(path, err)
+		return
+	}
+	r.boots(path, out)
+}
+
+// boots checks a rendered boot script by what the cloud and the VM always refuse.
+func (r *rendering) boots(path, script string) {
+	block := blockOf(r.c.s.Server.Provider.Kind)
+	if block.Name == "" || block.Hidden || script == "" {
+		return // no VM boots from it
+	}
+	report := func(hint, format string, args ...any) *finding {
+		f := r.problem(path, fmt.Sprintf(format, args...))
+		if f == nil {
+			return &finding{}
+		}
+		f.whenWritten, f.hint = true, hint
+		f.depends = append(slices.Clone(r.depends), strings.TrimSuffix(path, ".content")+".source")
+		return f
+	}
+	if strings.HasPrefix(script, "\ufeff") {
+		report("save the file as UTF-8 without it", "begins with a byte order mark, so that no VM runs it")
+	} else if head, _, _ := strings.Cut(script, "\n"); strings.HasPrefix(head, "#!") && strings.Contains(script,
+		"\r\n") {
+		report("save the file with Unix line ends (LF)", "has Windows line ends (CRLF), with which no shell runs it")
+	}
+	if limit := block.MaxUserdata; limit > 0 && len(script) > limit {
+		report("let the script download the rest", "is %d bytes, more than the %d that %s accepts", len(script), limit,
+			block.Name)
+	}
+	if !strings.Contains(script, string(render.SampleNonce)) {
+		report("agents need it to register", "does not contain {{ .Nonce }}").warning = true
 	}
 }
 
@@ -415,14 +501,20 @@ func (r *rendering) value(path string, err error) {
 		return
 	}
 	r.failed = true
-	key := path + "\n" + err.Error()
+	r.problem(path, err.Error())
+}
+
+// problem reports a problem of a rendered text, or returns nil if it was reported before.
+func (r *rendering) problem(path, message string) *finding {
+	key := path + "\n" + message
 	if r.c.rendered[key] {
-		return
+		return nil
 	}
 	r.c.rendered[key] = true
-	f := r.c.add(path, "%v", err)
+	f := r.c.add(path, "%s", message)
 	f.depends = r.depends
 	if !r.lenient {
 		f.hint = "rendered for group " + r.g.String()
 	}
+	return f
 }

@@ -364,3 +364,49 @@ func TestLimits(t *testing.T) {
 		t.Error("the zero limit is not none")
 	}
 }
+
+// TestOverrideOfARollout checks that an operator can pause and resume the rollout of a static group, whatever the
+// configuration says. The other settings of the rollout stay those of the configuration.
+func TestOverrideOfARollout(t *testing.T) {
+	base, _ := whole(t)
+	key := GroupKey{"default", "controllers"}
+	for _, tt := range []struct {
+		configured bool
+		override   *Rollout
+		paused     bool
+	}{
+		{true, nil, true},
+		{true, &Rollout{}, false},
+		{true, &Rollout{Paused: true}, true},
+		{false, nil, false},
+		{false, &Rollout{}, false},
+		{false, &Rollout{Paused: true}, true},
+	} {
+		s := cloned(base)
+		spec := s.Groups[key.Tenant][key.Group]
+		spec.Rollout = &Rollout{Paused: tt.configured, Canary: 2}
+		s.Groups[key.Tenant][key.Group] = spec
+		overrides := Groups{}
+		if tt.override != nil {
+			overrides.Tenants = map[string]map[string]GroupSpec{key.Tenant: {key.Group: {Rollout: tt.override}}}
+		}
+		got := mustMerge(t, s, overrides)[key].Rollout
+		if got.Paused != tt.paused || got.Canary != 2 {
+			t.Errorf("paused %t in the configuration, override %+v: got %+v, want paused %t and canary 2",
+				tt.configured,
+				tt.override, got, tt.paused)
+		}
+	}
+}
+
+func TestIsDNSName(t *testing.T) {
+	for name, want := range map[string]bool{"a": true, "z.A.Z.0.9": true, "*.example.com": true, "_srv.a-b": true,
+		strings.Repeat("a", 63): true, strings.Repeat("a", 64): false, strings.Repeat("a.", 126) + "a": true,
+		strings.Repeat("a.", 126) + "aa": false, "": false, "*": false, "a.*": false, "-a": false, "a-": false,
+		"a..b": false, "a.": false, "a b": false, "a/b": false, "a:b": false, "a`b": false, "a{b": false, "a@b": false,
+		"a[b": false, "é": false} {
+		if isDNSName(name) != want {
+			t.Errorf("%q is a name: %t, want %t", name, !want, want)
+		}
+	}
+}

@@ -120,8 +120,8 @@ type Server struct {
 	RequestTimeout *Duration `json:"request_timeout,omitempty" default:"30s" rule:"positive"`
 	// Least time between two create calls to the provider. 0: only the provider's own limit applies.
 	CreateRateLimit *Duration `json:"create_rate_limit,omitempty" default:"0s"`
-	// Whether an agent may register only from an address of its VM. The check is skipped if the provider does not know
-	// the VM's addresses. Set it to false if agents reach the servers through NAT or a proxy.
+	// Whether an agent may register and connect only from an address of its VM. The check is skipped if the provider
+	// does not know the VM's addresses. Set it to false if agents reach the servers through NAT or a proxy.
 	CheckRegistrationAddress *bool `json:"check_registration_address,omitempty" default:"true"`
 	// Proof of a VM's identity. The agent must send it with its nonce when it registers. Default: none.
 	Attestation *Attestation `json:"attestation,omitempty"`

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
@@ -46,10 +46,12 @@ func (c *checker) cluster() {
 	}
 	if st := cl.Storage; st != nil {
 		c.prefix("cluster.storage.prefix", st.Prefix)
+		if st.Provider != FileStore {
+			c.err("cluster.storage.bucket", endpoints.ValidateBucket(st.Bucket))
+		}
 		if st.Endpoint != "" {
-			if u, err := url.Parse(st.Endpoint); err != nil || (u.Scheme != "http" && u.Scheme != "https") ||
-				u.Host == "" {
-				c.add("cluster.storage.endpoint", "%s is not a URL such as https://host:port", quote(st.Endpoint))
+			if err := endpoints.ValidateStore(st.Endpoint, st.Bucket); err != nil {
+				c.err("cluster.storage.endpoint", err)
 			} else if names := storesWithEndpoint(); !slices.Contains(names, st.Provider) {
 				c.add("cluster.storage.endpoint", "is for provider %s only", strings.Join(names, ", ")).depends =
 					[]string{"cluster.storage.provider"}
@@ -324,6 +326,11 @@ func (c *checker) subnetPools() {
 				c.add(element(path, i), "%s is in pool %s too", quote(subnet), quote(other))
 			}
 			poolOf[subnet] = pool
+			if check := blockOf(c.s.Server.Provider.Kind).CheckSubnet; check != nil {
+				c.byCloud(element(path, i), subnet, func(subnet string) error {
+					return check(c.s.Server.Provider.Options, subnet)
+				})
+			}
 		}
 	}
 	c.distinct(c.s.Server.DynamicSubnetPools, "server.dynamic_subnet_pools")

@@ -46,6 +46,8 @@ func (c *checker) templates() {
 		c.args(t.Args, path+".args")
 		c.userdata(t.Userdata, path+".userdata")
 		c.instanceTypes(t.InstanceTypes, path)
+		c.typesOfCloud(t.InstanceType, t.InstanceTypes, path)
+		c.size(t.Size, path+".size")
 		c.pool(path+".subnet_pool", t.SubnetPool)
 		c.distinct(t.Tenants, path+".tenants")
 		for i, tenant := range t.Tenants {

@@ -71,7 +71,7 @@ func TestValidate(t *testing.T) {
 				`cluster.storage.provider: "s4" is none of ` + strings.Join(ObjectStoreNames(), ", ") +
 					` (did you mean "s3"?)`,
 				`cluster.storage.prefix: "/x" begins with a slash, or has an empty part or a control character`,
-				`cluster.storage.endpoint: "localhost:9000" is not a URL such as https://host:port`}},
+				`cluster.storage.endpoint: endpoint "localhost:9000" is no URL of a server, such as https://storage.example.com`}},
 		{"endpoint of a directory",
 			swap(`"id": "example",`,
 				`"id": "example", "storage": {"provider": "file", "bucket": "b", "endpoint": @"http://x"},`), []string{
@@ -149,7 +149,7 @@ func TestValidate(t *testing.T) {
 			[]string{`server.leader_network.kind: "vrrp" is none of alias, load_balancer, arp`}},
 		{"leader network without a kind",
 			strings.NewReplacer(`"kind": "mock"`, `"kind": "libvirt", "options": {"hosts": "a=qemu:///system"}`,
-				`"template": "t"`, `"template": "t", "instance_type": "1x512"`).Replace(
+				`"template": "t"`, `"template": "t", "instance_type": "1x512", "args": {"image": "i"}`, `["s"]`, `["a/s"]`).Replace(
 				with(`, "leader_network": @{"ipv4": "10.0.0.1"}`, "", "", "")),
 			[]string{`server.leader_network.kind: is required for provider libvirt: arp`}},
 		{"durations",

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	_ "time/tzdata" // the same time zones on every machine that has none
 
 	"github.com/robfig/cron/v3"
 )
@@ -59,25 +58,35 @@ func ParseWindow(text string) (Window, error) {
 	return w, err
 }
 
-// Open reports whether t is inside the window. If the window is closed at t, opens is when it opens next.
+// Open reports whether the local time at t is inside the window. If it is not, opens is when it will be next.
 func (w Window) Open(t time.Time) (open bool, opens time.Time) {
-	local := t.In(w.Zone)
-	for day := -1; day <= 7; day++ {
-		begin := time.Date(local.Year(), local.Month(), local.Day()+day, 0, w.From, 0, 0, w.Zone)
-		date := local.Day() + day
-		if w.To <= w.From {
-			date++
+	for at := t; ; {
+		p := periodAt(w.Zone, at)
+		from := p.clock(at)
+		for day := -1; day <= 7; day++ {
+			midnight := time.Date(from.Year(), from.Month(), from.Day()+day, 0, 0, 0, 0, time.UTC)
+			begin, end := midnight.Add(time.Duration(w.From)*time.Minute), midnight.Add(time.Duration(w.To)*time.Minute)
+			if w.To <= w.From {
+				end = end.AddDate(0, 0, 1)
+			}
+			if !w.Days[midnight.Weekday()] || !from.Before(end) {
+				continue
+			}
+			if begin.Before(from) {
+				begin = from
+			}
+			switch opens = p.instant(begin); {
+			case opens.Equal(t):
+				return true, time.Time{}
+			case p.contains(opens):
+				return false, opens
+			}
 		}
-		end := time.Date(local.Year(), local.Month(), date, 0, w.To, 0, 0, w.Zone)
-		switch weekday := (int(local.Weekday()) + day + 7) % 7; {
-		case !w.Days[weekday]:
-		case t.Before(begin):
-			return false, begin
-		case t.Before(end):
-			return true, time.Time{}
+		if p.end.IsZero() {
+			return false, time.Time{}
 		}
+		at = p.end
 	}
-	return false, time.Time{}
 }
 
 // SizeSchedule is a parsed [Schedule].
@@ -134,14 +143,51 @@ func (s SizeSchedule) around(now time.Time) (last, next time.Time) {
 	if err != nil {
 		return last, next
 	}
-	now = now.In(s.Zone)
-	next = times.Next(now)
+	after := s.after(times)
+	next = after(now)
 	for past := time.Minute; last.IsZero() && past < 8*longestPast; past *= 8 {
-		for at := times.Next(now.Add(-min(past, longestPast))); !at.IsZero() && !at.After(now); at = times.Next(at) {
+		for at := after(now.Add(-min(past, longestPast))); !at.IsZero() && !at.After(now); at = after(at) {
 			last = at
 		}
 	}
 	return last, next
+}
+
+// after returns a function that returns the first time of the schedule after a time, or zero. As in cron(8), an entry
+// with a fixed hour takes effect once a day whatever happens to the clock: the first time if the hour is repeated, and
+// at the end of the skipped time if it is skipped. An entry with a wildcard as its hour takes effect whenever the clock
+// shows a matching time.
+func (s SizeSchedule) after(times cron.Schedule) func(time.Time) time.Time {
+	if strings.Contains(strings.Fields(s.Cron)[1], "*") {
+		return func(t time.Time) time.Time { return whenever(times, s.Zone, t) }
+	}
+	return func(t time.Time) time.Time {
+		clock := periodAt(s.Zone, t).clock(t)
+		for {
+			if clock = times.Next(clock); clock.IsZero() {
+				return clock
+			}
+			if at := firstInstant(s.Zone, clock); at.After(t) {
+				return at
+			}
+		}
+	}
+}
+
+// whenever returns the first time after t at which the clock of the zone shows a time of a cron expression.
+func whenever(times cron.Schedule, zone *time.Location, t time.Time) time.Time {
+	from := t
+	for p := periodAt(zone, t); from.Before(t.Add(longestPast)); p = periodAt(zone, p.end) {
+		clock := times.Next(p.clock(from))
+		if clock.IsZero() {
+			return clock
+		}
+		if at := p.instant(clock); p.contains(at) {
+			return at
+		}
+		from = p.end.Add(-time.Second) // the time of p.end itself may match
+	}
+	return time.Time{}
 }
 
 // SizeAt returns the number of instances that a group wants at a time, and the next time when that number may change.
@@ -171,19 +217,4 @@ func (g *Group) LargestSize() int {
 		size = max(size, s.Size)
 	}
 	return size
-}
-
-// zones holds the time zones that were loaded, so that equal names give the same pointer.
-var zones sync.Map
-
-func loadZone(name string) (*time.Location, error) {
-	if known, ok := zones.Load(name); ok {
-		return known.(*time.Location), nil //nolint:forcetypeassert // nothing else is stored
-	}
-	zone, err := time.LoadLocation(name)
-	if err != nil || name == "Local" || name == "" {
-		return nil, fmt.Errorf("%s is not a time zone such as \"Europe/Berlin\" or \"UTC\"", quote(name))
-	}
-	known, _ := zones.LoadOrStore(name, zone)
-	return known.(*time.Location), nil //nolint:forcetypeassert // nothing else is stored
 }

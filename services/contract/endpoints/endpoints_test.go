@@ -51,7 +51,12 @@ func TestParseAddrs(t *testing.T) {
 	if diff := cmp.Diff([]string{"10.0.0.1:8993", "[fe80::1%eth0]:8993", "h:1"}, got); diff != "" || err != nil {
 		t.Error(err, diff)
 	}
-	for _, text := range []string{"", " , ", "127.0.0.1", "h:1,h", "https://h:8993", "h:99999", "a=h:1"} {
+	longest := strings.Repeat("a.", 126) + "a"
+	if got, err := endpoints.ParseAddrs(longest + ":1"); err != nil || len(got) != 1 {
+		t.Errorf("a name of 253 characters: %v, %v", got, err)
+	}
+	for _, text := range []string{"", " , ", "127.0.0.1", "h:1,h", "https://h:8993", "h:99999", "a=h:1",
+		longest + "a:1"} {
 		if got, err := endpoints.ParseAddrs(text); err == nil || !strings.Contains(err.Error(), "want host:port") {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}

@@ -175,8 +175,14 @@ func TestKey(t *testing.T) {
 		}
 	}
 	if !key(t, 1).Equal(key(t, 1)) || key(t, 1).Equal(key(t, 2)) || key(t, 1).Equal(envelope.Key{}) ||
-		!(envelope.Key{}).Equal(envelope.Key{}) {
+		(envelope.Key{}).Equal(key(t, 1)) || !(envelope.Key{}).Equal(envelope.Key{}) {
 		t.Error("Equal")
+	}
+	if text := (envelope.Key{}).String(); text != "no key" {
+		t.Errorf("the zero key is %q", text)
+	}
+	if text := key(t, 1).String(); text != "key "+key(t, 1).ID().String() {
+		t.Errorf("a key is %q", text)
 	}
 	if key(t, 1).ID() == key(t, 2).ID() {
 		t.Error("two keys, one ID")

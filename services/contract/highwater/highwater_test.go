@@ -22,6 +22,9 @@ func TestMarks(t *testing.T) {
 	if err := m.Observe("a", 5, 4); !errors.Is(err, highwater.ErrRolledBack) {
 		t.Errorf("version 4 after version 5: %v", err)
 	}
+	if err := m.Observe("a", 5, 5); err != nil {
+		t.Errorf("the same version again: %v", err)
+	}
 	if err := m.Observe("a", 5, 7); err != nil || m.Highest("a") != 7 {
 		t.Errorf("version 7 after version 5: %v, mark %d", err, m.Highest("a"))
 	}
@@ -98,6 +101,9 @@ func TestMergeRefuses(t *testing.T) {
 		m := highwater.Marks{}
 		if err := m.Merge(c.text); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+		if err := highwater.Validate(c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: Validate returns %v, want %q", name, err, c.want)
 		}
 		if m.Encode() != "" {
 			t.Errorf("%s: marks were raised", name)

@@ -198,7 +198,7 @@ func TestCompare(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for _, s := range []string{"a", "0", "us-west-2a", "a-b-c", strings.Repeat("a", 30)} {
+	for _, s := range []string{"a", "0", "us-west-2a", "a-b-c", "z9", strings.Repeat("a", 30)} {
 		for _, validate := range []func(string) error{ident.ValidateName, ident.ValidateClusterName,
 			ident.ValidateTenantName} {
 			if err := validate(s); err != nil {
@@ -230,6 +230,18 @@ func TestNames(t *testing.T) {
 	}
 	if err := ident.ValidateKind("knd"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestValidateHostname(t *testing.T) {
+	for name, ok := range map[string]bool{"": true, "a": true, "z": true, "A": true, "Z": true, "0": true, "9": true,
+		"a-b_c": true, "web-1.example.com": true, strings.Repeat("a", 63): true, strings.Repeat("a", 64): false,
+		strings.Repeat("a.", 126) + "a": true, strings.Repeat("a.", 126) + "aa": false, ".": false, ".a": false,
+		"a.": false, "a..b": false, "a b": false, "a/b": false, "a:b": false, "a@b": false, "a[b": false, "a`b": false,
+		"a{b": false, "é": false, "a\n": false} {
+		if err := ident.ValidateHostname(name); (err == nil) != ok {
+			t.Errorf("%q: %v, want valid %t", name, err, ok)
+		}
 	}
 }
 

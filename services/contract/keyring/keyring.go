@@ -17,6 +17,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // maxSource is the maximum number of bytes to read from a file. It is much more than any encoding of a key needs.
@@ -116,21 +117,21 @@ func read(ctx context.Context, source config.KeySource, sources []Source) (key e
 	if err != nil {
 		return envelope.Key{}, false, fmt.Errorf("read key from %s: %w", from, err)
 	}
-	text = !slices.ContainsFunc(data, func(b byte) bool { return b < ' ' || b > '~' }) && len(data) == envelope.KeySize
+	raw := withoutLineEnd(data)
+	text = len(raw) == envelope.KeySize && !strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' || r > '~' })
 	return key, text, nil
 }
 
 // Parse parses a key. The length determines the encoding: 32 bytes are the raw key, and 43 or 44 characters are its
-// base64, with or without padding, in the standard or the URL alphabet. Parse ignores one line break after the key. But
-// 32 bytes are always a raw key, even if they end in a line break.
+// base64, with or without padding, in the standard or the URL alphabet. Parse ignores one line break after a raw key,
+// and all white space around base64. But 32 bytes are always a raw key, even if they end in a line break.
 func Parse(data []byte) (envelope.Key, error) {
-	text := string(data)
-	if len(text) != envelope.KeySize {
-		text = strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
-	}
-	switch len(text) {
-	case envelope.KeySize:
+	text := withoutLineEnd(data)
+	if len(text) == envelope.KeySize {
 		return envelope.NewKey([]byte(text))
+	}
+	text = pasted.Clean(text)
+	switch len(text) {
 	case base64.RawStdEncoding.EncodedLen(envelope.KeySize), base64.StdEncoding.EncodedLen(envelope.KeySize):
 		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding,
 			base64.RawURLEncoding} {
@@ -144,6 +145,15 @@ func Parse(data []byte) (envelope.Key, error) {
 	}
 	return envelope.Key{}, fmt.Errorf("%d bytes, want 32 raw bytes or their base64, which has 43 or 44 characters",
 		len(text))
+}
+
+// withoutLineEnd removes one line break from the end of data that are not exactly a raw key.
+func withoutLineEnd(data []byte) string {
+	text := string(data)
+	if len(text) == envelope.KeySize {
+		return text
+	}
+	return strings.TrimSuffix(strings.TrimSuffix(text, "\n"), "\r")
 }
 
 func readEnv(_ context.Context, source config.KeySource) ([]byte, error) {

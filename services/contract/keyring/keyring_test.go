@@ -30,17 +30,19 @@ func key(t testing.TB, raw string) envelope.Key {
 
 func TestParse(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
-		"raw":                    {text, text},
-		"raw, line":              {text + "\n", text},
-		"raw, line of Windows":   {text + "\r\n", text},
-		"binary":                 {binary, binary},
-		"ends in a line break":   {text[:31] + "\n", text[:31] + "\n"},
-		"and has one more":       {text[:31] + "\n\n", text[:31] + "\n"},
-		"standard":               {base64.StdEncoding.EncodeToString([]byte(binary)), binary},
-		"standard, line":         {base64.StdEncoding.EncodeToString([]byte(binary)) + "\n", binary},
-		"standard, no padding":   {base64.RawStdEncoding.EncodeToString([]byte(binary)), binary},
-		"URL":                    {base64.URLEncoding.EncodeToString([]byte(binary)), binary},
-		"URL, no padding":        {base64.RawURLEncoding.EncodeToString([]byte(binary)), binary},
+		"raw":                  {text, text},
+		"raw, line":            {text + "\n", text},
+		"raw, line of Windows": {text + "\r\n", text},
+		"binary":               {binary, binary},
+		"ends in a line break": {text[:31] + "\n", text[:31] + "\n"},
+		"and has one more":     {text[:31] + "\n\n", text[:31] + "\n"},
+		"standard":             {base64.StdEncoding.EncodeToString([]byte(binary)), binary},
+		"standard, line":       {base64.StdEncoding.EncodeToString([]byte(binary)) + "\n", binary},
+		"standard, no padding": {base64.RawStdEncoding.EncodeToString([]byte(binary)), binary},
+		"URL":                  {base64.URLEncoding.EncodeToString([]byte(binary)), binary},
+		"URL, no padding":      {base64.RawURLEncoding.EncodeToString([]byte(binary)), binary},
+		"base64 with white space": {"\ufeff \t" + base64.StdEncoding.EncodeToString([]byte(binary)) + " \r\n\n",
+			binary},
 		"URL, no padding, line ": {base64.RawURLEncoding.EncodeToString([]byte(binary)) + "\r\n", binary},
 	} {
 		got, err := keyring.Parse([]byte(c.data))
@@ -50,17 +52,17 @@ func TestParse(t *testing.T) {
 	}
 	encoded := base64.StdEncoding.EncodeToString([]byte(text))
 	for name, data := range map[string]string{
-		"empty":               "",
-		"short":               text[:31],
-		"long":                text + "xx",
-		"two lines":           text + "\n\n",
-		"hexadecimal":         strings.Repeat("ab", 32),
-		"not base64":          strings.Repeat("!", 44),
-		"mixed alphabets":     "+_" + encoded[2:],
-		"loose padding bits":  encoded[:42] + "J=",
-		"break inside":        encoded[:20] + "\n" + encoded[20:43],
-		"base64 of 33 bytes":  base64.StdEncoding.EncodeToString([]byte(text + "x")),
-		"base64 with a space": " " + encoded[:43],
+		"empty":              "",
+		"short":              text[:31],
+		"long":               text + "xx",
+		"two lines":          text + "\n\n",
+		"hexadecimal":        strings.Repeat("ab", 32),
+		"not base64":         strings.Repeat("!", 44),
+		"mixed alphabets":    "+_" + encoded[2:],
+		"loose padding bits": encoded[:42] + "J=",
+		"break inside":       encoded[:20] + "\n" + encoded[20:43],
+		"base64 of 33 bytes": base64.StdEncoding.EncodeToString([]byte(text + "x")),
+		"a space inside":     encoded[:20] + " " + encoded[20:43],
 	} {
 		_, err := keyring.Parse([]byte(data))
 		if err == nil {
@@ -118,7 +120,9 @@ func TestLoad(t *testing.T) {
 func TestTextIsNoRandomKey(t *testing.T) {
 	for value, want := range map[string]bool{
 		"thisisatest32bytekey123456789012": true, "a password of 32 characters ~~~~": true,
+		"thisisatest32bytekey123456789012\n": true, "thisisatest32bytekey123456789012\r\n": true,
 		base64.StdEncoding.EncodeToString([]byte(text)): false, strings.Repeat("k", 31) + "\xff": false,
+		strings.Repeat("k", 31) + "\x01": false,
 	} {
 		t.Setenv(config.DefaultKeyVariable, value)
 		ring, err := keyring.Load(t.Context(), config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}},

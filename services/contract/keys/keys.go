@@ -35,6 +35,13 @@ func ClusterOperator(tenant, storageID string) string {
 	return OperatorTenantPrefix(tenant) + storageID + ".json"
 }
 
+// AgentKeyPrefix is the prefix of the public keys of all agents that have registered.
+func AgentKeyPrefix() string { return "cluster/key/" }
+
+// AgentKey is the key of the document that names the instance to which an agent's public key belongs. It contains the
+// public key, which has 32 bytes.
+func AgentKey(public []byte) string { return fmt.Sprintf("%s%x.json", AgentKeyPrefix(), public) }
+
 // ClusterJournalPrefix is the prefix of the journal entries about changes that a person made in the bucket.
 func ClusterJournalPrefix() string { return "cluster/journal/" }
 
@@ -66,6 +73,9 @@ func shardPrefix(shard string) string { return ShardsPrefix() + shard + "/" }
 
 // Leader is the key of a shard's election lock.
 func Leader(shard string) string { return shardPrefix(shard) + "leader.json" }
+
+// Home is the key of the document that names the bucket in which a shard's servers may lead.
+func Home(shard string) string { return shardPrefix(shard) + "home.json" }
 
 // Applied is the key of the last configuration that a shard's leader accepted.
 func Applied(shard string) string { return shardPrefix(shard) + "applied.jsonc" }

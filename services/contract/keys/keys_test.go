@@ -1,6 +1,8 @@
 package keys_test
 
 import (
+	"bytes"
+	"encoding/hex"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +32,8 @@ var layout = []struct {
 		keys.ClusterOperator("acme", operatorID), "cluster/operator/acme." + operatorID + ".json",
 		keys.Key{Kind: keys.KindClusterOperator, Tenant: "acme", ID: operatorID},
 	},
+	{keys.AgentKey(bytes.Repeat([]byte{0xa}, 32)), "cluster/key/" + strings.Repeat("0a", 32) + ".json",
+		keys.Key{Kind: keys.KindAgentKey, Name: strings.Repeat("0a", 32)}},
 	{keys.ClusterJournal(issued, "a-9"), "cluster/journal/20260102T150405060000007Z.a-9.json",
 		keys.Key{Kind: keys.KindClusterJournal, Time: issued, Name: "a-9"}},
 	{keys.Config("dev-1"), "config/dev-1.jsonc", keys.Key{Kind: keys.KindConfig, Shard: "dev-1"}},
@@ -37,6 +41,7 @@ var layout = []struct {
 	{keys.File("etc/motd"), "files/etc/motd", keys.Key{Kind: keys.KindFile, Name: "etc/motd"}},
 	{keys.Leader("dev-1"), "shard/dev-1/leader.json", keys.Key{Kind: keys.KindLeader, Shard: "dev-1"}},
 	{keys.Applied("dev-1"), "shard/dev-1/applied.jsonc", keys.Key{Kind: keys.KindApplied, Shard: "dev-1"}},
+	{keys.Home("dev-1"), "shard/dev-1/home.json", keys.Key{Kind: keys.KindHome, Shard: "dev-1"}},
 	{keys.ServerReport("dev-1"), "shard/dev-1/server-report.json", keys.Key{Kind: keys.KindServerReport,
 		Shard: "dev-1"}},
 	{
@@ -82,6 +87,12 @@ func build(k keys.Key) string {
 		return keys.ClusterSecret(k.Name)
 	case keys.KindClusterOperator:
 		return keys.ClusterOperator(k.Tenant, k.ID)
+	case keys.KindAgentKey:
+		public, err := hex.DecodeString(k.Name)
+		if err != nil {
+			return err.Error()
+		}
+		return keys.AgentKey(public)
 	case keys.KindClusterJournal:
 		return keys.ClusterJournal(k.Time, k.Name)
 	case keys.KindConfig:
@@ -94,6 +105,8 @@ func build(k keys.Key) string {
 		return keys.Leader(k.Shard)
 	case keys.KindApplied:
 		return keys.Applied(k.Shard)
+	case keys.KindHome:
+		return keys.Home(k.Shard)
 	case keys.KindServerReport:
 		return keys.ServerReport(k.Shard)
 	case keys.KindInstance:
@@ -110,6 +123,7 @@ func build(k keys.Key) string {
 
 func TestPrefixesHoldTheirKeys(t *testing.T) {
 	for prefix, key := range map[string]string{
+		keys.AgentKeyPrefix():             keys.AgentKey(make([]byte, 32)),
 		keys.ClusterJournalPrefix():       keys.ClusterJournal(issued, "a"),
 		keys.SecretPrefix():               keys.ClusterSecret("x"),
 		keys.OperatorPrefix():             keys.ClusterOperator("acme", operatorID),
@@ -146,6 +160,8 @@ func TestParseRefuses(t *testing.T) {
 		"", "/", "cluster", "cluster/", "cluster/ca.crt/", "/cluster/ca.crt", "cluster/ca.key", "other/x",
 		"cluster/secret/", "cluster/secret/a/b", "cluster/secret/..", "cluster/secret/.a", "cluster/secret/" +
 			strings.Repeat("a", 129),
+		"cluster/key/", "cluster/key/0a.json", "cluster/key/" + strings.Repeat("0A", 32) + ".json", "cluster/key/" +
+			strings.Repeat("0a", 32),
 		"cluster/operator/acme." + instanceID + ".json", "cluster/operator/acme..json", "cluster/operator/acme." +
 			operatorID,
 		"cluster/operator/" + strings.Repeat("a", 31) + "." + operatorID + ".json",
@@ -153,7 +169,7 @@ func TestParseRefuses(t *testing.T) {
 		"config/a/b.jsonc",
 		"config/" + strings.Repeat("a", 33) + ".jsonc", "config/a\n.jsonc", "config/a.jsonc\n", "groups/a.jsonc.jsonc",
 		"files/", "files/../x", "files/a//b", "files/./a", "files/a/", "files/a\x00", "files/a\\b", "files/\xff",
-		"files/" + strings.Repeat("a", 201),
+		"files/" + strings.Repeat("a", 201), "files/" + strings.Repeat("ab/", 170) + "cde", "files/a\x7f",
 		"shard", "shard/", "shard//leader.json", "shard/a", "shard/a/", "shard/a/leader.jsonc", "shard/a/instance/",
 		"shard/a/leader.json/x",
 		"shard/a/instance/acme." + operatorID + ".json", "shard/a/instance/" + instanceID + ".json",
@@ -171,6 +187,15 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("Parse(%q) = %+v, want an error", key, k)
 		} else if k != (keys.Key{}) {
 			t.Errorf("Parse(%q) fails and returns %+v", key, k)
+		}
+	}
+}
+
+func TestParseLongestNames(t *testing.T) {
+	for _, key := range []string{"cluster/secret/" + strings.Repeat("a", 128), "files/" + strings.Repeat("a", 200),
+		"files/" + strings.Repeat("ab/", 170) + "cd", "files/a b"} {
+		if k, err := keys.Parse(key); err != nil || build(k) != key {
+			t.Errorf("%q: %+v, %v", key, k, err)
 		}
 	}
 }

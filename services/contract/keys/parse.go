@@ -20,6 +20,7 @@ const (
 	KindClusterCA       Kind = "cluster CA"
 	KindClusterSecret   Kind = "secret"
 	KindClusterOperator Kind = "operator"
+	KindAgentKey        Kind = "agent key"
 	KindClusterJournal  Kind = "cluster journal"
 	KindConfig          Kind = "config"
 	KindGroups          Kind = "groups"
@@ -27,6 +28,7 @@ const (
 	KindLeader          Kind = "leader"
 	KindApplied         Kind = "applied config"
 	KindServerReport    Kind = "server report"
+	KindHome            Kind = "home"
 	KindInstance        Kind = "instance"
 	KindCertLog         Kind = "certificate log"
 	KindJournal         Kind = "journal"
@@ -38,7 +40,7 @@ type Key struct {
 	Kind   Kind
 	Shard  string
 	Tenant string
-	Name   string    // of a secret or file; the nonce of a probe or an entry of the cluster journal
+	Name   string    // of a secret or file; an agent's public key in hexadecimal; the nonce of a probe or journal entry
 	ID     string    // of an operator or instance, in storage form
 	Time   time.Time // of an entry of the certificate log or the cluster journal; the day of a part of the journal; UTC
 	// Term and First are the term and the first sequence number of a part of the journal.
@@ -54,6 +56,7 @@ var layout = []struct {
 	{KindClusterCA, regexp.MustCompile(`^cluster/ca\.crt$`)},
 	{KindClusterSecret, regexp.MustCompile(`^cluster/secret/(?<secret>.*)$`)},
 	{KindClusterOperator, regexp.MustCompile(`^cluster/operator/(?<tenant>[^./]*)\.(?<operator>[^./]*)\.json$`)},
+	{KindAgentKey, regexp.MustCompile(`^cluster/key/(?<public>[0-9a-f]{64})\.json$`)},
 	{KindClusterJournal, regexp.MustCompile(
 		`^cluster/journal/(?<time>[0-9]{8}T[0-9]{15}Z)\.(?<probe>[a-z0-9-]{1,64})\.json$`)},
 	{KindConfig, regexp.MustCompile(`^config/(?<shard>[^/]*)\.jsonc$`)},
@@ -61,6 +64,7 @@ var layout = []struct {
 	{KindFile, regexp.MustCompile(`^files/(?<file>.*)$`)},
 	{KindLeader, regexp.MustCompile(`^shard/(?<shard>[^/]*)/leader\.json$`)},
 	{KindApplied, regexp.MustCompile(`^shard/(?<shard>[^/]*)/applied\.jsonc$`)},
+	{KindHome, regexp.MustCompile(`^shard/(?<shard>[^/]*)/home\.json$`)},
 	{KindServerReport, regexp.MustCompile(`^shard/(?<shard>[^/]*)/server-report\.json$`)},
 	{KindInstance, regexp.MustCompile(
 		`^shard/(?<shard>[^/]*)/instance/(?<tenant>[^./]*)\.(?<instance>[^./]*)\.json$`)},
@@ -102,7 +106,7 @@ func (k *Key) set(name, text string) (err error) {
 		k.Name, err = text, ValidateSecretName(text)
 	case "file":
 		k.Name, err = text, validateFileName(text)
-	case "probe":
+	case "probe", "public":
 		k.Name = text
 	case "time":
 		seconds, nanoseconds := text[:len(secondsLayout)], text[len(secondsLayout):]

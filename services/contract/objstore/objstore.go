@@ -77,6 +77,8 @@ var (
 	ErrConflict = errors.New("object changed or exists: the condition does not hold")
 	// ErrIndeterminate means that a Put may or may not have happened, and may still take effect later.
 	ErrIndeterminate = errors.New("result of the write is unknown")
+	// ErrNotSent is an ErrIndeterminate, so that callers try again. It means that no attempt reached the store.
+	ErrNotSent error = notSent{}
 	// ErrInvalid means that the request is malformed, because of a bad key or condition, and was not sent.
 	ErrInvalid = errors.New("invalid request")
 	// ErrUnconditional means that the store does not honor conditional puts (see Probe).

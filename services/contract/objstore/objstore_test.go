@@ -299,6 +299,9 @@ func TestCounted(t *testing.T) {
 	if diff := cmp.Diff(objstore.Counts{Get: 3, Put: 1, Delete: 2, List: 2, Failed: 4}, got); diff != "" {
 		t.Error(diff)
 	}
+	if _, err := store.Get(ctx, "bad"); err == nil {
+		t.Error("the error of the store is dropped")
+	}
 	if got.Total() != 8 {
 		t.Errorf("total = %d", got.Total())
 	}

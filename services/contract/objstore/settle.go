@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 // Settle waits between its attempts. The wait doubles from settleFirst to settleLast.
@@ -39,12 +41,12 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 	if err == nil || !errors.Is(err, ErrIndeterminate) {
 		return token, err
 	}
-	for wait := settleFirst; ; wait = min(2*wait, settleLast) {
+	for tries := 1; ; tries++ {
 		token, settled, rerr := readResult(ctx, store, key, body, cond)
 		if settled {
 			return token, rerr
 		}
-		if serr := sleep(ctx, wait); serr != nil {
+		if serr := sleep(ctx, reconnect.Backoff(settleFirst, settleLast, tries)); serr != nil {
 			return "", indeterminate(key, serr, err)
 		}
 		if ctx.Err() != nil {
@@ -52,8 +54,12 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		}
 		// From here on, an error of Put does not end Settle, because an earlier attempt may have taken effect or may
 		// still do so.
-		if token, err = store.Put(ctx, key, body, cond); err == nil {
+		token, again := store.Put(ctx, key, body, cond)
+		if again == nil {
 			return token, nil
+		}
+		if errors.Is(err, ErrNotSent) || !errors.Is(again, ErrNotSent) {
+			err = again // otherwise an earlier attempt may have reached the store
 		}
 	}
 }

@@ -9,6 +9,18 @@ import (
 	"time"
 )
 
+// ValidatePrefix refuses a prefix with which [WithPrefix] makes no valid key. Slashes at its ends are ignored.
+func ValidatePrefix(prefix string) error {
+	trimmed := strings.Trim(prefix, "/")
+	if trimmed == "" {
+		return nil
+	}
+	if err := ValidateKey(trimmed); err != nil {
+		return fmt.Errorf("prefix %q: %w", prefix, err)
+	}
+	return nil
+}
+
 // WithPrefix returns a view of store that adds prefix and a slash to every key. It trims slashes around prefix. An
 // empty prefix returns store itself. Errors name the full key.
 func WithPrefix(store Store, prefix string) Store {

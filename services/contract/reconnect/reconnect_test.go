@@ -20,3 +20,23 @@ func TestLongestPauseFollowsTheReportInterval(t *testing.T) {
 		}
 	}
 }
+
+func TestBackoffHasALimit(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: time.Second, 1: time.Second, 2: 2 * time.Second,
+		4: 8 * time.Second, 6: 20 * time.Second, 34: 20 * time.Second, 1 << 40: 20 * time.Second} {
+		if got := reconnect.Backoff(time.Second, 20*time.Second, failures); got != want {
+			t.Errorf("after %d failures: %s, want %s", failures, got, want)
+		}
+	}
+	if got := reconnect.Backoff(time.Minute, time.Second, 1); got != time.Second {
+		t.Errorf("the first pause is %s", got)
+	}
+	for failures := range 200 { // without a limit of its own
+		if got := reconnect.Backoff(time.Second, 1<<63-1, failures); got < time.Second {
+			t.Fatalf("after %d failures: %s", failures, got)
+		}
+	}
+	if got := reconnect.Backoff(0, time.Minute, 5); got != time.Minute {
+		t.Errorf("without a first pause: %s", got)
+	}
+}

@@ -23,6 +23,7 @@ const (
 	EventInstancePendingDeletion EventKind = "instance_pending_deletion"
 	EventInstanceDeleted         EventKind = "instance_deleted"
 	EventInstanceFilesPushed     EventKind = "instance_files_pushed"
+	EventInstanceFlaps           EventKind = "instance_flaps" // it fails and recovers again and again
 	EventRegistrationRefused     EventKind = "registration_refused"
 	EventOperatorRegistered      EventKind = "operator_registered"
 	EventGroupChanged            EventKind = "group_changed" // by an operator; not by the configuration
@@ -47,7 +48,7 @@ func EventKinds() []EventKind {
 		EventInstanceDeleted, EventInstanceFilesPushed, EventRegistrationRefused, EventGroupChanged, EventGroupDeleted,
 		EventDeletionRequested, EventInstanceRequested, EventConfigApplied, EventAlertRaised, EventAlertResolved,
 		EventLeaderStarted, EventLeaderEnded, EventLost, EventLeaderStepsDown, EventOrphanConfirmed,
-		EventOperatorRegistered}
+		EventOperatorRegistered, EventInstanceFlaps}
 }
 
 // Event is one entry of a shard's journal. Term and Sequence identify it in its shard. They also order events: first by

@@ -37,6 +37,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("a field of a newer server: %v", err)
 	}
 	for _, wrong := range []string{"{", `{"term":1,"sequence":1,"kind":"x"}`,
+		`{"term":1,"sequence":0,"at":"2026-01-02T15:04:05Z","kind":"x"}`,
 		`{"term":0,"sequence":1,"at":"2026-01-02T15:04:05Z","kind":"x"}`,
 		`{"term":1,"sequence":1,"at":"2026-01-02T15:04:05Z"}`, `{"message":"` + strings.Repeat("x", 40_000) + `"}`,
 		strings.Repeat(`{"term":1,"sequence":1,"at":"2026-01-02T15:04:05Z","kind":"x"}`+"\n", record.MaxEvents+1)} {

@@ -23,10 +23,12 @@ func TestFields(t *testing.T) {
 		schema int // of the newest documents; 0 if unknown fields are skipped
 		value  any
 	}{
+		{"agentkey", record.AgentKeySchema, record.AgentKey{}},
 		{"applied", record.AppliedSchema, record.Applied{}},
 		{"certlog", record.CertLogSchema, record.CertLog{}},
 		{"clusterevent", record.ClusterEventSchema, record.ClusterEvent{}},
 		{"event", 0, record.Event{}},
+		{"home", record.HomeSchema, record.Home{}},
 		{"instance", record.InstanceSchema, record.Instance{}},
 		{"lock", newestLock(t), record.Lock{}},
 		{"operator", record.OperatorSchema, record.Operator{}},
@@ -95,8 +97,8 @@ func TestEventsGolden(t *testing.T) {
 	}
 }
 
-// TestReportsGolden checks that server reports and entries of the cluster journal that the first release wrote can
-// still be read.
+// TestReportsGolden checks that server reports, homes and entries of the cluster journal that the first release wrote
+// can still be read.
 func TestReportsGolden(t *testing.T) {
 	report := record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
 		Problem: "503 Service Unavailable", ReportedAt: t0.Truncate(time.Second)}
@@ -107,6 +109,15 @@ func TestReportsGolden(t *testing.T) {
 	gotReport, err := record.DecodeServerReport(golden(t, "serverreport.json", data))
 	if err != nil || gotReport != report {
 		t.Errorf("%+v, %v", gotReport, err)
+	}
+	home := record.Home{Schema: record.HomeSchema, Buckets: []record.Bucket{{Provider: "s3",
+		Endpoint: "https://store.example.com:443", Name: "prod", Prefix: "team"}}, RestoredAt: t0, OrphansWait: true}
+	if data, err = home.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	gotHome, err := record.DecodeHome(golden(t, "home.json", data))
+	if err != nil || !reflect.DeepEqual(gotHome, home) {
+		t.Errorf("%+v, %v", gotHome, err)
 	}
 	event := record.ClusterEvent{Schema: record.ClusterEventSchema, At: t0, Kind: "secret_set", Actor: "alice at desk",
 		Subject: "db.password"}

@@ -106,6 +106,7 @@ func TestLockRefused(t *testing.T) {
 		"lease zero":           {replace(`"lease_ms":10000`, `"lease_ms":0`), "lease_ms 0"},
 		"lease for ever":       {replace(`"lease_ms":10000`, `"lease_ms":3600001`), "lease_ms 3600001"},
 		"renewal too rare":     {replace(`"renew_ms":5000`, `"renew_ms":10000`), "renew_ms 10000"},
+		"renewal missing":      {replace(`"renew_ms":5000`, `"renew_ms":0`), "renew_ms 0"},
 		"half an heir":         {replace(`"id":"i-0fedcba9876543210"`, `"id":""`), "heir"},
 		"heir is holder":       {replace(`7788990011aabbcc`, `6f1d2c3b4a596877`), "heir"},
 		"long text":            {replace(`10.0.0.10:8991`, strings.Repeat("x", 513)), "election address: too long"},

@@ -118,6 +118,11 @@ func certlog(t testing.TB) record.CertLog {
 	}
 }
 
+func agentKey(t testing.TB) record.AgentKey {
+	return record.AgentKey{Schema: record.AgentKeySchema, Cluster: "example", Shard: "us-west-2a", Tenant: "prod",
+		Instance: mustID(t, instanceID)}
+}
+
 func TestGolden(t *testing.T) {
 	for state, rec := range life(t) {
 		data, err := rec.Encode()
@@ -151,6 +156,14 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	key, err := agentKey(t).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotKey, err := record.DecodeAgentKey(golden(t, "agentkey.json", key))
+	if err != nil || gotKey != agentKey(t) {
+		t.Errorf("%+v, %v", gotKey, err)
+	}
 	if diff := cmp.Diff(certlog(t), gotLog, cmp.Comparer(func(a, b ident.ID) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
@@ -175,6 +188,186 @@ func TestEncodeIsInUTC(t *testing.T) {
 	if rec.Certificate.NotAfter.Location() != zone {
 		t.Error("Encode changed its receiver")
 	}
+}
+
+// TestTimesInOtherZones encodes documents with times in another zone, as time.Now returns them. The bytes must be those
+// of the same times in UTC.
+func TestTimesInOtherZones(t *testing.T) {
+	local := t0.In(time.FixedZone("x", 3600))
+	same := func(name string, in, want interface{ Encode() ([]byte, error) }) {
+		t.Helper()
+		wantBytes, err := want.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := in.Encode(); err != nil || !bytes.Equal(got, wantBytes) {
+			t.Errorf("%s: %s, %v, want %s", name, got, err, wantBytes)
+		}
+	}
+	op, opLocal := operator(t), operator(t)
+	op.CreatedAt, op.RemovedAt, op.NonceExpires, op.Certificate.NotAfter = t0, t0, t0, t0
+	opLocal.CreatedAt, opLocal.RemovedAt, opLocal.NonceExpires = local, local, local
+	opLocal.Certificate.NotAfter = local
+	same("operator", opLocal, op)
+	log, logLocal := certlog(t), certlog(t)
+	log.IssuedAt, log.Issued[0].NotAfter, log.Issued[1].NotAfter = t0, t0, t0
+	logLocal.IssuedAt, logLocal.Issued[0].NotAfter, logLocal.Issued[1].NotAfter = local, local, local
+	same("certificate log", logLocal, log)
+	event, eventLocal := clusterEvent(), clusterEvent()
+	event.At, eventLocal.At = t0, local
+	same("cluster event", eventLocal, event)
+	report, reportLocal := serverReport(), serverReport()
+	report.ReportedAt, reportLocal.ReportedAt = t0, local
+	same("server report", reportLocal, report)
+	same("home", record.Home{Schema: record.HomeSchema, RestoredAt: local, SnapshotAt: local},
+		record.Home{Schema: record.HomeSchema, RestoredAt: t0, SnapshotAt: t0})
+}
+
+func clusterEvent() record.ClusterEvent {
+	return record.ClusterEvent{Schema: record.ClusterEventSchema, At: t0, Kind: "secret_set", Actor: "alice at desk",
+		Subject: "db.password"}
+}
+
+func serverReport() record.ServerReport {
+	return record.ServerReport{Schema: record.ServerReportSchema, Generation: "0123456789ab", Machine: "i-1",
+		Problem: "503 Service Unavailable", ReportedAt: t0}
+}
+
+// refused makes one change to a valid document at a time, and checks that it cannot be written. The name of the change
+// begins the error's text about it; a name may have a slash and more words.
+func refused[T interface{ Encode() ([]byte, error) }](t *testing.T, valid func() T, changes map[string]func(*T)) {
+	t.Helper()
+	if _, err := valid().Encode(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range changes {
+		document := valid()
+		change(&document)
+		about, _, _ := strings.Cut(name, "/")
+		if data, err := document.Encode(); err == nil || !strings.Contains(err.Error(), about+": ") {
+			t.Errorf("%T with a change of %s: %s, %v", document, name, data, err)
+		}
+	}
+}
+
+// TestEveryFieldIsChecked changes each field of each document to a value that no program writes.
+func TestEveryFieldIsChecked(t *testing.T) {
+	long, old := strings.Repeat("x", 1025), time.Date(1969, 12, 31, 0, 0, 0, 0, time.UTC)
+	refused(t, applied, map[string]func(*record.Applied){
+		"schema":        func(a *record.Applied) { a.Schema = 2 },
+		"revision":      func(a *record.Applied) { a.Revision = 0 },
+		"term":          func(a *record.Applied) { a.Term = 0 },
+		"source":        func(a *record.Applied) { a.Source = "" },
+		"source/long":   func(a *record.Applied) { a.Source = long },
+		"trust/short":   func(a *record.Applied) { a.Trust = "0" },
+		"trust/not hex": func(a *record.Applied) { a.Trust = "000000000000000g" },
+	})
+	refused(t, func() record.CertLog { return certlog(t) }, map[string]func(*record.CertLog){
+		"schema":              func(l *record.CertLog) { l.Schema = 2 },
+		"cluster":             func(l *record.CertLog) { l.Cluster = "" },
+		"shard":               func(l *record.CertLog) { l.Shard = "../x" },
+		"tenant":              func(l *record.CertLog) { l.Tenant = "A" },
+		"term":                func(l *record.CertLog) { l.Term = 0 },
+		"writer":              func(l *record.CertLog) { l.Writer = "" },
+		"issued_at":           func(l *record.CertLog) { l.IssuedAt = time.Time{} },
+		"issued[1].name":      func(l *record.CertLog) { l.Issued[1].Name = "" },
+		"issued[0].serial":    func(l *record.CertLog) { l.Issued[0].Serial = "00" },
+		"issued[1].serial/G":  func(l *record.CertLog) { l.Issued[1].Serial = strings.Repeat("G", 32) },
+		"issued[1].not_after": func(l *record.CertLog) { l.Issued[1].NotAfter = time.Time{} },
+	})
+	refused(t, clusterEvent, map[string]func(*record.ClusterEvent){
+		"schema":        func(e *record.ClusterEvent) { e.Schema = 2 },
+		"at":            func(e *record.ClusterEvent) { e.At = time.Time{} },
+		"kind":          func(e *record.ClusterEvent) { e.Kind = "" },
+		"actor":         func(e *record.ClusterEvent) { e.Actor = "" },
+		"actor/control": func(e *record.ClusterEvent) { e.Actor = "a\x1bb" },
+		"shard":         func(e *record.ClusterEvent) { e.Shard = long },
+		"tenant":        func(e *record.ClusterEvent) { e.Tenant = long },
+		"subject":       func(e *record.ClusterEvent) { e.Subject = "a\x7f" },
+		"message":       func(e *record.ClusterEvent) { e.Message = "\xff" },
+	})
+	home := record.Bucket{Provider: "s3", Endpoint: "https://store.example.com", Name: "prod", Prefix: "team"}
+	refused(t, func() record.Home {
+		return record.Home{Schema: record.HomeSchema, Buckets: []record.Bucket{home}}
+	}, map[string]func(*record.Home){
+		"schema":      func(h *record.Home) { h.Schema = 0 },
+		"endpoint":    func(h *record.Home) { h.Buckets[0].Endpoint = long },
+		"name":        func(h *record.Home) { h.Buckets[0].Name = long },
+		"prefix":      func(h *record.Home) { h.Buckets[0].Prefix = long },
+		"restored_at": func(h *record.Home) { h.RestoredAt = old },
+		"snapshot_at": func(h *record.Home) { h.SnapshotAt = old },
+	})
+	refused(t, func() record.Operator { return operator(t) }, map[string]func(*record.Operator){
+		"schema":                 func(o *record.Operator) { o.Schema = 2 },
+		"revision":               func(o *record.Operator) { o.Revision = 0 },
+		"id":                     func(o *record.Operator) { o.ID = ident.ID{} },
+		"cluster":                func(o *record.Operator) { o.Cluster = "" },
+		"tenant":                 func(o *record.Operator) { o.Tenant = "../x" },
+		"writer":                 func(o *record.Operator) { o.Writer = "" },
+		"writer/long":            func(o *record.Operator) { o.Writer = long[:129] },
+		"name":                   func(o *record.Operator) { o.Name = long[:64] },
+		"role":                   func(o *record.Operator) { o.Role = "root" },
+		"previous_key/short":     func(o *record.Operator) { o.PreviousKey = []byte{1} },
+		"previous_key/same":      func(o *record.Operator) { o.PreviousKey = o.PublicKey },
+		"certificate.serial":     func(o *record.Operator) { o.Certificate.Serial = "" },
+		"certificate.not_after":  func(o *record.Operator) { o.Certificate.NotAfter = time.Time{} },
+		"certificate.trust":      func(o *record.Operator) { o.Certificate.Trust = "x" },
+		"created_at":             func(o *record.Operator) { o.CreatedAt = time.Time{} },
+		"removed_at":             func(o *record.Operator) { o.RemovedAt = old },
+		"nonce_expires":          func(o *record.Operator) { o.NonceExpires = old },
+		"nonce_expires/far away": func(o *record.Operator) { o.NonceExpires = old.AddDate(9000, 0, 0) },
+	})
+	state := func(s record.State) func() record.Instance {
+		return func() record.Instance { return life(t)[s] }
+	}
+	refused(t, state(record.Registered), map[string]func(*record.Instance){
+		"schema":                    func(i *record.Instance) { i.Schema = 2 },
+		"id":                        func(i *record.Instance) { i.ID = ident.ID{} },
+		"kind":                      func(i *record.Instance) { i.Kind = "knd" },
+		"revision":                  func(i *record.Instance) { i.Revision = 0 },
+		"reserved_term":             func(i *record.Instance) { i.ReservedTerm = 0 },
+		"writer":                    func(i *record.Instance) { i.Writer = "" },
+		"cluster":                   func(i *record.Instance) { i.Cluster = "" },
+		"shard":                     func(i *record.Instance) { i.Shard = "" },
+		"tenant":                    func(i *record.Instance) { i.Tenant = "" },
+		"template":                  func(i *record.Instance) { i.Template = "A" },
+		"image":                     func(i *record.Instance) { i.Image = long },
+		"hostname":                  func(i *record.Instance) { i.Hostname = "a\n" },
+		"vars":                      func(i *record.Instance) { i.Vars = map[string]string{"a": "\xff"} },
+		"vars/name":                 func(i *record.Instance) { i.Vars = map[string]string{"\xff": "a"} },
+		"ipv4":                      func(i *record.Instance) { i.IPv4 = "2001:db8::7" },
+		"ipv6":                      func(i *record.Instance) { i.IPv6 = "fe80::1%eth0" },
+		"created_at":                func(i *record.Instance) { i.CreatedAt = time.Time{} },
+		"launched_at":               func(i *record.Instance) { i.LaunchedAt = old },
+		"registered_at":             func(i *record.Instance) { i.RegisteredAt = old },
+		"public_key":                func(i *record.Instance) { i.PublicKey = i.PublicKey[1:] },
+		"previous_key":              func(i *record.Instance) { i.PreviousKey = i.PublicKey },
+		"nonce_id/no registered_at": func(i *record.Instance) { i.RegisteredAt = time.Time{} },
+		"nonce_id/no certificate":   func(i *record.Instance) { i.Certificate = nil },
+		"nonce_id/none":             func(i *record.Instance) { i.NonceID = "" },
+		"delete_deadline/reason":    func(i *record.Instance) { i.DeleteReason = "x" },
+		"delete_deadline/begin":     func(i *record.Instance) { i.DeletingAt = t0 },
+		"delete_deadline/end":       func(i *record.Instance) { i.DeleteDeadline = t0 },
+		"deleted_at":                func(i *record.Instance) { i.DeletedAt = t0 },
+	})
+	refused(t, state(record.Reserved), map[string]func(*record.Instance){
+		"provider_id":     func(i *record.Instance) { i.ProviderID = "i-1" },
+		"delete_deadline": func(i *record.Instance) { i.DeleteReason = "x" },
+	})
+	refused(t, state(record.Created), map[string]func(*record.Instance){
+		"group":           func(i *record.Instance) { i.Group = "" },
+		"provider_id":     func(i *record.Instance) { i.ProviderID = "" },
+		"delete_deadline": func(i *record.Instance) { i.DeleteReason = "x" },
+	})
+	refused(t, state(record.Deleting), map[string]func(*record.Instance){
+		"delete_reason":         func(i *record.Instance) { i.DeleteReason = "" },
+		"delete_deadline/begin": func(i *record.Instance) { i.DeletingAt = time.Time{} },
+		"delete_deadline/none":  func(i *record.Instance) { i.DeleteDeadline = time.Time{} },
+		"deleted_at":            func(i *record.Instance) { i.DeletedAt = t0 },
+	})
+	refused(t, state(record.Deleted), map[string]func(*record.Instance){
+		"deleted_at": func(i *record.Instance) { i.DeletedAt = time.Time{} },
+	})
 }
 
 func TestCanMove(t *testing.T) {
@@ -354,5 +547,7 @@ func FuzzInstance(f *testing.F) {
 }
 
 func FuzzOperator(f *testing.F) { fuzz(f, record.DecodeOperator, operator(f)) }
+
+func FuzzAgentKey(f *testing.F) { fuzz(f, record.DecodeAgentKey, agentKey(f)) }
 
 func FuzzCertLog(f *testing.F) { fuzz(f, record.DecodeCertLog, certlog(f)) }

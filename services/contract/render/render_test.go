@@ -116,6 +116,28 @@ func TestTextRefuses(t *testing.T) {
 	if _, err := render.Text("t", "{{ .Vars.v1 }}", d); !errors.Is(err, render.ErrTooLarge) {
 		t.Errorf("with too many vars: %v", err)
 	}
+	d = sample()
+	d.Image = map[string]string{}
+	for i := range render.MaxVars + 1 {
+		d.Image[fmt.Sprint("i", i)] = "x"
+	}
+	if _, err := render.Text("t", "{{ .Image.i1 }}", d); !errors.Is(err, render.ErrTooLarge) {
+		t.Errorf("with too many images: %v", err)
+	}
+	delete(d.Image, "i0")
+	if got, err := render.Text("t", "{{ .Image.i1 }}", d); err != nil || got != "x" {
+		t.Errorf("with the most images: %q, %v", got, err)
+	}
+}
+
+func TestValidateEnvName(t *testing.T) {
+	for name, ok := range map[string]bool{"a": true, "z": true, "A": true, "Z": true, "_": true, "a0": true, "a9": true,
+		strings.Repeat("a", 256): true, strings.Repeat("a", 257): false, "": false, "0": false, "9a": false,
+		"a-b": false, "a=b": false, "`": false, "{": false, "@": false, "[": false, "é": false, "a:": false} {
+		if err := render.ValidateEnvName(name); (err == nil) != ok {
+			t.Errorf("%q: %v, want valid %t", name, err, ok)
+		}
+	}
 }
 
 func TestVars(t *testing.T) {

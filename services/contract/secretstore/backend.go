@@ -12,7 +12,7 @@ type Backend struct {
 	// Name is the value of cluster.secrets.provider in the configuration, and of nstance-admin's flag
 	// --secrets-provider.
 	Name string
-	// Open opens a store. It does not connect to the store. Only the back end [ObjectStorage] uses `options`.
+	// Open opens a store. It does not connect to the store. Services of clouds use only options.Access.
 	Open func(ctx context.Context, settings config.Secrets, options Options) (Store, error)
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
@@ -20,7 +21,7 @@ type Objects struct {
 	options Options
 }
 
-// Options configures [NewObjects]. All fields but Sleep are required.
+// Options configures a back end. [NewObjects] needs all fields but Marks, Sleep and Access.
 type Options struct {
 	Bucket  objstore.Store // the cluster's bucket
 	Cluster string         // the cluster's ID: blobs of another cluster do not open
@@ -31,6 +32,8 @@ type Options struct {
 	Marks *highwater.Marks
 	// Sleep waits between attempts of a write with an unknown result. nil uses the real clock.
 	Sleep func(context.Context, time.Duration) error
+	// Access is for the services of a cloud that has profiles and roles. The zero Access uses the SDK's defaults.
+	Access cloud.Access
 }
 
 // NewObjects returns the back end for object storage.
@@ -102,7 +105,7 @@ func (o *Objects) Put(ctx context.Context, name string, value Value, cond Condit
 // replace stores a value, whether or not the secret exists. Each write succeeds only if the secret has not changed
 // since replace read it. So no version overwrites a higher one.
 func (o *Objects) replace(ctx context.Context, name string, value Value) error {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		when := objstore.IfAbsent()
 		object, err := o.options.Bucket.Get(ctx, keys.ClusterSecret(name))
 		switch {
@@ -112,7 +115,7 @@ func (o *Objects) replace(ctx context.Context, name string, value Value) error {
 			return err
 		}
 		err = o.write(ctx, name, value, envelope.Version(object.Body), when)
-		if !errors.Is(err, objstore.ErrConflict) || ctx.Err() != nil {
+		if !conflicts.Again(ctx, err) {
 			return err
 		}
 	}
@@ -179,7 +182,7 @@ func (o *Objects) List(ctx context.Context) ([]string, error) {
 // Reseal seals a secret under the current key if it is sealed under another key, and reports whether it did. If another
 // writer stores a value in the meantime, Reseal keeps that value and reseals it.
 func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		secret, token, err := o.read(ctx, name)
 		if err != nil {
 			return false, fmt.Errorf("reseal secret %q: %w", name, err)
@@ -188,8 +191,8 @@ func (o *Objects) Reseal(ctx context.Context, name string) (bool, error) {
 			return false, nil
 		}
 		err = o.write(ctx, name, secret.Value, secret.version, objstore.IfToken(token))
-		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
-			continue // each iteration means that another writer made progress
+		if conflicts.Again(ctx, err) {
+			continue
 		}
 		if err != nil {
 			return false, fmt.Errorf("reseal secret %q: %w", name, err)

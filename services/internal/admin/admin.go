@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -87,6 +88,8 @@ type app struct {
 }
 
 func newApp(version string, env Environment) *app {
+	getenv := env.Getenv
+	env.Getenv = func(name string) string { return pasted.Clean(getenv(name)) }
 	return &app{Environment: env, version: version, style: newStyle(env), freeSpace: freeSpace,
 		sleep: tasks.Sleep}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -30,7 +31,7 @@ read the encryption key from NSTANCE_ENCRYPTION_KEY, unless --key-provider and
 	cmd.AddCommand(a.clusterInitCommand(s), a.clusterNonceCommand(s), a.registerOperatorCommand(s),
 		a.operatorCommand(s), a.secretCommand(s), a.rotateKeyCommand(s), a.rotateCACommand(s),
 		a.rotateWorkloadCACommand(s), a.clusterJournalCommand(s),
-		a.verifyCommand(s), a.snapshotCommand(s), a.restoreCheckCommand(s))
+		a.verifyCommand(s), a.snapshotCommand(s), a.restoreCheckCommand(s), a.restoreCommand(s))
 	s.add(cmd)
 	return cmd
 }
@@ -124,7 +125,7 @@ func (a *app) importCA(ctx context.Context, c *cluster, certFile, keyFile string
 }
 
 func (a *app) clusterNonceCommand(s *secretFlags) *cobra.Command {
-	var tenant, output string
+	var tenant, output, role string
 	var expiry time.Duration
 	cmd := &cobra.Command{
 		Use: "nonce", Short: "Make a registration nonce for an operator", Args: cobra.NoArgs,
@@ -138,11 +139,17 @@ standard error.`,
     --from-literal=nonce.jwt="$(nstance-admin cluster nonce --cluster-id example --storage-bucket my-bucket --output -)"`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator will act for")
+	cmd.Flags().StringVar(&role, "role", string(record.RoleOperator),
+		"what the operator may do: viewer (read), operator (also change what its tenant has), admin (also what "+
+			"concerns whole shards)")
 	cmd.Flags().DurationVar(&expiry, "expiry", authority.OperatorNonceTTL, "how long the nonce can be used")
 	cmd.Flags().StringVar(&output, "output", "-", "file to write the nonce to, or - for standard output")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := ident.ValidateTenantName(tenant); err != nil {
 			return usagef("--tenant: %w", err)
+		}
+		if !slices.Contains(record.OperatorRoles, record.OperatorRole(role)) {
+			return usagef("--role %s is not viewer, operator or admin", role)
 		}
 		if expiry < time.Second {
 			return usagef("--expiry %s is too short", expiry)
@@ -155,10 +162,10 @@ standard error.`,
 				return noKeysYet(err)
 			}
 			nonce, claims, err = authority.MintNonce(key, authority.NonceSpec{Role: authority.RoleOperator,
-				Cluster: c.id, Tenant: tenant, TTL: expiry}, a.Rand, a.Now())
+				Cluster: c.id, Tenant: tenant, TTL: expiry, OperatorRole: record.OperatorRole(role)}, a.Rand, a.Now())
 			if err == nil {
 				a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "nonce_made", Tenant: tenant,
-					Subject: claims.ID.String()})
+					Subject: claims.ID.String(), Message: "role " + role})
 			}
 			return err
 		})

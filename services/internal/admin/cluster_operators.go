@@ -151,7 +151,7 @@ func (a *app) removeOperator(ctx context.Context, state *clusterstate.State, ten
 		rec.Writer, rec.RemovedAt = writer, a.Now().UTC()
 		_, err = state.PutOperator(ctx, rec, token)
 		var superseded *clusterstate.SupersededOperatorError
-		if errors.As(err, &superseded) && superseded.Token != "" {
+		if errors.As(err, &superseded) && superseded.Token != "" && superseded.Token != token {
 			rec, token, err = superseded.Record, superseded.Token, ctx.Err()
 		}
 	}

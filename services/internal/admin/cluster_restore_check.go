@@ -289,6 +289,10 @@ func meaningOf(kind keys.Kind) (means, next string) {
 		return "it is not used, and the next leader writes it again", "leave it out of what you restore"
 	case keys.KindInstance:
 		return "its VM becomes an orphan", "leave it out of what you restore, or " + another
+	case keys.KindHome:
+		return "servers cannot read it and do not lead", "leave it out of what you restore"
+	case keys.KindAgentKey:
+		return "another instance can use the key, for example one on a copied disk", "leave it out of what you restore"
 	case keys.KindCertLog, keys.KindJournal, keys.KindClusterJournal, keys.KindServerReport:
 		return "this part of the history is lost", "leave it out of what you restore"
 	}

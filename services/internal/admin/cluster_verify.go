@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,9 +60,15 @@ and deletes it again. It changes nothing else. It does not look for VMs without 
 			return err
 		})
 		if n := len(result.Problems); n > 0 && err == nil {
-			err = withHint(fmt.Errorf("%d problems in the bucket", n),
-				"restore a damaged object from the bucket's versions or a backup, and move away an object that does "+
-					"not belong there")
+			err = fmt.Errorf("%d problems in the bucket", n)
+			isSealed := func(p objectProblem) bool {
+				return strings.Contains(p.Problem, envelope.ErrUnknownKey.Error())
+			}
+			if slices.ContainsFunc(result.Problems, isSealed) {
+				return withHint(err, "%s", a.hintOf(envelope.ErrUnknownKey))
+			}
+			err = withHint(err, "restore a damaged object from the bucket's versions or a backup, and move away an "+
+				"object that does not belong there")
 		}
 		return err
 	}
@@ -170,6 +177,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 	case keys.KindClusterOperator:
 		rec, err := record.DecodeOperator(object.Body)
 		return errors.Join(err, same(err, rec.Cluster, c.id, rec.Tenant, key.Tenant, rec.ID.Storage(), key.ID))
+	case keys.KindAgentKey:
+		rec, err := record.DecodeAgentKey(object.Body)
+		return errors.Join(err, same(err, rec.Cluster, c.id))
 	case keys.KindConfig:
 		shard, problems := config.ParseStored(entry.Key, object.Body)
 		if shard == nil {
@@ -184,6 +194,9 @@ func (c *cluster) verifyObject(ctx context.Context, key keys.Key, entry objstore
 		return err
 	case keys.KindApplied:
 		_, err := record.DecodeApplied(object.Body)
+		return err
+	case keys.KindHome:
+		_, err := record.DecodeHome(object.Body)
 		return err
 	case keys.KindServerReport:
 		_, err := record.DecodeServerReport(object.Body)

@@ -17,7 +17,7 @@ import (
 func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Look at, check, write and apply shard configurations",
 		Long: `A shard's configuration is the object config/{shard}.jsonc in the bucket. The Terraform
-provider or "config push" writes it. The shard's leader reads it every three minutes.
+provider or "config push" writes it. The shard's leader looks for it every 10 s.
 "config refresh" makes the leader read it immediately.`}
 	cmd.AddCommand(a.configStatusCommand(), a.configRefreshCommand(), a.configValidateCommand(), a.configPlanCommand(),
 		a.configDiffCommand(), a.configHistoryCommand(), a.configPushCommand())

@@ -22,14 +22,18 @@ type compared struct {
 	stored, file []byte
 	// before is nil if the bucket has no valid configuration.
 	before, after *config.Shard
+	// overrides holds the values of static groups that operators set at run time. It is empty if they cannot be read.
+	overrides config.Groups
 	// applied is set if the stored configuration is not valid. `before` is then the configuration that a leader applied
 	// last.
 	applied bool
 }
 
-// parseBefore parses the stored configuration. If that is not valid, parseBefore takes the configuration that a leader
-// applied last. It does not check the signature of the applied configuration, which is used only to describe a change.
+// parseBefore parses the stored configuration, and reads what operators set at run time. If that is not valid,
+// parseBefore takes the configuration that a leader applied last. It does not check the signature of the applied
+// configuration, which is used only to describe a change.
 func (c *compared) parseBefore(ctx context.Context, state *clusterstate.State) {
+	c.overrides, _, _, _ = state.ReadGroups(ctx)
 	if c.before, _ = config.ParseStored(c.name, c.stored); c.before != nil || c.stored == nil {
 		return
 	}
@@ -106,6 +110,7 @@ func planOf(c compared) configPlan {
 		if _, detail := change.Warning(); detail != "" {
 			plan.Effects = strings.Split(detail, "\n")
 		}
+		plan.Effects = append(plan.Effects, config.Overridden(c.before, c.after, c.overrides)...)
 	}
 	return plan
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -73,6 +75,44 @@ func TestConfigPushNamesARestart(t *testing.T) {
 		if code != exitOK || !strings.Contains(stdout+stderr, want) {
 			t.Errorf("%q: exit code %d\n%s%s", args, code, stdout, stderr)
 		}
+	}
+}
+
+// overrideSize sets the size of the group workers at run time.
+func overrideSize(t *testing.T, state *clusterstate.State, size int) {
+	t.Helper()
+	if _, err := state.WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 1,
+		Tenants: map[string]map[string]config.GroupSpec{"default": {"workers": {Size: &size}}}}, ""); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noEffect is a part of the warning of a change of the size from 2 to 3 that the size 5 of [overrideSize] overrides.
+const noEffect = "The change of size in group default/workers from 2 to 3 has no effect: an operator set 5 at run time"
+
+// TestConfigPlanWarnsOfOverride checks that "config plan", "config push" and its dry run warn of a changed size that has
+// no effect, and name the command that ends the override.
+func TestConfigPlanWarnsOfOverride(t *testing.T) {
+	b := newBucket(t, "file")
+	b.init(t)
+	b.must(t, b.args("config", "push", exampleConfig(t))...)
+	path := exampleConfig(t, `"size": 2`, `"size": 3`)
+	for _, overridden := range []bool{false, true} {
+		if overridden {
+			overrideSize(t, b.state(t, encryptionKey), 5)
+		}
+		for _, args := range [][]string{{"config", "plan", path}, {"config", "plan", path, "-o", "json"},
+			{"config", "push", path, "--dry-run"}} {
+			stdout, stderr, code := b.run(t, b.args(args...)...)
+			if code != exitOK || strings.Contains(stdout+stderr, noEffect) != overridden || overridden &&
+				!strings.Contains(stdout+stderr, "nstance-admin group delete workers --shard dev-1") {
+				t.Errorf("overridden %v, %q: exit code %d\n%s%s", overridden, args, code, stdout, stderr)
+			}
+		}
+	}
+	if _, stderr, code := b.run(t, b.args("config", "push", path)...); code != exitOK ||
+		!strings.Contains(stderr, noEffect) {
+		t.Errorf("push: exit code %d\n%s", code, stderr)
 	}
 }
 
@@ -172,4 +212,10 @@ func TestClusterJournal(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.fails(t, exitFailure, "problems in the bucket", b.args("cluster", "verify")...)
+
+	// With a wrong key, no object is damaged.
+	t.Setenv("NSTANCE_OTHER_KEY", strings.Repeat("k", 32))
+	b.env["NSTANCE_OTHER_KEY"] = strings.Repeat("k", 32)
+	b.fails(t, exitFailure, "Next:  give the key that sealed it", b.args("cluster", "verify", "--key-source",
+		"NSTANCE_OTHER_KEY")...)
 }

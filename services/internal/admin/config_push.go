@@ -74,7 +74,7 @@ With --refresh the shard's leader applies the configuration immediately.`,
 			return err
 		}
 		if !refresh {
-			a.note("The leader reads it within three minutes. nstance-admin config refresh makes it read it now.")
+			a.note("The leader reads it within 10 s. nstance-admin config refresh makes it read it now.")
 			return nil
 		}
 		return a.refresh(cmd.Context(), s, "table")

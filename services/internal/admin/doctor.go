@@ -48,6 +48,7 @@ func (a *app) doctorCommand() *cobra.Command {
   * clocks: this machine's and the leader's, compared with the bucket's
   * the encryption key, and when the CA's certificate and your own end
   * the configuration, the lock, and the report of the shard's newest server
+  * whether the bucket is the home of the shard, or a copy in which no server leads
   * the ports of the servers in the lock and in --servers, and their certificates
   * the active alerts, if --servers and --identity-dir reach a leader
   * versions of the servers and of this program
@@ -142,6 +143,7 @@ func (a *app) diagnose(ctx context.Context, s *secretFlags, o doctorOptions) dia
 			var leader []finding
 			lock, leader = a.checkLeader(bucketCtx, state, bucket, o.shard, clock)
 			add(leader...)
+			add(a.checkHome(bucketCtx, state, s.location, leader[0].OK))
 			add(a.checkNewestServer(bucketCtx, state), a.checkVersions(bucketCtx, bucket, o.shard, lock))
 			if shard != nil {
 				add(a.checkMachines(bucketCtx, shard, &d)...)
@@ -203,10 +205,12 @@ func (a *app) checkConfiguration(ctx context.Context, state *clusterstate.State,
 // `now` is the time by the bucket's clock, or zero.
 func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket objstore.Store, name string,
 	now time.Time) (record.Lock, []finding) {
+	began := time.Now()
 	lock, _, err := state.ReadLock(ctx, name)
 	if err != nil {
 		return lock, []finding{a.describeLock(lock, err, 0)}
 	}
+	speed := describeSpeed(lock, time.Since(began))
 	written := lockWritten(ctx, bucket, name)
 	known := !now.IsZero() && !written.IsZero()
 	age := a.Now().Sub(lock.RenewedAt)
@@ -218,9 +222,9 @@ func (a *app) checkLeader(ctx context.Context, state *clusterstate.State, bucket
 		leader = withReason(leader, endOfLeadership(ctx, bucket, name))
 	}
 	if !known {
-		return lock, []finding{leader}
+		return lock, []finding{leader, speed}
 	}
-	return lock, []finding{leader, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
+	return lock, []finding{leader, speed, describeClock("clock of "+lock.LeaderID, lock.RenewedAt.Sub(written))}
 }
 
 // lockWritten returns the time at which the lock was last written, by the bucket's clock, or zero if that is unknown.

@@ -157,3 +157,19 @@ func (a *app) checkIdentity(dir string) finding {
 	}
 	return a.describeEnd(check, identity.Leaf, 0, next)
 }
+
+// describeSpeed compares how long one read of the lock took with the longest time that a renewal of the lock may take.
+// With slower renewals, the leader loses its authority.
+func describeSpeed(lock record.Lock, took time.Duration) finding {
+	const check = "speed of the bucket"
+	limit := (lock.Lease()*19/20 - lock.Renew()).Round(100 * time.Millisecond)
+	if took = took.Round(time.Millisecond); took > limit/2 {
+		return finding{check, false,
+			fmt.Sprintf("a read took %s from here; the leadership ends if a renewal of the lock "+
+				"takes longer than %s", took, limit), "look at the network to the bucket and at the store, or raise " +
+				"lease_duration"}
+	}
+	return finding{check, true, fmt.Sprintf("a read took %s from here; the leader needs answers within %s", took,
+		limit),
+		""}
+}

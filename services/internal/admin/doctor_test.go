@@ -204,7 +204,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 		}, []string{"encryption key"}, "it is the wrong key", "NSTANCE_ENCRYPTION_KEY"},
 		"unreachable bucket": {"s3", func(t *testing.T, _ *patient) {
 			t.Setenv("AWS_ENDPOINT_URL", "http://"+closedPort(t))
-		}, []string{"bucket"}, "connection refused", "AWS_ENDPOINT_URL"},
+		}, []string{"bucket"}, "connection refused", "nothing listens at that address"},
 		"wrong bucket": {"s3", func(_ *testing.T, p *patient) {
 			p.flags[slices.Index(p.flags, "dev")] = "other"
 		}, []string{"bucket"}, "NoSuchBucket", "the name of the bucket"},
@@ -215,10 +215,10 @@ func TestDoctorFindsFaults(t *testing.T) {
 		}, []string{"bucket"}, "no such file", "--storage-bucket is a directory"},
 		"no permission to write": {"s3", func(t *testing.T, _ *patient) {
 			denyMethod(t, func(r *http.Request) bool { return r.Method == http.MethodPut })
-		}, []string{"write to the bucket"}, "AccessDenied", "what they may do with the bucket"},
+		}, []string{"write to the bucket"}, "AccessDenied", "the right to do this with the bucket"},
 		"no permission to list": {"s3", func(t *testing.T, _ *patient) {
 			denyMethod(t, func(r *http.Request) bool { return r.URL.Query().Has("list-type") })
-		}, []string{"list the bucket", "versions"}, "AccessDenied", "what they may do with the bucket"},
+		}, []string{"list the bucket", "versions"}, "AccessDenied", "the right to do this with the bucket"},
 		"no permission in the cloud": {"file", func(_ *testing.T, p *patient) {
 			p.denied = fmt.Errorf("UnauthorizedOperation: not authorized to perform ec2:GetConsoleOutput")
 		}, []string{"machines of servers"}, "not authorized", "permissions"},

@@ -111,6 +111,8 @@ func (a *app) named(flags ...string) string {
 func (a *app) hintOf(err error) string {
 	var hinted *hintedError
 	switch {
+	case objstore.Interrupted(err):
+		return ""
 	case errors.As(err, &hinted):
 		return hinted.hint
 	case errors.Is(err, envelope.ErrUnknownKey):
@@ -131,10 +133,15 @@ func (a *app) hintOf(err error) string {
 		return "its disk is full: free space or enlarge it"
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "use a bucket that honours conditional writes"
-	case errors.Is(err, objstore.ErrIndeterminate):
+	}
+	if hint := open.Hint(err); hint != "" {
+		return hint
+	}
+	switch {
+	case errors.Is(err, objstore.ErrIndeterminate) && !errors.Is(err, objstore.ErrNotSent):
 		return "it is unknown whether it was written; check, and run the command again"
 	case errors.Is(err, context.DeadlineExceeded):
-		return "is the bucket reachable from here? A longer --storage-timeout waits longer"
+		return "the bucket did not answer in time; a longer --storage-timeout waits longer"
 	}
-	return open.Hint(err)
+	return ""
 }

@@ -94,6 +94,11 @@ func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) 
 	for _, err := range e.Errors {
 		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.Kind, err.Reason, stamp(err.At))})
 	}
+	for _, v := range e.Instances {
+		if v.Refused != "" {
+			facts = append(facts, fact{"Refused", fmt.Sprintf("the agent of %s: %s", v.ID, v.Refused)})
+		}
+	}
 	facts = append(facts, fact{"Planned again", cmp.Or(stamp(e.NextPlanAt), "when something happens")})
 	if err := writeFacts(w, a.style.out, facts); err != nil {
 		return err

@@ -50,7 +50,7 @@ func (a *app) instanceDrainCommand() *cobra.Command {
 		Long: `Drains and deletes an instance, and waits until it is gone, like "instance delete
 --wait". Nstance cannot drain an instance without deleting it. To exclude an instance
 from rollouts and scale-downs, use "instance protect".`,
-		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --wait-timeout 15m --yes`,
+		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --timeout 15m --yes`,
 	}
 	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, sureFlags(cmd)
 	patient.addTimeout(cmd)

@@ -50,7 +50,7 @@ func (s *scope) reach(cmd *cobra.Command) {
 		"); several of one shard are tried in turn")
 	cmd.Flags().StringVar(&s.identityDir, "identity-dir", "", "directory with "+operatorclient.CAFile+", "+
 		operatorclient.CertificateFile+" and "+operatorclient.KeyFile+" (or "+envIdentity+")")
-	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how long one call to one shard may take")
+	cmd.Flags().DurationVar(&s.timeout, "request-timeout", 30*time.Second, "how long one call to one shard may take")
 }
 
 // fleet returns a fleet with the servers and the identity that the flags select. The caller must close it.
@@ -70,7 +70,7 @@ func (a *app) fleet(s *scope) (*fleet.Fleet, error) {
 			hint: "give them with --servers shard=host:port,… or in " +
 				envServers + ", or choose a context with nstance-admin context use"}
 	case s.timeout <= 0:
-		return nil, usagef("--timeout %s is not more than zero", s.timeout)
+		return nil, usagef("--request-timeout %s is not more than zero", s.timeout)
 	}
 	dir := cmp.Or(s.identityDir, a.Getenv(envIdentity), saved.IdentityDir)
 	if dir == "" {

@@ -27,11 +27,12 @@ type pageBucket struct {
 	compared map[string]comparison
 }
 
-// comparison is the result of [pageBucket.Compare] for two versions of the configuration.
+// comparison is the result of [pageBucket.Compare] for two versions of the configuration, and one of the values that
+// operators set at run time.
 type comparison struct {
-	newest  objstore.Token
-	applied uint64 // revision
-	result  web.Comparison
+	newest, groups objstore.Token
+	applied        uint64 // revision
+	result         web.Comparison
 }
 
 // openPageBucket opens the bucket for the web page. It returns nil if the flags name no bucket.
@@ -108,18 +109,21 @@ func (b *pageBucket) Compare(ctx context.Context, shard string) (web.Comparison,
 	if err != nil {
 		return web.Comparison{}, err
 	}
+	overrides, groups, _, _ := state.ReadGroups(ctx) // without them, the page shows no warnings of overrides
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if known := b.compared[shard]; known.newest == token && known.applied == applied.Revision {
+	if known := b.compared[shard]; known.newest == token && known.groups == groups &&
+		known.applied == applied.Revision {
 		return known.result, nil
 	}
 	before, _ := config.ParseApplied(shard, applied.Body)
 	after, _ := config.ParseStored(shard, newest)
-	plan := planOf(compared{name: shard, stored: applied.Body, file: newest, before: before, after: after})
+	plan := planOf(compared{name: shard, stored: applied.Body, file: newest, before: before, after: after,
+		overrides: overrides})
 	result := web.Comparison{Same: plan.Unchanged, Invalid: before == nil || after == nil, Rolling: plan.RollingGroups,
 		Effects: plan.Effects}
 	result.Diff, result.More = diffLines(applied.Body, newest)
-	b.compared[shard] = comparison{token, applied.Revision, result}
+	b.compared[shard] = comparison{token, groups, applied.Revision, result}
 	return result, nil
 }
 

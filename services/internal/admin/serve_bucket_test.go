@@ -104,3 +104,27 @@ func TestPageCompare(t *testing.T) {
 		}
 	}
 }
+
+// TestPageWarnsOfOverride checks that the page shows a changed size that has no effect, also if it showed the same
+// configurations before an operator set a size.
+func TestPageWarnsOfOverride(t *testing.T) {
+	p := newPatient(t, "file")
+	page := p.page(t, 0)
+	text, err := os.ReadFile(exampleConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := record.Applied{Schema: record.AppliedSchema, Revision: 1, Term: 7, Source: "e1",
+		Body: text}.Encode()
+	p.put(t, keys.Applied("dev-1"), content, err)
+	p.put(t, keys.Config("dev-1"), []byte(strings.Replace(string(text), `"size": 2`, `"size": 3`, 1)), nil)
+	for _, overridden := range []bool{false, true} {
+		if overridden {
+			overrideSize(t, p.state(t, encryptionKey), 5)
+		}
+		got, err := page.Compare(t.Context(), "dev-1")
+		if err != nil || strings.Contains(strings.Join(got.Effects, "\n"), noEffect) != overridden {
+			t.Errorf("overridden %v: %q, %v", overridden, got.Effects, err)
+		}
+	}
+}

@@ -155,7 +155,8 @@ func (a *app) orphansCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "orphans", Short: "List VMs without a record, and allow their termination",
 		Long: `An orphan is a VM with the shard's tags but without a record in the bucket. The leader
 terminates a few orphans without asking. Many orphans can mean a fault, such as a wrong
-bucket, so the leader terminates them only after a person has confirmed them.
+bucket, so the leader terminates them only after a person has confirmed them. After
+"cluster restore", any number of orphans waits for the first confirmation.
 
 The commands of "orphans" need an identity with the role admin. To make one, run "cluster
 register-operator --role admin".`}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -95,7 +96,7 @@ func (s *secretFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&s.project, "secrets-project", "", "project of the secrets, for "+
 		strings.Join(config.SecretsStoresWithProject(), ", "))
 	flags.StringVar(&s.keyProvider, "key-provider", config.EnvKeySource,
-		"where the encryption key is: "+strings.Join(keyring.Names(keysources.Sources()), ", "))
+		"where the encryption key is: "+strings.Join(keyring.Names(keysources.Sources(cloud.Access{})), ", "))
 	flags.StringVar(&s.keySource, "key-source", "", "name of the variable (default "+config.DefaultKeyVariable+
 		"), path of the file, or name or ARN of the secret or parameter")
 	flags.StringArrayVar(&s.oldKeys, "old-key", nil,
@@ -201,7 +202,7 @@ func (s *secretFlags) ring(ctx context.Context, needed bool) (keyring.Ring, erro
 		}
 		from.OldEncryptionKeys = append(from.OldEncryptionKeys, config.KeySource{Provider: provider, Source: source})
 	}
-	ring, err := keyring.Load(ctx, from, keysources.Sources())
+	ring, err := keyring.Load(ctx, from, keysources.Sources(cloud.Access{}))
 	if err != nil {
 		return keyring.Ring{},
 			withHint(err,

@@ -96,7 +96,7 @@ func (a *app) checkSupport(o *supportOptions) error {
 	case o.since <= 0:
 		return usagef("--since %s is not more than zero", o.since)
 	case o.scope.timeout <= 0:
-		return usagef("--timeout %s is not more than zero", o.scope.timeout)
+		return usagef("--request-timeout %s is not more than zero", o.scope.timeout)
 	}
 	return refuseExisting(o.output)
 }

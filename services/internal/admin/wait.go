@@ -30,16 +30,16 @@ func waitFlags(cmd *cobra.Command) *patienceFlags {
 }
 
 func (p *patienceFlags) addTimeout(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&p.timeout, "wait-timeout", 15*time.Minute, "how long to wait at most")
+	cmd.Flags().DurationVar(&p.timeout, "timeout", 15*time.Minute, "how long to wait at most")
 }
 
 func (a *app) groupWaitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "wait GROUP", Short: "Wait until a group is as it should be", Args: cobra.ExactArgs(1),
 		Long: `Waits until a group has its size, and all its instances are healthy and up to date. Shows
-the progress on standard error. If the wait takes longer than --wait-timeout, the exit
+the progress on standard error. If the wait takes longer than --timeout, the exit
 status is 1.`,
-		Example: `  nstance-admin group wait workers --shard us-west-2a --wait-timeout 30m`,
+		Example: `  nstance-admin group wait workers --shard us-west-2a --timeout 30m`,
 	}
 	s, patient := scopeFlags(cmd), &patienceFlags{wait: true}
 	patient.addTimeout(cmd)
@@ -97,7 +97,7 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint string,
 	done func(context.Context, *fleet.Fleet, string) (bool, string, *fleet.Error)) error {
 	if patient.timeout <= 0 {
-		return usagef("--wait-timeout %s is not more than zero", patient.timeout)
+		return usagef("--timeout %s is not more than zero", patient.timeout)
 	}
 	f, err := a.fleet(s)
 	if err != nil {
@@ -113,12 +113,16 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 	said := map[string]string{}
 	for {
 		left := 0
+		var unseen *fleet.Error // why the last look at a shard showed nothing
 		for _, shard := range shards {
 			ok, text, failed := done(ctx, f, shard)
 			if failed != nil {
 				switch failed.Code {
 				case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
 					text = failed.Message
+					if ctx.Err() == nil { // the end of the wait is no fault of the shard
+						unseen = failed
+					}
 				default:
 					return failed
 				}
@@ -135,6 +139,9 @@ func (a *app) await(ctx context.Context, s *scope, patient *patienceFlags, hint 
 			return nil
 		}
 		if err := a.sleep(ctx, lookPause); err != nil {
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) && unseen != nil {
+				return withHint(fmt.Errorf("after %s %w", patient.timeout, unseen), "%s", unseen.Hint)
+			}
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return withHint(fmt.Errorf("after %s it has not happened in %d of %d shards", patient.timeout, left,
 					len(shards)), "%s says what blocks it", hint)

@@ -3,11 +3,13 @@ package admin
 import (
 	"bytes"
 	"context"
+	"io"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -42,8 +44,15 @@ us-b: 127.0.0.1: no leader
 us-b: group workers: size 4, 4 there, 4 healthy, 1 outdated
 us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 `, ""},
-		"time is over": {"group wait workers --shard us-b --wait-timeout 1ms", nil, "",
+		"time is over": {"group wait workers --shard us-b --timeout 1ms", nil, "",
 			"after 1ms it has not happened in 1 of 1 shards"},
+		"no answer in the whole time": {"group wait workers --shard us-b --timeout 500ms", []func(*fleettest.Shard){
+			func(s *fleettest.Shard) {
+				s.Before = func(string) error { return status.Error(codes.Unavailable, "no leader") }
+			},
+			func(*fleettest.Shard) {},
+		}, "us-b: group workers: size 3, 2 there, 1 healthy, 0 outdated: no capacity for t4g.medium\n" +
+			"us-b: 127.0.0.1: no leader\n", "after 500ms shard us-b: 127.0.0.1"},
 		"group is deleted": {"group roll workers --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Groups = nil },
 		}, "us-b: group workers: size 3, 2 there, 1 healthy, 2 outdated: no capacity for t4g.medium\n",
@@ -90,4 +99,24 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 			}
 		})
 	}
+}
+
+// TestTimeoutsAreNamedAsInKubectl checks that --timeout limits the wait of each command that waits, and that
+// --request-timeout limits a single call.
+func TestTimeoutsAreNamedAsInKubectl(t *testing.T) {
+	app := newApp("1", Environment{Stdout: io.Discard, Stderr: io.Discard, Getenv: func(string) string { return "" }})
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			check(sub)
+		}
+		timeout, waits := cmd.Flags().Lookup("timeout"), cmd.Flags().Lookup("wait") != nil || cmd.Name() == "wait"
+		if waits && (timeout == nil || timeout.DefValue != "15m0s") {
+			t.Errorf("%s waits, and its --timeout is %v", cmd.CommandPath(), timeout)
+		}
+		if timeout != nil && !strings.Contains(timeout.Usage, "wait") {
+			t.Errorf("%s --timeout: %q is not the time of a wait", cmd.CommandPath(), timeout.Usage)
+		}
+	}
+	check(app.command())
 }

@@ -10,6 +10,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -92,6 +93,8 @@ type Client struct {
 	// reportInterval is the time between two reports, as a time.Duration. A server sets it. Zero means unknown.
 	reportInterval atomic.Int64
 	counts         counts
+	// process is a random text. With it, a server tells this process from a second agent with a copy of its identity.
+	process string
 
 	mu sync.Mutex
 	// announced are the addresses of the agent service that a leader announced last. The slice is never changed.
@@ -124,6 +127,7 @@ func New(o Options) *Client {
 		hooked:   make(chan struct{}, 1),
 		early:    make(chan time.Duration, 1),
 		wake:     make(chan struct{}, 1),
+		process:  rand.Text(),
 		health:   health{problem: errors.New("starting")},
 	}
 	if o.Probe != nil {
@@ -248,7 +252,7 @@ func (a *addresses) next() (addr string, timeout time.Duration) {
 		a.turn++
 	}
 	if several {
-		timeout = min(firstAttempt<<min(a.tries, 3), reconnect.AttemptTimeout)
+		timeout = reconnect.Backoff(firstAttempt, reconnect.AttemptTimeout, a.tries+1)
 	}
 	a.last = addr
 	a.tries++

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -221,6 +222,22 @@ func TestNoticesAreStanding(t *testing.T) {
 		report = s.next(t, "sequence 1", first)
 		if report.GetTermination() == nil || report.GetStopping() != powerOff || report.GetUnchanged() {
 			t.Errorf("%v", report)
+		}
+
+		// A notice that counts on the agent's clock is sent with the time that remains.
+		client.Notice(&nstancev1.TerminationNotice{Kind: "preemption", Remaining: durationpb.New(30 * time.Second),
+			Deadline: timestamppb.New(time.Now().Add(30 * time.Second))})
+		for _, want := range []time.Duration{30 * time.Second, 25 * time.Second} {
+			report = s.next(t, "the preemption", func(r *nstancev1.ReportHealthRequest) bool {
+				return r.GetTermination().GetKind() == "preemption"
+			})
+			if got := report.GetTermination().GetRemaining().AsDuration(); got != want {
+				t.Errorf("%v remain, want %v", got, want)
+			}
+			time.Sleep(5 * time.Second)
+			if err := client.Announce(t.Context(), powerOff); err != nil { // causes another report
+				t.Fatal(err)
+			}
 		}
 
 		// The termination notice and the announcement can be withdrawn.

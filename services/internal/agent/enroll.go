@@ -11,23 +11,30 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
 )
 
 const (
 	callTimeout = 15 * time.Second
+	// attestTimeout is the time limit for getting a proof of the VM, so that a metadata service that does not answer
+	// leaves enough time for the registration.
+	attestTimeout = 5 * time.Second
 	// renonce is the interval at which an agent looks for a new nonce after the server has refused the old one.
 	renonce = 30 * time.Second
+	// refusedFirst and refusedMost limit the time after which an agent sends a refused nonce again. The cause of the
+	// refusal may be a wrong clock or outdated data of the server.
+	refusedFirst, refusedMost = time.Minute, 10 * time.Minute
 )
 
-// errRefused means that the server will never accept the nonce.
-var errRefused = errors.New("refused for good")
+// errRefused means that the server gives the same answer to the nonce as long as its cause lasts.
+var errRefused = errors.New("refused")
 
 // enroll returns nil when the agent has a certificate. It returns ctx's error when ctx ends first.
 func (c *Client) enroll(ctx context.Context) error {
 	servers := addresses{configured: c.RegistrationAddrs}
 	delays := newDelays()
-	lastError := ""
+	lastError, refusals := "", 0
 	for {
 		cert, nonce, err := c.tryEnroll(ctx, &servers)
 		if cert != nil {
@@ -47,9 +54,18 @@ func (c *Client) enroll(ctx context.Context) error {
 		}
 		switch {
 		case errors.Is(err, errRefused):
-			c.Log.Error("The server refused the registration for good; waiting for another nonce", "error", err)
-			if err := c.awaitNonce(ctx, nonce); err != nil {
+			patience := reconnect.Backoff(refusedFirst, refusedMost, refusals+1) // refusals counts those before
+			if err.Error() != lastError {
+				lastError = err.Error()
+				c.Log.Error("The server refused the registration; trying again later, or with another nonce", "error",
+					err, "duration", patience)
+			}
+			replaced, err := c.awaitNonce(ctx, nonce, patience)
+			if err != nil {
 				return err
+			}
+			if refusals++; replaced {
+				refusals = 0
 			}
 			delays.Reset()
 			continue
@@ -69,6 +85,13 @@ func (c *Client) enroll(ctx context.Context) error {
 // returned only if there is no nonce, because the server may still renew it. If tryEnroll returns both a certificate
 // and an error, the agent can use the certificate.
 func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.Certificate, identity.Nonce, error) {
+	foreign, err := c.identity.Claim(func() error { return errors.Join(c.keys.Clear(), c.files.Forget()) })
+	if err != nil {
+		return nil, "", err
+	}
+	if foreign {
+		c.Log.Warn("The identity on this disk belongs to another instance; it was removed")
+	}
 	key, err := c.identity.Key()
 	if err != nil {
 		return nil, "", err
@@ -93,6 +116,7 @@ func (c *Client) tryEnroll(ctx context.Context, servers *addresses) (*identity.C
 
 func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.PrivateKey,
 	nonce identity.Nonce) (*identity.Certificate, error) {
+	proof, unproven := c.prove(ctx)
 	conn, err := c.connect(servers.next())
 	if err != nil {
 		return nil, err
@@ -101,12 +125,6 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	facts := c.Machine.Facts()
-	var proof []byte
-	if c.Attest != nil {
-		if proof, err = c.Attest(ctx); err != nil {
-			c.Log.Debug("No proof of this VM; the server may require one", "error", err)
-		}
-	}
 	answer, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterAgentRequest{
 		Nonce:     string(nonce),
 		PublicKey: key.Public().(ed25519.PublicKey),
@@ -114,6 +132,13 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 		Attestation: proof,
 	})
 	if err != nil {
+		if unproven != nil {
+			err = fmt.Errorf("%w (without a proof of this VM: %w)", err, unproven)
+		}
+		if status.Code(err) == codes.AlreadyExists {
+			// The key came with a copied disk. The nonce is not consumed, so a new key can use it.
+			return nil, errors.Join(err, c.identity.DiscardKeys(), c.keys.Clear(), c.files.Forget())
+		}
 		if forGood(err) {
 			return nil, fmt.Errorf("%w: %w", errRefused, err)
 		}
@@ -122,7 +147,22 @@ func (c *Client) register(ctx context.Context, servers *addresses, key ed25519.P
 	return c.identity.Accept(key, answer.GetCertificate(), answer.GetCaBundle())
 }
 
-// forGood reports whether the server would give the same answer to every retry.
+// prove returns a proof that the agent runs on this VM. A server that requires a proof asks an agent without one to try
+// again, so the agent registers also if it gets no proof.
+func (c *Client) prove(ctx context.Context) ([]byte, error) {
+	if c.Attest == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, attestTimeout)
+	defer cancel()
+	proof, err := c.Attest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return proof, nil
+}
+
+// forGood reports whether the server gives the same answer to every retry while the cause of its answer lasts.
 func forGood(err error) bool {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
@@ -133,14 +173,17 @@ func forGood(err error) bool {
 	}
 }
 
-// awaitNonce waits until the nonce in the identity folder is no longer the refused one.
-func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce) error {
-	for {
+// awaitNonce waits until the nonce in the identity folder is no longer the refused one, but at most for the time
+// patience.
+func (c *Client) awaitNonce(ctx context.Context, refused identity.Nonce, patience time.Duration) (replaced bool,
+	err error) {
+	for waited := time.Duration(0); waited < patience; waited += renonce {
 		if err := c.pause(ctx, renonce, nil); err != nil {
-			return err
+			return false, err
 		}
 		if nonce, err := c.identity.Nonce(); err == nil && nonce != refused {
-			return nil
+			return true, nil
 		}
 	}
+	return false, nil
 }

@@ -1,8 +1,11 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -10,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,12 +28,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 )
 
-// TestPermanentRefusal checks that an agent does not present a nonce again after the server has refused the nonce for
-// good. The agent waits, and continues when it gets a new nonce.
-func TestPermanentRefusal(t *testing.T) {
+// TestRefusal checks that an agent sends a refused nonce again only at long intervals, and that it registers when the
+// cause of the refusal has gone, or when it gets a new nonce.
+func TestRefusal(t *testing.T) {
 	for _, code := range []codes.Code{
 		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.NotFound,
-		codes.AlreadyExists,
 	} {
 		t.Run(code.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -43,27 +46,22 @@ func TestPermanentRefusal(t *testing.T) {
 				o.Log = slog.New(slog.NewTextHandler(lines, nil))
 				client, stop := run(t, o)
 				time.Sleep(24 * time.Hour)
-				if calls := get(s, func() int { return len(s.registrations) }); calls != 1 {
-					t.Errorf("%d registrations in a day", calls)
+				if calls := get(s, func() int { return len(s.registrations) }); calls < 100 || calls > 150 {
+					t.Errorf("%d registrations in a day, want one in ten minutes", calls)
 				}
 				if err := client.Health(); err == nil || !strings.Contains(err.Error(), "nonce: expired") {
 					t.Errorf("Health: %v", err)
 				}
 				if got := lines.String(); strings.Count(got, "\n") != 1 ||
-					!strings.Contains(got, "refused the registration for good") ||
+					!strings.Contains(got, "refused the registration;") ||
 					strings.Contains(got, "good.nonce.jwt") {
 					t.Errorf("log: %s", got)
 				}
 
+				defer stop()
 				s.set(func() { s.refuse = nil })
-				if err := m.identity.Write("nonce.jwt", []byte("good.nonce.jwt \n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(time.Hour)
-				if calls := get(s, func() int { return len(s.registrations) }); calls != 1 {
-					t.Errorf("%d registrations; it is still the same nonce", calls)
-				}
-				stop()
+				time.Sleep(11 * time.Minute)
+				s.next(t, "sequence 1", first)
 			})
 		})
 	}
@@ -82,11 +80,50 @@ func TestPermanentRefusal(t *testing.T) {
 		defer stop()
 		time.Sleep(time.Hour)
 		write("good.nonce.jwt")
+		time.Sleep(time.Minute)
 		s.next(t, "sequence 1", first)
-		if calls := get(s, func() int { return len(s.registrations) }); calls != 2 {
-			t.Errorf("%d registrations", calls)
-		}
 	})
+}
+
+// TestTransientFaultsOfProofs checks that an agent whose metadata service fails for a while registers with a proof when
+// the service has recovered. A service that never answers must not prevent a registration that needs no proof.
+func TestTransientFaultsOfProofs(t *testing.T) {
+	for name, fault := range map[string]func(context.Context) error{
+		"503":     func(context.Context) error { return errors.New("503 Service Unavailable") },
+		"429":     func(context.Context) error { return errors.New("429 Too Many Requests") },
+		"refused": func(context.Context) error { return syscall.ECONNREFUSED },
+		"timeout": func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	} {
+		for _, required := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, required %t", name, required), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					n := &network{}
+					s := newFakeServer(t, newID(t))
+					s.needsProof = required
+					defer s.start(t, n.listen(address))()
+					o := newMemories(t, s).options(s, n)
+					began := time.Now()
+					o.Attest = func(ctx context.Context) ([]byte, error) {
+						if !required || time.Since(began) < 2*time.Minute {
+							return nil, fault(ctx)
+						}
+						return []byte("proof"), nil
+					}
+					client, stop := run(t, o)
+					defer stop()
+					if required {
+						time.Sleep(time.Minute)
+						if err := client.Health(); err == nil || !strings.Contains(err.Error(),
+							"without a proof of this VM") {
+							t.Errorf("Health: %v", err)
+						}
+						time.Sleep(2 * time.Minute)
+					}
+					s.next(t, "sequence 1", first)
+				})
+			})
+		}
+	}
 }
 
 type logLines struct {
@@ -203,6 +240,7 @@ func (f mortalFolder) Remove(name string) error {
 // The agent's process is killed at each durable write or removal, and started again. The new process has the same
 // identity key and key pairs as before, and has consumed one nonce. Its files are either all old or all new.
 func TestCrashAtEveryStep(t *testing.T) {
+	const claim = 4 // the first steps: three removals and a write, with which the agent claims its folder
 	steps := 0
 	for dies := 1; dies <= max(steps, 1); dies++ {
 		for _, half := range []bool{false, true} {
@@ -250,7 +288,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 					t.Errorf("step %d (%v): the process did not die", dies, half)
 				}
 				key, err := m.identity.Read("identity.key")
-				if err != nil && dies > 1 {
+				if err != nil && dies > claim+1 {
 					t.Errorf("step %d (%v): %v", dies, half, err)
 				}
 				process = &mortal{}
@@ -263,16 +301,17 @@ func TestCrashAtEveryStep(t *testing.T) {
 				if _, err := m.identity.Read("nonce.jwt"); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("step %d (%v): the nonce is still there: %v", dies, half, err)
 				}
-				// The second write stores the certificate. If it fails, the agent must register a second time.
+				// The second step after Claim stores the certificate. If it fails, the agent must register a second
+				// time.
 				want := 1
-				if dies == 2 && !half {
+				if dies == claim+2 && !half {
 					want = 2
 				}
 				if got := get(s, func() int { return len(s.registrations) }); got != want {
 					t.Errorf("step %d (%v): %d registrations, want %d", dies, half, got, want)
 				}
 				if dies == 1 && half {
-					steps = process.steps + 1 // the next process already has the key
+					steps = process.steps // the next process repeats every step
 				}
 			})
 		}
@@ -534,4 +573,57 @@ func TestHook(t *testing.T) {
 			t.Errorf("hook for %v", <-runs)
 		}
 	})
+}
+
+// TestCopiedDisk checks that an agent on a copied disk makes keys of its own: on a copy with the whole identity of
+// another instance, on one with its key alone, and on one with a key that only the server knows from another instance.
+func TestCopiedDisk(t *testing.T) {
+	for name, without := range map[string][]string{"whole": nil, "key": {"identity.crt"},
+		"key of an earlier agent": {"identity.crt", "instance"}, "refused key": {"identity.crt"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &network{}
+				first1 := newFakeServer(t, newID(t))
+				stopServer := first1.start(t, n.listen(address))
+				m := newMemories(t, first1)
+				_, stop := run(t, m.options(first1, n))
+				first1.next(t, "sequence 1", first)
+				_ = stop()
+				stopServer()
+				old, err := m.identity.Read("identity.key")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := m.keys.Write("node.key", []byte("private"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				s := newFakeServer(t, newID(t))
+				s.ca = first1.ca
+				if name == "refused key" {
+					if err := m.identity.Write("instance", []byte(s.id.String()), 0o600); err != nil {
+						t.Fatal(err)
+					}
+					s.foreign = get(first1, func() ed25519.PublicKey { return first1.spentBy })
+				}
+				for _, file := range without {
+					if err := m.identity.Remove(file); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := m.identity.Write("nonce.jwt", []byte("good.nonce.jwt"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				defer s.start(t, n.listen(address))()
+				_, stop = run(t, m.options(s, n))
+				s.next(t, "sequence 1", first)
+				_ = stop()
+				if now, err := m.identity.Read("identity.key"); err != nil || bytes.Equal(now, old) {
+					t.Errorf("the agent kept the key of another instance (%v)", err)
+				}
+				if _, err := m.keys.Read("node.key"); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("the agent kept a key pair of another instance: %v", err)
+				}
+			})
+		})
+	}
 }

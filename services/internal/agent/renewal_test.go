@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
 )
 
 // TestRenewal checks that the certificate is renewed after two thirds of its life, with a new key. The next session
@@ -106,6 +108,42 @@ func TestLostRenewal(t *testing.T) {
 	}
 }
 
+// TestRefusedNextKey checks that an agent whose next key came with a copied disk makes another one.
+func TestRefusedNextKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &network{}
+		s := newFakeServer(t, newID(t))
+		s.ttl, s.interval = 9*time.Hour, "10m"
+		defer s.start(t, n.listen(address))()
+		m := newMemories(t, s)
+		_, stop := run(t, m.options(s, n))
+		defer stop()
+		s.next(t, "sequence 1", first)
+		public, foreign, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := authority.EncodePrivateKey(foreign)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.identity.Write("identity-next.key", text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.set(func() { s.foreign = public })
+		for end := time.After(7 * time.Hour); end != nil; {
+			select {
+			case <-s.reports:
+			case <-end:
+				end = nil
+			}
+		}
+		if renewals := get(s, func() int { return len(s.renewals) }); renewals != 1 {
+			t.Errorf("%d renewals", renewals)
+		}
+	})
+}
+
 // TestExpiredCertificate starts the server after the certificate has expired, as in a shard whose servers were stopped
 // for a week. The expired certificate still allows its renewal.
 func TestExpiredCertificate(t *testing.T) {
@@ -156,5 +194,7 @@ func TestCertificateExpiredOnArrival(t *testing.T) {
 		if err := client.Health(); err == nil || !strings.Contains(err.Error(), "clock") {
 			t.Errorf("Health: %v", err)
 		}
+		s.set(func() { s.lag = 0 })
+		s.next(t, "sequence 1", first)
 	})
 }

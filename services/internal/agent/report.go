@@ -21,6 +21,8 @@ const (
 	intervalHeader  = "nstance-report-interval"
 	endpointsHeader = "nstance-agent-endpoints"
 	renewHeader     = "nstance-renew-within"
+	// processHeader is a header of every call. See agentapi.ProcessHeader.
+	processHeader = "nstance-agent-process"
 	// keyRequestsHeader is a header of the health stream. A server that sends key requests on the stream of files sets
 	// it.
 	keyRequestsHeader = "nstance-key-requests"
@@ -265,7 +267,7 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	report.Termination = r.standing.termination
+	report.Termination = remainingNotice(r.standing.termination, time.Now())
 	report.Healthy = r.standing.unwell == ""
 	report.Message = folder.Clip(cmp.Or(r.standing.unwell, r.standing.remark), folder.MaxReportedText)
 	stop := r.standing.stop
@@ -277,6 +279,17 @@ func (r *reporter) next(ctx context.Context, sequence uint64, changed bool) (*ns
 		return report, nil
 	}
 	return report, stop
+}
+
+// remainingNotice returns a notice with the time that remains until its deadline, if the notice counts on the agent's
+// clock.
+func remainingNotice(notice *nstancev1.TerminationNotice, now time.Time) *nstancev1.TerminationNotice {
+	if notice.GetRemaining() == nil {
+		return notice
+	}
+	notice = proto.CloneOf(notice)
+	notice.Remaining = durationpb.New(max(0, notice.GetDeadline().AsTime().Sub(now)))
+	return notice
 }
 
 func same[M proto.Message](a, b M) bool { return proto.Equal(a, b) }

@@ -63,9 +63,11 @@ type fakeServer struct {
 	refuse            error                          // error of every call
 	interval          string
 	endpoints         string
-	keysWithFiles     bool // the header of reports says that key requests come with the files
-	mute              bool // does not answer the end of a report stream
-	drop              bool // accepts agents and drops them immediately
+	keysWithFiles     bool              // the header of reports says that key requests come with the files
+	mute              bool              // does not answer the end of a report stream
+	foreign           ed25519.PublicKey // the key of another instance
+	needsProof        bool              // asks agents without a proof of their VM to try again
+	drop              bool              // accepts agents and drops them immediately
 	// firstAsk and firstFiles are the messages that the server sends at the start of every stream.
 	firstAsk   *nstancev1.KeyGenRequestsResponse
 	firstFiles []*nstancev1.ReceiveFilesResponse
@@ -103,7 +105,7 @@ func (s *fakeServer) startAs(t testing.TB, listener net.Listener, who authority.
 	var cert *x509.Certificate
 	if who.Role == authority.RoleServer {
 		cert, err = s.ca.IssueServer(authority.ServerSpec{Identity: who, PublicKey: public, Hosts: []string{host},
-			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now())
+			TTL: 30 * 24 * time.Hour}, rand.Reader, time.Now().Add(-s.lag))
 	} else {
 		// The server presents a server certificate that the same CA issued to an instance, for its kubelet.
 		cert, err = s.ca.IssueInstance(authority.InstanceSpec{Kind: authority.KindServer, CommonName: "kubelet",
@@ -170,6 +172,12 @@ func (s *fakeServer) RegisterAgent(_ context.Context, req *nstancev1.RegisterAge
 	}
 	if req.GetNonce() != "good.nonce.jwt" {
 		return nil, status.Error(codes.Unauthenticated, "nonce: not ours")
+	}
+	if s.foreign != nil && s.foreign.Equal(ed25519.PublicKey(req.GetPublicKey())) {
+		return nil, status.Error(codes.AlreadyExists, "public_key: is the key of another instance")
+	}
+	if s.needsProof && len(req.GetAttestation()) == 0 {
+		return nil, status.Error(codes.Unavailable, "no proof, try again")
 	}
 	if s.spentBy == nil {
 		s.spentBy = req.GetPublicKey()
@@ -323,6 +331,9 @@ func (s *fakeServer) RenewCertificate(ctx context.Context, req *nstancev1.AgentS
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.foreign != nil && s.foreign.Equal(ed25519.PublicKey(req.GetPublicKey())) {
+		return nil, status.Error(codes.AlreadyExists, "public_key: is the key of another instance")
+	}
 	s.renewals = append(s.renewals, time.Now())
 	switch key := cert.PublicKey.(ed25519.PublicKey); {
 	case s.current == nil || s.current.Equal(key):

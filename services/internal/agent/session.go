@@ -15,8 +15,11 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/agent/identity"
@@ -86,7 +89,20 @@ func (c *Client) connect(addr string, timeout time.Duration) (*grpc.ClientConn, 
 		grpc.WithDisableRetry(), // the client retries itself; gRPC's retry buffers cost memory per stream
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+			invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			return invoke(c.named(ctx), method, req, reply, conn, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn,
+			method string, stream grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return stream(c.named(ctx), desc, conn, method, opts...)
+		}),
 	)
+}
+
+// named adds this process to the headers of a call.
+func (c *Client) named(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, processHeader, c.process)
 }
 
 // session connects to a server, opens the agent's streams, and returns when one of the streams ends. accepted reports
@@ -348,6 +364,10 @@ func (c *Client) renew(ctx context.Context, api nstancev1.AgentServiceClient) er
 	}
 	answer, err := api.RenewCertificate(ctx, &nstancev1.AgentServiceRenewCertificateRequest{InstanceId: c.ID.String(),
 		PublicKey: next.Public().(ed25519.PublicKey)})
+	if status.Code(err) == codes.AlreadyExists {
+		// The next key came with a copied disk. The next attempt makes another one.
+		return errors.Join(err, c.identity.DiscardNextKey())
+	}
 	if err != nil {
 		return err
 	}

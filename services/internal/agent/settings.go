@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
 )
 
@@ -110,14 +111,15 @@ func variables() []variable {
 	}
 }
 
-// ParseSettings reads an environment of NAME=value strings. An empty value counts as unset. The error joins all
+// ParseSettings reads an environment of NAME=value strings. A value that is empty or white space counts as
+// unset. The error joins all
 // problems. unknown lists the variables whose names start with [Prefix] but that the agent does not know. They are
 // probably misspelt.
 func ParseSettings(environ []string) (s Settings, unknown []string, err error) {
 	values := map[string]string{}
 	for _, entry := range environ {
 		if name, value, _ := strings.Cut(entry, "="); strings.HasPrefix(name, Prefix) {
-			values[name] = value
+			values[name] = pasted.Clean(value)
 		}
 	}
 	var problems []error

@@ -23,6 +23,21 @@ func required() []string {
 	}
 }
 
+// TestSettingsWithWhiteSpace reads an environment file that was edited on Windows.
+func TestSettingsWithWhiteSpace(t *testing.T) {
+	want, _, err := agent.ParseSettings(append(required(), "NSTANCE_DEBUG=true", "NSTANCE_HOOK=echo a\necho b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _, err := agent.ParseSettings([]string{"NSTANCE_SERVER_REGISTRATION_ADDR=\ufeff10.0.0.100:8992\r",
+		"NSTANCE_SERVER_AGENT_ADDR= 10.0.0.100:8994, server.example:9004\r\n", "NSTANCE_INSTANCE_ID=" + exampleID +
+			"\n",
+		"NSTANCE_DEBUG=true\r", "NSTANCE_HOOK=echo a\r\necho b\r\n", "NSTANCE_RECV_EXTENSIONS=\r"})
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(ident.ID{})); err != nil || d != "" {
+		t.Errorf("%v\n%s", err, d)
+	}
+}
+
 func TestSettingsDefaults(t *testing.T) {
 	got, unknown, err := agent.ParseSettings(append(required(), "NSTANCE_RECV_DIRS=/x", "NSTANCE_DEBUG="))
 	if err != nil {

@@ -45,10 +45,14 @@ type agent struct {
 	// sentHash.
 	sent     map[string]*sentFile
 	sentHash string
+	sentAt   time.Time // of the last batch
 	files    plan.FilesState
 	// claimsMissing means that the last batch was made before the agent's first report. If the first report claims a
 	// host name or an address, the server makes the files again.
 	claimsMissing bool
+	callers       callers
+	// replaced means that the connection has replaced an older one with an open health stream.
+	replaced bool
 }
 
 // sentFile is a file as the server sent it. It is unconfirmed until the agent's next report with a list of files. Maps
@@ -95,7 +99,9 @@ func (a *agent) openStream(kind int, peer *transport.Peer) (*stream, error) {
 	}
 	for other := range a.streams {
 		if other == kind || peer.Number > a.connection {
-			a.streams[other].end(replaced)
+			if a.streams[other].end(replaced) && other == healthStream {
+				a.replaced = true
+			}
 			a.streams[other] = nil
 		}
 	}

@@ -3,13 +3,15 @@
 //
 // Invariant: a caller can act only for the instance in its certificate, and only while the record of that instance is
 // alive and has the certificate's key. An instance has one connection: when a newer connection opens its first stream,
-// the streams of the older one end. A slow agent delays no other agent and no action of the leader.
+// the streams of the older one end. If two agents with the identity of one instance alternate, one of them is served. A
+// slow agent delays no other agent and no action of the leader.
 package agentapi
 
 import (
 	"cmp"
 	"context"
 	"crypto/ed25519"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/vmaddress"
 )
 
 // Records changes instance records by compare and swap. See execute.Executor.Update.
@@ -33,9 +36,12 @@ type Records interface {
 	Update(ctx context.Context, id ident.ID, change func(*record.Instance)) (record.Instance, error)
 }
 
-// CertLog is the durable log of issued certificates. See clusterstate.State.
-type CertLog interface {
+// Store contains the durable log of issued certificates, and the public keys of the cluster's agents. See
+// clusterstate.State.
+type Store interface {
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
+	// TakeKey returns a [*clusterstate.KeyTakenError] if the key belongs to another instance of the cluster.
+	TakeKey(ctx context.Context, key ed25519.PublicKey, tenant string, id ident.ID) error
 }
 
 // Keys caches the public keys that agents submitted, across terms and restarts. See cache.Cache. If the cache is lost,
@@ -55,7 +61,7 @@ type Leadership struct {
 	Incarnation    string
 	State          *shardstate.State
 	Records        Records
-	CertLog        CertLog
+	Store          Store
 	Issuer         transport.Issuer
 	Files          *filegen.Generator
 	// RecheckFiles means that CA certificates in the instances' files may be outdated. The server then makes the files
@@ -65,6 +71,8 @@ type Leadership struct {
 	Interval func() time.Duration
 	// Endpoints returns the addresses of the leader's agent service, host:port separated by commas. Optional.
 	Endpoints func() string
+	// Addresses checks that agents call from their VMs. Optional.
+	Addresses *vmaddress.Checker
 	// RenewWithin is the period over which agents spread the renewals that a rotation of the CA requires. 0 means 5
 	// min.
 	RenewWithin time.Duration
@@ -213,6 +221,7 @@ type call struct {
 	stream *stream // nil for a unary call
 	// noticed means that the agent has reported a termination notice on this stream.
 	noticed bool
+	caller  caller
 }
 
 // authorize checks that the caller may speak for the instance that its message names. It calls instanceID with the
@@ -247,9 +256,12 @@ func (s *Service) authorizeWith(ctx context.Context, instanceID func(own string)
 		return fail(err)
 	}
 	c := &call{leader: leader, peer: peer, agent: s.boardOf(leader).agent(id),
-		group: config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}}
+		group: config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}, caller: callerOf(ctx)}
 	if instanceID(c.agent.name) != c.agent.name {
 		return fail(errForeign(id))
+	}
+	if err := s.checkCaller(ctx, c); err != nil {
+		return fail(err)
 	}
 	return c, rec, nil
 }
@@ -288,9 +300,21 @@ func mayBeCertified(rec *record.Instance) error {
 	return nil
 }
 
-// logRefusal logs the error with which the server refused a call of an agent. It ignores other errors.
+// logRefusal logs the error with which the server refused a call of an agent, and tells it to the State. It ignores
+// other errors.
 func (s *Service) logRefusal(ctx context.Context, rpc string, err error) {
-	if peer, peerErr := transport.PeerOf(ctx); peerErr == nil && s.refusals.Admits(err) {
+	peer, peerErr := transport.PeerOf(ctx)
+	if peerErr != nil {
+		return
+	}
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated:
+		if leader, leadErr := s.Leader(); leadErr == nil {
+			leader.State.Refused(peer.Identity.ID, fmt.Sprintf("%s, from %s", status.Convert(err).Message(),
+				transport.PeerAddress(ctx)))
+		}
+	}
+	if s.refusals.Admits(err) {
 		s.Log.Warn("agent refused", "tenant", peer.Identity.Tenant, "instance", peer.Identity.ID.String(), "call", rpc,
 			"source", transport.PeerAddress(ctx).String(), "error", status.Convert(err).Message())
 	}

@@ -64,6 +64,24 @@ func TestRefusedConnections(t *testing.T) {
 	}
 }
 
+// TestRefusalIsKnown checks that the leader, and not only the agent's console, tells why it refuses an agent.
+func TestRefusalIsKnown(t *testing.T) {
+	w := newTestLeader(t)
+	id, _, cert := w.registered(t)
+	other := transporttest.NewKey(t)
+	for range w.connect(t, id, other, w.Certificate(t, w.Agent(id), other)).each(t, id.String()) { // each is refused
+	}
+	const why = "is registered with another key, from 127.0.0.1"
+	view, _ := w.State.Instance(id)
+	if !strings.HasSuffix(view.Plan.Refused, why) {
+		t.Errorf("the leader knows the refusal as %q", view.Plan.Refused)
+	}
+	w.connect(t, id, nil, cert).reports().send(nil)
+	if view, _ = w.State.Instance(id); view.Plan.Refused != "" {
+		t.Errorf("an agent that reports counts as refused: %s", view.Plan.Refused)
+	}
+}
+
 func TestReports(t *testing.T) {
 	w := newTestLeader(t)
 	c := w.agent(t)

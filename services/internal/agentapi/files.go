@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -57,6 +59,11 @@ func (s *Service) Push(_ context.Context, id ident.ID) error {
 func (s *Service) ReceiveFiles(req *nstancev1.ReceiveFilesRequest,
 	stream grpc.ServerStreamingServer[nstancev1.ReceiveFilesResponse]) error {
 	checks := req.GetHealthChecksVersion()
+	if err := checkText("health_checks_version", checks, maxVersion); err != nil {
+		err = status.Errorf(codes.InvalidArgument, "%v", err)
+		s.logRefusal(stream.Context(), streamNames[filesStream], err)
+		return err
+	}
 	sendChecks := func(c *call) error {
 		if !req.GetWithHealthChecks() {
 			return nil
@@ -172,7 +179,7 @@ func (s *Service) sendBatch(ctx context.Context, c *call, send func(*nstancev1.R
 		err = fmt.Errorf("make files: %w", err)
 	}
 	if len(result.Issued) > 0 {
-		if logErr := c.leader.CertLog.AppendCertLog(ctx, record.CertLog{
+		if logErr := c.leader.Store.AppendCertLog(ctx, record.CertLog{
 			Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: view.Record.Tenant,
 			Instance: a.id,
 			Term:     c.leader.Term, Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: result.Issued,
@@ -228,7 +235,7 @@ func (s *Service) sendFiles(c *call, result filegen.Result, hash string, send fu
 		}
 	}
 	return send(&nstancev1.ReceiveFilesResponse{Event: &nstancev1.ReceiveFilesResponse_Commit{
-		Commit: &nstancev1.FilesCommit{RuntimeHash: hash, Names: result.Names},
+		Commit: &nstancev1.FilesCommit{RuntimeHash: hash, Names: result.Names, Sha256: result.Sums},
 	}})
 }
 
@@ -282,6 +289,7 @@ func (a *agent) recordBatch(result *filegen.Result, hash string, unreported bool
 	defer a.mu.Unlock()
 	a.claimsMissing = unreported
 	a.files = plan.FilesSent(a.files, result.RenewAt, now)
+	a.sentAt = now
 	if a.sent == nil {
 		a.sent = map[string]*sentFile{}
 	}

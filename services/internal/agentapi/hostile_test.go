@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -68,20 +69,33 @@ func countKind(actions []plan.Action, kind plan.Kind) (n int) {
 
 func TestHostileNoticeDeadlines(t *testing.T) {
 	for name, c := range map[string]struct {
-		deadline time.Time
-		want     time.Duration // from now until the drain ends
+		deadline  time.Time
+		remaining *durationpb.Duration
+		want      time.Duration // from now until the drain ends
 	}{
-		"far ahead":   {time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), 5 * time.Minute},
-		"in the past": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC), 0},
+		"far ahead":   {time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), nil, 5 * time.Minute},
+		"in the past": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC), nil, 0},
+		"far ahead on the agent's clock": {time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC),
+			durationpb.New(30 * time.Second), 30 * time.Second},
+		"in the past on the agent's clock": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC),
+			durationpb.New(30 * time.Second), 30 * time.Second},
+		"nothing remains": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC), durationpb.New(-time.Hour), 0},
+		"much remains": {time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC),
+			&durationpb.Duration{Seconds: 315_576_000_000}, 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, logs := newHostileTest(t)
 			c1 := w.agent(t)
 			c1.reports().send(func(m *nstancev1.ReportHealthRequest) {
-				m.Termination = &nstancev1.TerminationNotice{Deadline: timestamppb.New(c.deadline)}
+				m.Termination = &nstancev1.TerminationNotice{Deadline: timestamppb.New(c.deadline),
+					Remaining: c.remaining}
 			})
+			known := c.deadline.Format("2006-01-02")
+			if c.remaining != nil {
+				known = "" // counted from the present time
+			}
 			wantsLine(t, logs, "level=INFO", `msg="termination notice"`, "instance="+c1.id.String(),
-				"source=127.0.0.1", "deadline="+c.deadline.Format("2006-01-02"))
+				"source=127.0.0.1", "deadline="+known)
 			for _, action := range w.planned(t) {
 				if action.Kind == plan.Mark {
 					w.Executor.Do(t.Context(), leadertest.Group, action)

@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -14,6 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/cache"
 	"github.com/nstance-kit/nstance/services/internal/execute"
@@ -166,7 +168,7 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		if repeatsRenewal(peer, r, next) {
 			as.PublicKey = r.PreviousKey
 		}
-		return cmp.Or(speaksFor(peer, &as), mayBeCertified(r))
+		return cmp.Or(speaksFor(peer, &as), mayBeCertified(r), s.inGrace(peer))
 	}
 	c, rec, err := s.authorizeWith(ctx, instanceOf(req), mayRenew)
 	if err != nil {
@@ -192,15 +194,21 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 	if len(next) == 0 {
 		next = c.peer.PublicKey
 	}
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.leader.Context, cancel)()
+	if err := c.leader.Store.TakeKey(inner, next, rec.Tenant, c.agent.id); err != nil {
+		if taken := (*clusterstate.KeyTakenError)(nil); errors.As(err, &taken) {
+			return nil, status.Errorf(codes.AlreadyExists, "public_key: %v", taken)
+		}
+		return nil, s.errNotRecorded(ctx, c, err)
+	}
 	cert, ref, err := issuer.Issue(c.peer.Identity, next)
 	if err != nil {
 		s.Log.Error("certificate not issued", "instance", c.agent.name, "error", err)
 		return nil, status.Error(codes.Internal, "the certificate cannot be issued")
 	}
-	inner, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(c.leader.Context, cancel)()
-	err = c.leader.CertLog.AppendCertLog(inner, record.CertLog{
+	err = c.leader.Store.AppendCertLog(inner, record.CertLog{
 		Schema: record.CertLogSchema, Cluster: c.leader.Cluster, Shard: c.leader.Shard, Tenant: rec.Tenant,
 		Instance: c.agent.id, Term: c.leader.Term,
 		Writer: c.leader.Incarnation, IssuedAt: s.Now().UTC(), Issued: []record.Issued{{Name: record.CertAgent,
@@ -230,6 +238,16 @@ func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.AgentServ
 		return nil, s.errNotRecorded(ctx, c, err)
 	}
 	return answer(authority.EncodeCertificate(cert), timestamppb.New(cert.NotAfter)), nil
+}
+
+// inGrace checks that the caller's certificate has not been expired for longer than RenewalGrace.
+func (s *Service) inGrace(peer *transport.Peer) error {
+	if s.Now().After(peer.NotAfter.Add(transport.RenewalGrace)) {
+		return status.Errorf(codes.Unauthenticated, "the certificate of the agent expired at %s and can be renewed "+
+			"for %d days only: replace the instance, or correct the clock of the server",
+			peer.NotAfter.Format(time.RFC3339), transport.RenewalGrace/(24*time.Hour))
+	}
+	return nil
 }
 
 // forgetPreviousKey removes the previous key from the record when the agent has used the key of its last renewal. If

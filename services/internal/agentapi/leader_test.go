@@ -87,7 +87,7 @@ func newTestLeader(t testing.TB) *testLeader {
 			DNS: []string{"{{ .Instance.Hostname }}"}, IP: []string{"{{ .Instance.IP4 }}"}, TTL: 30}}})
 	w.leader.Store(&agentapi.Leadership{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
-		Records: w.Executor, CertLog: w.Bucket, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
+		Records: w.Executor, Store: w.Bucket, Issuer: w.Issuer(), Files: generator, Interval: func() time.Duration {
 			return time.Duration(w.interval.Load())
 		}, Endpoints: func() string {
 			text, _ := w.endpoints.Load().(string)

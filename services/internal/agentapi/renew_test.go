@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/transport"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
 )
 
@@ -99,6 +101,32 @@ func TestRenewalChangesTheKey(t *testing.T) {
 	wants(t, "the replaced key after the new one was used", err, codes.PermissionDenied, "registered with another key")
 }
 
+// TestRenewalToTheKeyOfAnotherInstance checks that a key to which one agent has renewed can never become the key of
+// another one. That agent can use another key.
+func TestRenewalToTheKeyOfAnotherInstance(t *testing.T) {
+	w := newTestLeader(t)
+	first, second := w.agent(t), w.agent(t)
+	w.Clock.Advance(5 * 24 * time.Hour)
+	renew := func(c *client, key ed25519.PublicKey) error {
+		_, err := c.RenewCertificate(t.Context(), &nstancev1.AgentServiceRenewCertificateRequest{
+			InstanceId: c.id.String(), PublicKey: key})
+		return err
+	}
+	next := transporttest.Public(transporttest.NewKey(t))
+	if err := renew(first, next); err != nil {
+		t.Fatal(err)
+	}
+	w.Delete(t, first.id, true)
+	wants(t, "the key of a deleted instance", renew(second, next), codes.AlreadyExists,
+		"is the key of instance "+first.id.String())
+	if rec := w.Stored(t, second.id); bytes.Equal(rec.PublicKey, next) {
+		t.Error("the record has the key of another instance")
+	}
+	if err := renew(second, transporttest.Public(transporttest.NewKey(t))); err != nil {
+		t.Errorf("another key: %v", err)
+	}
+}
+
 func TestRenewExpiredCertificate(t *testing.T) {
 	w := newTestLeader(t)
 	running, stopped, unknown, deleting := w.agent(t), w.agent(t), w.agent(t), w.agent(t)
@@ -135,15 +163,37 @@ func TestRenewExpiredCertificate(t *testing.T) {
 	wants(t, "not asked yet", err, codes.Unavailable, "has not answered yet")
 }
 
-// hookedLog calls a hook before it appends an entry.
-type hookedLog struct {
-	agentapi.CertLog
+// TestCertificateThatExpiredLongAgo checks that an agent whose VM was off for too long learns why it gets no
+// certificate, and that the leader knows it for the alert and for explain.
+func TestCertificateThatExpiredLongAgo(t *testing.T) {
+	w := newTestLeader(t)
+	c := w.agent(t)
+	w.Clock.Advance(authority.AgentTTL + transport.RenewalGrace - time.Minute)
+	late := c.again()
+	wants(t, "another call", late.submit("node.pub", pkixOf(t, transporttest.NewKey(t))), codes.Unauthenticated,
+		"expired at")
+	w.Clock.Advance(2 * time.Minute)
+	for name, client := range map[string]*client{"connected before": late, "connected now": c.again()} {
+		_, err := client.renew()
+		wants(t, name, err, codes.Unauthenticated, "expired at")
+		wants(t, name, err, codes.Unauthenticated, "can be renewed for 30 days only")
+		if view, _ := w.State.Instance(c.id); !strings.Contains(view.Plan.Refused, "can be renewed for 30 days only") {
+			t.Errorf("%s: the leader knows the refusal as %q", name, view.Plan.Refused)
+		}
+	}
+	wants(t, "another call", c.again().submit("node.pub", pkixOf(t, transporttest.NewKey(t))), codes.Unauthenticated,
+		"expired at")
+}
+
+// hookedStore calls a hook before it appends an entry.
+type hookedStore struct {
+	agentapi.Store
 	before func()
 }
 
-func (l hookedLog) AppendCertLog(ctx context.Context, entry record.CertLog) error {
-	l.before()
-	return l.CertLog.AppendCertLog(ctx, entry)
+func (s hookedStore) AppendCertLog(ctx context.Context, entry record.CertLog) error {
+	s.before()
+	return s.Store.AppendCertLog(ctx, entry)
 }
 
 // An authorized renewal is rejected if the record changes before the renewal is written.
@@ -168,7 +218,7 @@ func TestRenewalOfAnInstanceThatChanges(t *testing.T) {
 			c := w.agent(t)
 			w.Clock.Advance(5 * 24 * time.Hour)
 			leader := *w.leader.Load()
-			leader.CertLog = hookedLog{leader.CertLog, func() { test.change(t, w, c.id) }}
+			leader.Store = hookedStore{leader.Store, func() { test.change(t, w, c.id) }}
 			w.leader.Store(&leader)
 			_, err := c.renew()
 			wants(t, name, err, test.code, test.message)

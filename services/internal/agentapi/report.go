@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"runtime/debug"
 	"slices"
@@ -48,6 +49,7 @@ const (
 	maxFiles, maxKeys = 512, 128
 	maxName           = 255
 	maxText           = 1024
+	maxVersion        = 128
 	maxChecks         = config.MaxHealthChecks
 	maxCheckReason    = 256
 )
@@ -76,6 +78,7 @@ func (s *Service) ReportHealth(stream reports) error {
 		if !ok {
 			return errDeleted(c.agent.id)
 		}
+		s.noteCaller(c)
 		go s.readReports(c, stream, number)
 		go s.forgetPreviousKey(c)
 		return nil
@@ -141,9 +144,16 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 	if message.GetSequence() <= last {
 		return status.Errorf(codes.InvalidArgument, "sequence: %d after %d", message.GetSequence(), last)
 	}
+	if err := c.leader.Addresses.Check(ctx, c.agent.id, c.caller.from); status.Code(err) == codes.PermissionDenied {
+		return s.checkCaller(ctx, c) // it raises the alert too
+	}
 	var report shardstate.Report
 	if err := parseReport(message, &report); err != nil {
 		return status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if remaining := message.GetTermination().GetRemaining(); remaining != nil {
+		// Rounded, because every report repeats the notice, and each travels for another time.
+		report.NoticeDeadline = s.Now().Add(min(max(0, remaining.AsDuration()), maxRemaining)).Round(time.Second)
 	}
 	if !c.leader.State.Reported(c.agent.id, number, report) {
 		return status.Error(codes.Aborted, "this stream no longer speaks for the instance")
@@ -153,6 +163,7 @@ func (s *Service) takeReport(ctx context.Context, c *call, message *nstancev1.Re
 		s.Log.Info("termination notice", "tenant", c.group.Tenant, "group", c.group.Group, "instance", c.agent.name,
 			"source", transport.PeerAddress(ctx).String(), "deadline", report.NoticeDeadline)
 	}
+	s.resolveShared(c)
 	s.sendFilesIfDue(c, &report)
 	if s.Metrics != nil {
 		s.Metrics.Reports.Inc()
@@ -181,22 +192,32 @@ func (s *Service) sendFilesIfDue(c *call, report *shardstate.Report) {
 		files = plan.FilesReport{Reported: report.RuntimeHash, Sent: a.sentHash, Current: group.RuntimeHash}
 		if report.Files != nil {
 			files.Full, files.Recheck = true, c.leader.RecheckFiles
-			files.Complete, files.RenewAt = a.compareFiles(report.Files, &group)
+			files.Complete, files.RenewAt = a.compareFiles(report, &group)
 		}
 	}
 	var due bool
 	if a.files, due = plan.FilesDue(a.files, files, s.Now()); due {
 		a.wakeStream(filesStream)
 	}
+	if report.Files == nil && !s.Now().Before(a.sentAt.Add(plan.FilesSettle)) {
+		a.forgetUnconfirmed()
+	}
 }
 
 // compareFiles compares the files that the instance has with the files of its group, and with the files that the server
 // sent. complete means that no file is missing or wrong. renewAt is when the first of the instance's certificates is
 // due for renewal. The caller must hold mu.
-func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) (complete bool, renewAt time.Time) {
+func (a *agent) compareFiles(report *shardstate.Report, group *config.Group) (complete bool, renewAt time.Time) {
 	good, failed := 0, false
-	for i := range files {
-		f := &files[i]
+	for _, file := range group.Files {
+		// A certificate is of no use without its key. The next batch lacks the certificate, and requests a key.
+		if report.Keys != nil && file.Kind == "certificate" && file.Key != nil &&
+			!slices.ContainsFunc(report.Keys, func(k shardstate.KeyState) bool { return k.Name == file.Key.Name }) {
+			failed = true
+		}
+	}
+	for i := range report.Files {
+		f := &report.Files[i]
 		file, known := group.Files[f.Name]
 		sent := a.sent[f.Name]
 		if sent != nil {
@@ -217,6 +238,13 @@ func (a *agent) compareFiles(files []shardstate.FileState, group *config.Group) 
 	return !failed && good >= len(group.Files), renewAt
 }
 
+// forgetUnconfirmed forgets the files of the last batch that the agent has not confirmed. An agent that stored a file
+// of the batch reports its files. An agent that reports long after the batch, but not its files, stored none of them,
+// and the next batch must contain them all. The caller must hold mu.
+func (a *agent) forgetUnconfirmed() {
+	maps.DeleteFunc(a.sent, func(_ string, sent *sentFile) bool { return sent.unconfirmed })
+}
+
 // forgetKeys forgets submitted keys that the agent no longer has. The caller must hold mu.
 func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	for name, pkix := range a.keys {
@@ -228,13 +256,16 @@ func (a *agent) forgetKeys(keys []shardstate.KeyState) {
 	}
 }
 
+// maxRemaining is the longest time from a report to the deadline of a termination notice.
+const maxRemaining = 24 * time.Hour
+
 // parseReport checks a report and reads it into r. The error contains the name of the invalid field.
 func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	*r = shardstate.Report{Healthy: m.GetHealthy(), Message: m.GetMessage(), Version: m.GetAgentVersion(),
 		RuntimeHash: m.GetRuntimeHash(),
 		IPv4:        m.GetIpv4(), IPv6: m.GetIpv6(), Hostname: m.GetHostname()}
-	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, 128),
-		checkText("runtime_hash", r.RuntimeHash, 128),
+	if err := cmp.Or(checkText("message", r.Message, maxText), checkText("agent_version", r.Version, maxVersion),
+		checkText("runtime_hash", r.RuntimeHash, maxVersion),
 		checkText("hostname", r.Hostname, 253)); err != nil {
 		return err
 	}
@@ -247,6 +278,9 @@ func parseReport(m *nstancev1.ReportHealthRequest, r *shardstate.Report) error {
 	}
 	if notice := m.GetTermination(); notice != nil {
 		r.Notice = true
+		if err := checkText("termination.kind", notice.GetKind(), maxVersion); err != nil {
+			return err
+		}
 		if r.NoticeDeadline, err = parseTime(notice.GetDeadline()); err != nil {
 			return fmt.Errorf("termination.deadline: %w", err)
 		}
@@ -318,10 +352,10 @@ func parseChecks(m *nstancev1.HealthCheckReport, r *shardstate.Report) error {
 		return nil
 	}
 	if len(m.GetStates()) > maxChecks {
-		return fmt.Errorf("health_checks: %d of them, at most %d are allowed", len(m.GetStates()), maxChecks)
+		return fmt.Errorf("health_checks.states: %d of them, at most %d are allowed", len(m.GetStates()), maxChecks)
 	}
 	r.Checks, r.ChecksVersion = make([]shardstate.CheckState, len(m.GetStates())), m.GetVersion()
-	if err := checkText("health_checks.version", r.ChecksVersion, 128); err != nil {
+	if err := checkText("health_checks.version", r.ChecksVersion, maxVersion); err != nil {
 		return err
 	}
 	for i, c := range m.GetStates() {

@@ -134,7 +134,7 @@ func (e edges) serveProvider(w http.ResponseWriter, r *http.Request, op string) 
 		case "create":
 			answer.VM, err = e.provider.Create(r.Context(), infra.CreateRequest(call.Request))
 		case "delete":
-			err = e.provider.Delete(r.Context(), call.ProviderID)
+			err = e.provider.Delete(r.Context(), infra.Target(call.Owner, call.Instance, call.ProviderID))
 		case "get":
 			answer.VM, err = e.provider.Get(r.Context(), call.ProviderID)
 		case "list":
@@ -186,8 +186,9 @@ func (d distant) Create(ctx context.Context, req infra.CreateRequest) (infra.VM,
 	return answer.VM, err
 }
 
-func (d distant) Delete(ctx context.Context, providerID string) error {
-	_, err := d.call(ctx, "delete", vmCall{ProviderID: providerID})
+func (d distant) Delete(ctx context.Context, vm infra.VM) error {
+	_, err := d.call(ctx, "delete",
+		vmCall{Owner: vm.Tags.Owner, Instance: vm.Tags.Instance, ProviderID: vm.ProviderID})
 	return err
 }
 

@@ -14,9 +14,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
-	_ "modernc.org/sqlite" // registers the driver "sqlite"
+	"modernc.org/sqlite" // registers the driver "sqlite", too
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
@@ -169,7 +171,7 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 		for rows.Next() {
 			v, err := scan(rows)
 			if err != nil {
-				return err
+				return fmt.Errorf("%w: %w", errRow, err)
 			}
 			out = append(out, v)
 		}
@@ -178,8 +180,9 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 	return out, err
 }
 
-// attempt calls fn with the database. If fn fails or the file is missing, attempt replaces the database and calls fn
-// once more. So it copes with a corrupt, deleted or moved file, and with a disk that was full before.
+// attempt calls fn with the database. If the file is damaged or missing, attempt replaces the database and calls fn
+// once more. If the file cannot be used for another reason, for example a disk that was full before, attempt opens the
+// file again and calls fn once more. A query that SQLite refuses changes nothing.
 func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,9 +197,14 @@ func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error
 		if ctx.Err() != nil {
 			return fmt.Errorf("cache: %s: %w", what, err)
 		}
-		_ = c.shut()
-		if err := discard(c.path); err != nil {
+		if refused(err) {
 			return fmt.Errorf("cache: %s: %w", what, err)
+		}
+		_ = c.shut()
+		if damaged(err) {
+			if err := discard(c.path); err != nil {
+				return fmt.Errorf("cache: %s: %w", what, err)
+			}
 		}
 	}
 	_ = c.shut()
@@ -208,6 +216,44 @@ func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error
 	}
 	return nil
 }
+
+// code returns SQLite's primary result code of an error, or 0.
+func code(err error) int {
+	if e, ok := errors.AsType[*sqlite.Error](err); ok {
+		return e.Code() & 0xff
+	}
+	return 0
+}
+
+// damaged reports whether an error means that the file's content is not usable: SQLite says so, a table is missing, or
+// a row cannot be decoded.
+func damaged(err error) bool {
+	switch code(err) {
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return true
+	case sqlite3.SQLITE_ERROR:
+		return strings.Contains(err.Error(), "no such table") || strings.Contains(err.Error(), "no such column")
+	case 0:
+		return errors.Is(err, errRow)
+	}
+	return false
+}
+
+// refused reports whether an error means that SQLite refuses a statement, for example because it has too many
+// variables. The file is then in order.
+func refused(err error) bool {
+	switch code(err) {
+	case sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_MISUSE,
+		sqlite3.SQLITE_RANGE, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
+		sqlite3.SQLITE_NOMEM,
+		sqlite3.SQLITE_INTERRUPT:
+		return !damaged(err)
+	}
+	return false
+}
+
+// errRow means that a row of the database cannot be decoded.
+var errRow = errors.New("the row is damaged")
 
 func present(path string) bool {
 	_, err := os.Lstat(path)
@@ -236,7 +282,7 @@ func (c *Cache) open(ctx context.Context) error {
 		c.db = db
 		return nil
 	}
-	if ctx.Err() != nil || errors.Is(err, errForeign) {
+	if ctx.Err() != nil || errors.Is(err, errForeign) || code(err) != 0 && !damaged(err) {
 		return err
 	}
 	if err := discard(c.path); err != nil {

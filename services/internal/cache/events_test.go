@@ -102,3 +102,24 @@ func BenchmarkEventsOfInstance(b *testing.B) {
 		}
 	}
 }
+
+// TestRefusedQueryLosesNothing makes SQLite refuse a query: with more variables than a statement may have. The file is
+// not damaged, so its events must stay.
+func TestRefusedQueryLosesNothing(t *testing.T) {
+	c, err := Open(t.Context(), Path(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	stored := record.Event{Term: 1, Sequence: 1, At: time.Now().UTC(), Kind: record.EventInstanceCreated}
+	if err := c.PutEvents(t.Context(), []record.Event{stored}); err != nil {
+		t.Fatal(err)
+	}
+	query := EventQuery{Kinds: make([]record.EventKind, 40_000), Limit: 10}
+	if events, err := c.Events(t.Context(), query); err == nil {
+		t.Errorf("40,000 kinds gave %v", events)
+	}
+	if events, err := c.Events(t.Context(), EventQuery{Limit: 10}); err != nil || len(events) != 1 {
+		t.Errorf("after a refused query: %v, %v", events, err)
+	}
+}

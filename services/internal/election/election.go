@@ -124,10 +124,6 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// RequestTimeout is the time after which a request to the store counts as failed. After a renewal is due, the leader
-// has time for three attempts before its authority ends.
-func (o Options) RequestTimeout() time.Duration { return o.Lease / 8 }
-
 // authorityPeriod is how long a leader may act after it began to send a renewal or an answered heartbeat.
 func authorityPeriod(lease time.Duration) time.Duration { return lease - lease/20 }
 

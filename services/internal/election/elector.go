@@ -4,6 +4,7 @@ import (
 	"hash/fnv"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -50,8 +51,10 @@ type Elector struct {
 	broken  brokenLink
 
 	pending   request
-	write     pendingWrite // the own write that is not settled
-	leaseFrom Instant      // when sending of the last confirmed renewal began
+	sentAt    Instant       // when the pending request was sent
+	slowest   time.Duration // how long the slowest of the last requests took; see recordLatency
+	write     pendingWrite  // the own write that is not settled
+	leaseFrom Instant       // when sending of the last confirmed renewal began
 	lease     time.Duration
 	etag      string
 	marks     string // goes into each lock that this process writes
@@ -120,6 +123,10 @@ func (e Elector) Heir() Peer { return e.heir }
 func (e Elector) Next(now Instant, in Input) (Elector, Decision) {
 	d := Decision{Wake: Never}
 	e.justRead = false
+	switch in.(type) {
+	case LockRead, LockAbsent, LockUnreadable, ReadFailed, LockWritten, WriteConflict, WriteUnknown:
+		e.recordLatency(now)
+	}
 	if until, reason := e.authorityEnd(); e.role == Leader && now >= until {
 		e.endLeadership(reason, &d)
 	}
@@ -227,10 +234,10 @@ func (e *Elector) issueActions(now Instant, d *Decision) {
 		case at > now:
 			d.wakeAt(at)
 		case next == read:
-			e.pending, e.confirmPending, e.readBegan = read, e.confirmWanted, now
+			e.pending, e.confirmPending, e.readBegan, e.sentAt = read, e.confirmWanted, now, now
 			d.add(ReadLock{})
 		case next == write:
-			e.pending, e.confirmPending = write, e.confirmWanted
+			e.pending, e.confirmPending, e.sentAt = write, e.confirmWanted, now
 			d.add(e.nextWrite(now))
 		}
 	}
@@ -259,10 +266,14 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 			return write, e.retryAt
 		}
 		renewAt := e.leaseFrom.Add(e.renewInterval())
-		// A waiting Confirm needs a read only if nothing else will prove soon that this process holds the lock. The
-		// proof can also be a renewal that is due now, or the heir's answer to a heartbeat.
-		if e.confirmWanted > e.confirmDone && now < renewAt && e.heir == (Peer{}) {
-			return read, e.retryAt
+		// A waiting Confirm needs a request only if nothing else will prove soon that this process holds the lock. The
+		// proof can also be a renewal that is due now, or the heir's answer to a heartbeat. A read would delay the next
+		// renewal if the store is slow, so the request is then a renewal.
+		if e.confirmWanted > e.confirmDone && e.heir == (Peer{}) && now < renewAt {
+			if now.Add(e.slowest) < renewAt {
+				return read, e.retryAt
+			}
+			return write, e.retryAt
 		}
 		return write, max(renewAt, e.retryAt)
 	case Releasing:
@@ -291,12 +302,13 @@ func (e *Elector) nextRequest(now Instant) (next request, at Instant) {
 // its lease expires. For a standby, a hash of its incarnation adds up to half of the delay, so that standbys retry at
 // different times.
 func (e *Elector) delayRetry(now Instant) {
-	wait := e.opt.Renew / 20 << min(e.failures, 5)
-	e.failures++
+	longest := e.opt.Renew
 	if e.role == Leader {
-		wait = min(wait, e.opt.Renew/4)
-	} else {
-		wait = min(wait, e.opt.Renew)
+		longest /= 4
+	}
+	e.failures++
+	wait := reconnect.Backoff(e.opt.Renew/20, longest, e.failures)
+	if e.role != Leader {
 		h := fnv.New32a()
 		h.Write([]byte(e.self.Incarnation))
 		wait += wait / 2 * time.Duration(h.Sum32()%1024) / 1024

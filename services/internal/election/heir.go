@@ -52,10 +52,9 @@ func (o Options) heirTimeout() time.Duration { return o.PeerLease * 13 / 20 }
 // heir's promise. While the result of a write is unknown, the store may hold the old or the new version of the lock.
 // Then the leases and heirs of both versions count, and the earliest end decides.
 func (e *Elector) authorityEnd() (Instant, Reason) {
-	until, reason := e.leaseFrom.Add(authorityPeriod(e.lease)), ReasonExpired
+	until, reason := e.leaseEnd(), ReasonExpired
 	heirs := [2]Peer{e.heir}
 	if e.write.attempts > 0 {
-		until = min(until, e.write.began.Add(authorityPeriod(e.write.lock.Lease())))
 		heirs[1] = e.write.lock.Heir
 	}
 	for _, heir := range heirs {

@@ -34,7 +34,7 @@ var mutants = []mutant{
 	{"while a change is unsettled only the former heir counts", mutate.Edit{In: "Elector.authorityEnd",
 		Find:    "h[1] = a",
 		Replace: ""}},
-	{"while a change is unsettled the former lease counts", mutate.Edit{In: "Elector.authorityEnd",
+	{"while a change is unsettled the former lease counts", mutate.Edit{In: "Elector.leaseEnd",
 		Find:    "u = min(u, a)",
 		Replace: ""}},
 	{"a promise has no margin", mutate.Edit{In: "Elector.answerHeartbeat",

@@ -253,7 +253,7 @@ func (sim *electionSimulation) latency() time.Duration {
 }
 
 func (sim *electionSimulation) perform(n *node, action Action) {
-	timeout := time.Duration(float64(n.opt.RequestTimeout()) / n.rate)
+	timeout := time.Duration(float64(n.elector.RequestTimeout(n.clock(sim.now))) / n.rate)
 	life := n.life
 	switch a := action.(type) {
 	case ReadLock:

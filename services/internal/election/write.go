@@ -51,7 +51,7 @@ func (e *Elector) recordWritten(now Instant, token objstore.Token, d *Decision) 
 	case w.abandoned || w.lock.Released:
 	case e.role == Leader:
 		e.adoptVersion(w)
-	case e.role == Standby && now < w.began.Add(authorityPeriod(e.opt.Lease)):
+	case e.role == Standby && now < w.began.Add(authorityPeriod(w.lock.Lease())):
 		e.resetPromises()
 		e.adoptVersion(w)
 		e.role, e.term, e.etag = Leader, w.lock.Term, w.lock.AppliedETag
@@ -118,6 +118,7 @@ func (e *Elector) nextWrite(now Instant) WriteLock {
 	e.revision++
 	lock := NewLock(e.self, e.opt, e.term, e.revision)
 	lock.AppliedETag, lock.Marks = e.etag, e.marks
+	lock.LeaseMS = e.leaseWithoutHeir().Milliseconds()
 	switch e.role {
 	case Leader:
 		if lock.Heir = e.chooseHeir(now); lock.Heir != (Peer{}) {

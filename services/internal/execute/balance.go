@@ -40,7 +40,10 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 			"the shard's provider has no load balancers, group %s names %d", group.GroupKey,
 			len(group.LoadBalancers))
 	}
-	vm, _ := x.State.VM(id)
+	vm, err := x.ownVM(ctx, rec)
+	if err != nil {
+		return err
+	}
 	call := balancers.Register
 	if !in {
 		call = balancers.Deregister
@@ -54,8 +57,7 @@ func (x *Executor) setBalanced(ctx context.Context, id ident.ID, in bool) error 
 			errs = append(errs, fmt.Errorf("load balancer %s: %w", name, err))
 		}
 	}
-	err := errors.Join(errs...)
-	if err == nil {
+	if err = errors.Join(errs...); err == nil {
 		x.State.Balanced(id, in, began)
 	}
 	return err

@@ -92,7 +92,8 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		return err
 	}
 	x.Log.Info("terminating a stray VM", "instance", id.String(), "reason", action.Reason)
-	if err := x.Provider.Delete(ctx, action.ProviderID); err != nil && !errors.Is(err, infra.NotFound) {
+	err := x.Provider.Delete(ctx, infra.Target(x.Owner, id, action.ProviderID))
+	if err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
 	gone = true // until a list shows the VM again

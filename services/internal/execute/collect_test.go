@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -225,7 +226,7 @@ func TestSettleAfterACreateWithoutResult(t *testing.T) {
 			r, _, _ := b.State.TakeReservation(pool)
 			rec := r.Record
 			rec.Group = workers.Group
-			b.State.Use(rec, r.Token)
+			b.State.Use(rec, r.Token, ident.ID{})
 			b.State.End(rec.ID, nil)
 		}
 		b.plant(found, infra.Running)

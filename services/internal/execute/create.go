@@ -13,6 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/plan"
@@ -179,7 +180,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		x.putBack(o, reservation)
 		return err
 	}
-	x.State.Use(rec, reservation.Token)
+	x.State.Use(rec, reservation.Token, o.action.Finishes())
 	o.known()
 	request := infra.CreateRequest{
 		Tags: infra.Tags{Owner: x.Owner, Tenant: rec.Tenant, Instance: rec.ID, Term: x.Authority.Term(),
@@ -254,7 +255,7 @@ func address(s string) string {
 // registered, an earlier call has succeeded late. requestVM then continues until the VM is found or known to be gone.
 func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, turn plan.Turn) (infra.VM, error) {
 	ambiguous := false
-	for delay := 250 * time.Millisecond; ; {
+	for tries := 1; ; {
 		if err := x.takeTurn(ctx, turn); err != nil {
 			return infra.VM{}, err
 		}
@@ -298,10 +299,11 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, t
 		if class == infra.Throttled {
 			continue // its next turn is late enough
 		}
-		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
+		if sleepErr := x.Env.Sleep(ctx, reconnect.Backoff(250*time.Millisecond, 30*time.Second,
+			tries)); sleepErr != nil {
 			return infra.VM{}, err
 		}
-		delay = min(2*delay, 30*time.Second)
+		tries++
 	}
 }
 
@@ -407,7 +409,7 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 	x.Env.Go("refill reservations", func() {
 		key := shardstate.ErrorKey{Kind: plan.AlertStorage, Tenant: pool.Tenant} // all pools of the tenant share it
 		failed := false
-		for delay := time.Second; ; delay = min(2*delay, time.Minute) {
+		for tries := 1; ; tries++ {
 			want := ReservePool - x.State.ReservationsLeft(pool)
 			if want <= 0 || !slices.Contains(x.State.Pools(), pool) {
 				if failed {
@@ -428,7 +430,7 @@ func (x *Executor) Refill(ctx context.Context, pool shardstate.Pool) {
 			if failed = true; ctx.Err() == nil {
 				x.State.RaiseError(key, fmt.Sprintf("refill reservations: %v", err))
 			}
-			if x.Env.Sleep(ctx, delay) != nil {
+			if x.Env.Sleep(ctx, reconnect.Backoff(time.Second, time.Minute, tries)) != nil {
 				break
 			}
 		}

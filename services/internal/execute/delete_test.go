@@ -430,3 +430,38 @@ func TestWork(t *testing.T) {
 		}
 	}
 }
+
+// TestForeignVM gives an instance's record the provider ID of a VM of another cluster. The executor must neither delete
+// that VM nor change its load balancers, and must say why.
+func TestForeignVM(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.configure(func(g *config.Group) { g.LoadBalancers = []string{"lb"} })
+		foreign := infra.VM{ProviderID: "foreign", State: infra.Running, Tags: infra.Tags{
+			Owner: infra.Owner{Cluster: "other", Shard: owner.Shard}, Instance: b.newID()}}
+		if err := b.provider.Plant(foreign); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.provider.Register(t.Context(), "lb", foreign); err != nil {
+			t.Fatal(err)
+		}
+		id := b.serving()
+		b.leave(id)
+		rec, token, _ := b.State.Record(id)
+		rec.ProviderID, rec.Revision = foreign.ProviderID, rec.Revision+1
+		b.State.PutRecord(rec, b.write(rec, token))
+		b.do(plan.Action{Kind: plan.Terminate, Instance: id})
+		if calls := b.made(mock.Delete); len(calls) != 0 {
+			t.Errorf("deleted %v", calls)
+		}
+		if calls := b.made(mock.Deregister); len(calls) != 0 {
+			t.Errorf("deregistered %v", calls)
+		}
+		if got := b.standing(); !slices.Contains(got, string(plan.AlertProvider)) {
+			t.Errorf("alerts %v", got)
+		}
+		b.do(plan.Action{Kind: plan.Register, Instance: id})
+		if calls := b.made(mock.Register); len(calls) != 0 {
+			t.Errorf("registered %v", calls)
+		}
+	})
+}

@@ -256,11 +256,13 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 	if err := x.confirm(ctx); err != nil {
 		return err
 	}
-	vm, _ := x.State.VM(action.Instance)
-	providerID := cmp.Or(rec.ProviderID, vm.ProviderID)
-	if providerID == "" {
+	vm, err := x.ownVM(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if vm.ProviderID == "" {
 		asked := x.Env.Now()
-		vm, err := x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
+		vm, err = x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
 		if errors.Is(err, infra.NotFound) {
 			if x.State.NotFound(action.Instance, asked); !x.State.Gone(action.Instance) {
 				return fmt.Errorf("terminate %s: %w: the provider does not know its VM", action.Instance, errNotYet)
@@ -270,13 +272,34 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 		if err != nil {
 			return err
 		}
-		providerID = vm.ProviderID
 	}
-	if err := x.Provider.Delete(ctx, providerID); err != nil && !errors.Is(err, infra.NotFound) {
+	err = x.Provider.Delete(ctx, infra.Target(x.Owner, rec.ID, vm.ProviderID))
+	if err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
 	x.State.TerminateRequested(action.Instance)
 	return nil
+}
+
+// ownVM returns the VM of a record, for a call that changes the VM. It fails with class [infra.Invalid] if the VM's own
+// tags name another owner or instance, so that a wrong provider ID in a record harms no other VM. If the State has no
+// description of the VM, ownVM asks the provider. The ProviderID is empty if it is not known.
+func (x *Executor) ownVM(ctx context.Context, rec record.Instance) (infra.VM, error) {
+	vm, _ := x.State.VM(rec.ID)
+	providerID := cmp.Or(rec.ProviderID, vm.ProviderID)
+	if providerID == "" {
+		return infra.VM{}, nil
+	}
+	want := infra.Target(x.Owner, rec.ID, providerID)
+	if vm.ProviderID != providerID || vm.Tags.Instance.IsZero() {
+		var err error
+		if vm, err = x.Provider.Get(ctx, providerID); errors.Is(err, infra.NotFound) {
+			return want, nil // providers accept calls for a VM that is gone
+		} else if err != nil {
+			return infra.VM{}, err
+		}
+	}
+	return vm, infra.CheckOwned("change "+providerID, vm.Tags, want.Tags)
 }
 
 // forget replaces the record of an instance with a tombstone, once its VM is known to be gone. First it removes the

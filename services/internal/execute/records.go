@@ -10,6 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -73,13 +74,14 @@ func (x *Executor) stamp(rec *record.Instance) {
 // insist repeats a write until the write succeeds or is definitely refused, or the authority ends. It is for the
 // results of provider calls, which must be recorded.
 func (x *Executor) insist(ctx context.Context, write func() error) error {
-	for delay := 100 * time.Millisecond; ; delay = min(2*delay, 10*time.Second) {
+	for tries := 1; ; tries++ {
 		err := write()
 		var superseded *clusterstate.SupersededError
 		if err == nil || errors.Is(err, ErrGone) || errors.As(err, &superseded) {
 			return err
 		}
-		if sleepErr := x.Env.Sleep(ctx, delay); sleepErr != nil {
+		if sleepErr := x.Env.Sleep(ctx, reconnect.Backoff(100*time.Millisecond, 10*time.Second,
+			tries)); sleepErr != nil {
 			return err
 		}
 	}

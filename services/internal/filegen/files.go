@@ -79,6 +79,8 @@ type Result struct {
 	Files []File
 	// Names are the names of all files that belong to the instance, sorted.
 	Names []string
+	// Sums are the SHA-256 sums (hexadecimal) of all files that the instance has after it has stored Files, by name.
+	Sums map[string]string
 	// Hash is the runtime hash that the instance has after it has stored Files. It is empty while a file is missing.
 	Hash string
 	// Missing are the keys without which certificates cannot be issued.
@@ -217,7 +219,7 @@ func (g *Generator) Generate(ctx context.Context, in Input) (Result, error) {
 		return Result{}, err
 	}
 	run := generation{g: g, in: &in, data: data(shard, &in.Group, &in.Record, in.Address),
-		result: Result{Names: set.names}}
+		result: Result{Names: set.names, Sums: make(map[string]string, len(set.names))}}
 	run.data.Claimed = in.Claimed
 	// Older templates, from before the first workload CAs, put only CACert into their trust files. So CACert contains
 	// the cluster's CA and also the workload CAs when files are rendered.
@@ -273,6 +275,7 @@ func (r *generation) file(ctx context.Context, file *compiledFile) error {
 	}
 	sum := sha256.Sum256(content)
 	out := File{Name: file.name, Kind: file.Kind, Content: content, SHA256: hex.EncodeToString(sum[:])}
+	r.result.Sums[file.name] = out.SHA256
 	if have, ok := r.in.Have[file.name]; !ok || have.Error != "" || have.SHA256 != out.SHA256 {
 		r.result.Files = append(r.result.Files, out)
 	}
@@ -301,6 +304,7 @@ func (r *generation) certificate(file *compiledFile) error {
 			same = have.Basis == basis(&spec, pkix)
 		}
 		if same {
+			r.result.Sums[file.name] = have.SHA256
 			r.renewAt(due)
 			return nil
 		}
@@ -328,6 +332,7 @@ func (r *generation) certificate(file *compiledFile) error {
 	r.result.Files = append(r.result.Files, File{Name: file.name, Kind: file.Kind, Content: content,
 		SHA256: hex.EncodeToString(sum[:]),
 		Basis:  from, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter})
+	r.result.Sums[file.name] = hex.EncodeToString(sum[:])
 	kind := record.CertClient
 	if file.cert.kind == authority.KindServer {
 		kind = record.CertServer

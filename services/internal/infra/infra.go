@@ -82,6 +82,23 @@ type VM struct {
 	Warning string
 }
 
+// Target identifies the VM of an instance for [Provider.Delete].
+func Target(owner Owner, instance ident.ID, providerID string) VM {
+	return VM{ProviderID: providerID, Tags: Tags{Owner: owner, Instance: instance}}
+}
+
+// CheckOwned returns an error of class [Invalid] if the tags that a VM has in the cloud are not those of the given
+// owner and instance. A record with a wrong provider ID must not lead to the loss of another team's VM.
+func CheckOwned(op string, found, want Tags) error {
+	if found.Owner == want.Owner && found.Instance == want.Instance && !want.Instance.IsZero() {
+		return nil
+	}
+	return Errorf(Invalid, op,
+		"the VM's tags name instance %q of shard %q in cluster %q, not instance %q of shard %q in "+
+			"cluster %q: it stays as it is; if it is the instance's VM, restore its tags", found.Instance, found.Shard,
+		found.Cluster, want.Instance, want.Shard, want.Cluster)
+}
+
 // Provider creates and deletes VMs. All methods are safe for concurrent use, honor ctx, and return errors that
 // [ClassOf] classifies.
 type Provider interface {
@@ -91,9 +108,10 @@ type Provider interface {
 	// may exist or may still be created: the caller must repeat the same request or look the VM up. Any other class
 	// means that this call made no VM.
 	Create(ctx context.Context, req CreateRequest) (VM, error)
-	// Delete requests the deletion of a VM. A nil error means that deletion was requested, not that the VM is gone.
-	// Deleting a VM that is gone is not an error.
-	Delete(ctx context.Context, providerID string) error
+	// Delete requests the deletion of the VM with vm's ProviderID. It first compares the VM's own tags with vm.Tags, as
+	// [CheckOwned] does, and fails with class [Invalid] if the VM belongs to another owner or instance. A nil error
+	// means that deletion was requested, not that the VM is gone. Deleting a VM that is gone is not an error.
+	Delete(ctx context.Context, vm VM) error
 	// Get describes one VM. If the VM is younger than the provider's consistency window, [NotFound] does not prove that
 	// the VM is gone.
 	Get(ctx context.Context, providerID string) (VM, error)

@@ -132,6 +132,9 @@ func (j *Journal) take() []record.Event {
 func (j *Journal) Run(ctx context.Context) error {
 	defer j.hub.Close()
 	w := &writer{Journal: j}
+	var retention sync.WaitGroup
+	retention.Go(func() { j.retain(ctx) })
+	defer retention.Wait()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for ctx.Err() == nil {
@@ -146,12 +149,7 @@ func (j *Journal) Run(ctx context.Context) error {
 		if wait, due := w.due(); due {
 			timer.Reset(wait)
 			if wait <= 0 && ctx.Err() == nil {
-				if w.write(ctx) {
-					w.clean(ctx)
-				}
-				if wait, due = w.due(); due {
-					timer.Reset(wait)
-				}
+				w.write(ctx) // the timer has fired: the next round sets it again if events remain
 			}
 		}
 	}
@@ -176,7 +174,6 @@ type writer struct {
 	repeated     bool // part was written before
 	dropped      int
 	written      time.Time // when the last write began
-	cleaned      time.Time // the day for which old parts were deleted
 	untrimmed    int
 }
 
@@ -271,26 +268,4 @@ func (w *writer) write(ctx context.Context) (ok bool) {
 	w.part, w.repeated = nil, false
 	w.setLag()
 	return true
-}
-
-// clean runs at most once a day. It deletes the parts of all days that are older than the retention.
-func (w *writer) clean(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, putTimeout)
-	defer cancel()
-	now := w.options.Now()
-	today := now.UTC().Truncate(24 * time.Hour)
-	if !today.After(w.cleaned) {
-		return
-	}
-	w.cleaned = today
-	oldest := now.Add(-w.options.Retention()).UTC().Truncate(24 * time.Hour)
-	parts, err := w.options.Store.List(ctx, keys.JournalPrefix(w.options.Shard))
-	for i := 0; i < len(parts) && err == nil; i++ {
-		if key, bad := keys.Parse(parts[i].Key); bad == nil && key.Time.Before(oldest) {
-			err = w.options.Store.Delete(ctx, parts[i].Key)
-		}
-	}
-	if err != nil {
-		w.options.Log.Warn("old parts of the journal not deleted", "error", err)
-	}
 }

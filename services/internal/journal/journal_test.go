@@ -26,6 +26,7 @@ type testJournal struct {
 	t     *testing.T
 	store *mem.Store
 	stop  func()
+	end   context.CancelCauseFunc // ends the leadership, and does not wait
 }
 
 // start runs the journal of a term with an empty SQLite file. Call it in a bubble of synctest.
@@ -38,7 +39,7 @@ func start(t *testing.T, store *mem.Store, term uint64) *testJournal {
 	j := journal.New(journal.Options{Shard: "a", Term: term, Store: store, Cache: c,
 		Retention: func() time.Duration { return 30 * 24 * time.Hour }, Now: time.Now,
 		Log: slog.New(slog.DiscardHandler)})
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- j.Run(ctx) }()
 	stopped := false
@@ -47,7 +48,7 @@ func start(t *testing.T, store *mem.Store, term uint64) *testJournal {
 			return
 		}
 		stopped = true
-		cancel()
+		cancel(nil)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
@@ -58,7 +59,7 @@ func start(t *testing.T, store *mem.Store, term uint64) *testJournal {
 			t.Error(err)
 		}
 	})
-	return &testJournal{j, t, store, stop}
+	return &testJournal{j, t, store, stop, cancel}
 }
 
 // messages returns the messages of stored events.
@@ -177,6 +178,12 @@ func TestUnknownResult(t *testing.T) {
 				if have := parts(t, store); have != "a | b" {
 					t.Errorf("parts %q, want a and b", have)
 				}
+				faults = 2
+				j.Record(event("c")) // no other event comes that would wake the journal
+				time.Sleep(3 * time.Minute)
+				if have := parts(t, store); have != "a | b | c" {
+					t.Errorf("parts %q, want a, b and c", have)
+				}
 			})
 		})
 	}
@@ -199,13 +206,67 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 			t.Fatal(err)
 		}
 		next := start(t, store, 5)
-		if err := next.Restore(t.Context()); err != nil {
-			t.Fatal(err)
+		for range 2 { // the second call has nothing to do
+			if err := next.Restore(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		next.Record(event("now"))
 		time.Sleep(time.Second)
 		if have := next.messages(cache.EventQuery{}); have != "yesterday today ended now" {
 			t.Errorf("events %q, want those of yesterday, today and now", have)
+		}
+	})
+}
+
+// TestRestoreReadsTheNewest checks that a leader reads the newest parts first, until its file is full. If it cannot
+// read the list or is stopped, Restore fails.
+func TestRestoreReadsTheNewest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gets, fault := 0, mem.Fault{}
+		store := mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+			if r.Op == mem.Get {
+				gets++
+			}
+			if r.Op == mem.Put {
+				return mem.Fault{}
+			}
+			return fault
+		}})
+		now := time.Now()
+		const each = 5000 // two parts fill the file
+		for part := range uint64(3) {
+			var events []record.Event
+			for n := range uint64(each) {
+				e := event("x")
+				e.At, e.Term, e.Sequence = now, 3, part*each+n+1
+				events = append(events, e)
+			}
+			body, err := record.EncodeEvents(events)
+			if err == nil {
+				_, err = store.Put(t.Context(), keys.Journal("a", now, 3, part*each+1), body, objstore.IfAbsent())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		j := start(t, store, 4)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := j.Restore(ended); err == nil {
+			t.Error("restored with a context that has ended")
+		}
+		fault = mem.Fault{Err: errors.New("503")}
+		if err := j.Restore(t.Context()); err == nil {
+			t.Error("restored without a list")
+		}
+		gets, fault = 0, mem.Fault{}
+		if err := j.Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		have, err := j.List(t.Context(), cache.EventQuery{Limit: 100_000})
+		if err != nil || gets != 2 || len(have) != 2*each || have[0].Sequence != each+1 {
+			t.Errorf("%d events from %d parts, %v", len(have), gets, err)
 		}
 	})
 }
@@ -223,6 +284,10 @@ func TestRetention(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		foreign := keys.JournalPrefix("a") + "notes.txt" // an object that no server wrote
+		if _, err := store.Put(t.Context(), foreign, nil, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
 		j := start(t, store, 3)
 		j.Record(event("first"))
 		time.Sleep(20 * 24 * time.Hour)
@@ -230,6 +295,12 @@ func TestRetention(t *testing.T) {
 		time.Sleep(12 * 24 * time.Hour)
 		j.Record(event("third"))
 		time.Sleep(time.Minute)
+		if _, err := store.Get(t.Context(), foreign); err != nil {
+			t.Errorf("an object that is not a part: %v", err)
+		}
+		if err := store.Delete(t.Context(), foreign); err != nil {
+			t.Fatal(err)
+		}
 		if have := parts(t, store); have != "second | third" {
 			t.Errorf("parts %q, want the first deleted after 32 days", have)
 		}
@@ -298,4 +369,81 @@ func TestSubscribe(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestListParts lists the parts of a day. They come in the order of terms, whatever the leaders' clocks said, and other
+// objects are skipped.
+func TestListParts(t *testing.T) {
+	store, day := mem.New(), time.Date(2026, 1, 2, 0, 0, 0, 0, time.UTC)
+	for _, key := range []string{
+		keys.Journal("a", day.Add(time.Hour), 4, 1), keys.Journal("a", day.Add(2*time.Hour), 3, 9),
+		keys.Journal("a", day.Add(3*time.Hour), 3, 1), keys.Journal("a", day.Add(-time.Second), 2, 1),
+		keys.Journal("a", day.Add(24*time.Hour), 5, 1), keys.Journal("b", day, 1, 1),
+		keys.JournalDayPrefix("a", day) + "notes.txt",
+	} {
+		if _, err := store.Put(t.Context(), key, []byte("x"), objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parts, err := journal.ListParts(t.Context(), store, "a", day)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, part := range parts {
+		got = append(got, fmt.Sprint(part.Term, ".", part.First))
+	}
+	if text := strings.Join(got, " "); text != "3.1 3.9 4.1" {
+		t.Errorf("parts %s", text)
+	}
+}
+
+// TestPartOfAnotherTerm reads a part with an event of another term than the part's key. It is refused whole.
+func TestPartOfAnotherTerm(t *testing.T) {
+	store := mem.New()
+	own, other := event("own"), event("other")
+	own.At, other.At = time.Now(), time.Now()
+	own.Term, own.Sequence, other.Term, other.Sequence = 4, 1, 5, 2
+	for name, events := range map[string][]record.Event{"last": {own, other}, "only": {other}} {
+		body, err := record.EncodeEvents(events)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := keys.Journal("a", own.At, 4, 1)
+		if _, err := store.Put(t.Context(), key, body, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+		part, err := keys.Parse(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read, err := journal.ReadPart(t.Context(), store, part); err == nil || !strings.Contains(err.Error(),
+			"term 5") {
+			t.Errorf("%s: read %v, %v", name, read, err)
+		}
+	}
+}
+
+// TestLeaderEnded checks what the last event of a term says about the end of the leadership.
+func TestLeaderEnded(t *testing.T) {
+	for name, test := range map[string]struct {
+		cause error
+		want  string
+	}{
+		"stopped": {nil, ""},
+		"lost":    {errors.New("the lock has another owner"), "the lock has another owner"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := start(t, mem.New(), 3)
+				j.end(test.cause)
+				j.stop()
+				events, err := j.List(t.Context(), cache.EventQuery{Limit: 10})
+				if err != nil || len(events) != 1 || events[0].Kind != record.EventLeaderEnded ||
+					events[0].Actor != "leader" || events[0].Message != test.want {
+					t.Errorf("events %+v, %v, want one that says %q", events, err, test.want)
+				}
+			})
+		})
+	}
 }

@@ -45,6 +45,8 @@ func TestReplacements(t *testing.T) {
 			on(-800, record.EventInstanceHealthy, "old"), lost, creating(5), created, registered(600), healthy}, all},
 		"a notice": {[]record.Event{on(0, record.EventInstanceNotice, "old"), creating(5), created, registered(600),
 			on(700, record.EventInstanceLost, "old"), healthy}, all},
+		"only notices": {[]record.Event{on(0, record.EventInstanceNotice, "old"),
+			on(3, record.EventInstanceUnhealthy, "old"), creating(5), created, registered(600), healthy}, all},
 		"replaced before it failed": {[]record.Event{creating(5), created, registered(600),
 			on(700, record.EventInstanceLost, "old"), healthy}, "create 95 boot 480 register 20 healthy 300"},
 		"registered before the answer": {[]record.Event{lost, creating(5), registered(60), created, healthy},

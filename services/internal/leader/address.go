@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -24,7 +25,7 @@ const (
 func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, machineID string, every time.Duration) {
 	key := shardstate.ErrorKey{Kind: plan.AlertLeaderNetwork}
 	began, held := l.Executor.Env.Now(), false
-	for delay := time.Second; ; {
+	for failures := 0; ; {
 		wait := every
 		err := l.Executor.Permit(ctx)
 		if err == nil {
@@ -33,7 +34,7 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 		switch {
 		case err == nil:
 			l.State.ResolveError(key)
-			delay = time.Second
+			failures = 0
 			if !held {
 				held = true
 				l.Executor.Log.Info("holding the leader's address", "after", l.Executor.Env.Now().Sub(began).String())
@@ -42,7 +43,8 @@ func (l *Leader) HoldAddress(ctx context.Context, network infra.LeaderNetwork, m
 			if ctx.Err() == nil {
 				l.State.RaiseError(key, fmt.Sprintf("acquire the leader's address: %v", err))
 			}
-			wait, delay = min(delay, every), 2*delay
+			failures++
+			wait = reconnect.Backoff(time.Second, every, failures)
 		}
 		if l.Executor.Env.Sleep(ctx, wait) != nil {
 			break

@@ -485,6 +485,33 @@ func TestHoldAddress(t *testing.T) {
 	})
 }
 
+// TestHoldAddressPausesAfterManyFailures checks that the pause between attempts has a limit: a pause that doubles
+// without one overflows after 34 failures.
+func TestHoldAddressPausesAfterManyFailures(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, s *shard) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s.answer(func(mock.Call) mock.Outcome {
+			if s.provider.Count(mock.Acquire) > 200 {
+				cancel()
+			}
+			return mock.Outcome{Err: infra.Errorf(infra.Throttled, "acquire", "slow down")}
+		})
+		done := make(chan struct{})
+		go func() {
+			s.HoldAddress(ctx, s.provider, "here", leader.AddressCheck)
+			close(done)
+		}()
+		time.Sleep(100 * leader.AddressCheck) // well over the 34 failures
+		before := s.provider.Count(mock.Acquire)
+		time.Sleep(10 * leader.AddressCheck)
+		if calls := s.provider.Count(mock.Acquire) - before; before < 90 || before > 110 || calls > 10 {
+			t.Errorf("%d calls in 100 intervals, and then %d in 10", before, calls)
+		}
+		cancel()
+		<-done
+	})
+}
+
 func TestCreateInstance(t *testing.T) {
 	inBubble(t, 0, func(t *testing.T, s *shard) {
 		ctx := t.Context()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
@@ -113,7 +114,7 @@ func (l *Leader) Collect(ctx context.Context) {
 		}
 		return l.Asker.List(ctx)
 	}
-	for delay := time.Second; ; {
+	for failures := 0; ; {
 		for _, pool := range l.State.Pools() {
 			l.Executor.Refill(ctx, pool)
 		}
@@ -125,10 +126,11 @@ func (l *Leader) Collect(ctx context.Context) {
 		wait := l.State.Settings().CollectInterval
 		if err != nil {
 			l.Asker.Failed(err)
-			wait, delay = delay, min(2*delay, time.Minute)
+			failures++
+			wait = reconnect.Backoff(time.Second, time.Minute, failures)
 		} else {
 			l.Asker.Answer()
-			delay = time.Second
+			failures = 0
 		}
 		l.listed = time.Time{}
 		if l.Executor.Env.Sleep(ctx, wait) != nil {

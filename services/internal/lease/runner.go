@@ -16,6 +16,9 @@ import (
 // highestTermTimeout limits the time to read all records of the shard, which is necessary if the lock is missing.
 const highestTermTimeout = time.Minute
 
+// slowLogEvery is the time between two warnings about a slow store.
+const slowLogEvery = time.Minute
+
 // Config is what Run needs. All fields are required unless their comment says otherwise.
 type Config struct {
 	Store objstore.Store
@@ -98,12 +101,14 @@ type runner struct {
 	returned chan error // the result of Lead
 	timer    *time.Timer
 
-	storeCtx context.Context // of storage requests: it outlives Run's context, for the release
-	leadCtx  context.Context // the parent of Lead's context
-	leading  *Authority      // while Lead runs
-	lost     bool            // the leadership is over, and Lead still runs
-	waiting  []confirmation
-	seq      uint64
+	storeCtx   context.Context    // of storage requests: it outlives Run's context, for the release
+	endAttempt context.CancelFunc // ends the last request to the store
+	slowLogged time.Time          // when the slow store was logged last
+	leadCtx    context.Context    // the parent of Lead's context
+	leading    *Authority         // while Lead runs
+	lost       bool               // the leadership is over, and Lead still runs
+	waiting    []confirmation
+	seq        uint64
 
 	events   <-chan election.Input // of Links; nil: there are none
 	followed record.Lock           // the holder that Links follow
@@ -208,6 +213,7 @@ func (r *runner) step(in election.Input) {
 	}
 	r.publishStatus(term)
 	r.followHolder()
+	r.reportLatency()
 
 	wait := decision.Wake.Sub(now)
 	if term != 0 {
@@ -216,6 +222,17 @@ func (r *runner) step(in election.Input) {
 		wait = min(wait, r.cfg.Options.Lease/20)
 	}
 	r.timer.Reset(max(wait, 0))
+}
+
+// reportLatency logs that the store has become so slow that this process may lose its leadership.
+func (r *runner) reportLatency() {
+	slowest, limit := r.elector.Latency()
+	if 2*slowest < limit || limit == 0 || time.Since(r.slowLogged) < slowLogEvery {
+		return
+	}
+	r.slowLogged = time.Now()
+	r.cfg.Log.Warn("the bucket is slow: this server loses its leadership if a renewal takes longer than the limit",
+		"key", r.cfg.Key, "slowest_request", slowest.Round(time.Millisecond).String(), "limit", limit.String())
 }
 
 // mergeMarks adds the marks of a lock that this server received, in a read or a heartbeat, to the marks of this
@@ -265,7 +282,11 @@ func (r *runner) perform(action election.Action) {
 	switch a := action.(type) {
 	case election.ReadLock:
 		leads := r.elector.Role() == election.Leader
-		go func() { r.answers <- r.readLock(leads) }()
+		ctx, end := r.attempt()
+		go func() {
+			defer end()
+			r.answers <- r.readLock(ctx, leads)
+		}()
 	case election.WriteLock:
 		body, err := r.encodeLock(a.Lock)
 		// Encoding fails if the leader's code has set a configuration token that cannot be encoded. Run then ends with
@@ -274,7 +295,11 @@ func (r *runner) perform(action election.Action) {
 			r.err = fmt.Errorf("elect leader: %w", err)
 			return
 		}
-		go func() { r.answers <- r.writeLock(body, a) }()
+		ctx, end := r.attempt()
+		go func() {
+			defer end()
+			r.answers <- r.writeLock(ctx, body, a)
+		}()
 	case election.AskMachine:
 		go func() { r.answers <- election.MachineAnswer{State: r.askMachine(a.Machine)} }()
 	case election.BecameLeader:
@@ -285,7 +310,12 @@ func (r *runner) perform(action election.Action) {
 		r.leading, r.lost = authority, false
 		go func() { r.returned <- r.cfg.Lead(ctx, authority) }()
 	case election.LostLeadership:
-		r.cfg.Log.Info("lost leadership", "term", a.Term, "reason", string(a.Reason))
+		slowest, _ := r.elector.Latency()
+		r.cfg.Log.Info("lost leadership", "term", a.Term, "reason", string(a.Reason), "slowest_request",
+			slowest.Round(time.Millisecond).String())
+		if a.Reason == election.ReasonExpired || a.Reason == election.ReasonPromise {
+			r.endAttempt()
+		}
 		r.endAuthority(fmt.Errorf("%w: %s", ErrLost, a.Reason))
 	case election.Confirmed:
 		for len(r.waiting) > 0 && r.waiting[0].seq <= a.Seq {
@@ -337,10 +367,16 @@ func (r *runner) encodeLock(lock record.Lock) ([]byte, error) {
 	return r.body, nil
 }
 
+// attempt returns the context of a request to the store. It ends early if this process loses its authority, because a
+// leader waits longer for an answer than other processes.
+func (r *runner) attempt() (context.Context, context.CancelFunc) {
+	ctx, end := context.WithTimeout(r.storeCtx, r.elector.RequestTimeout(r.cfg.Clock.Now()))
+	r.endAttempt = end
+	return ctx, end
+}
+
 // readLock reads the lock. It runs in its own goroutine.
-func (r *runner) readLock(leads bool) election.Input {
-	ctx, cancel := context.WithTimeout(r.storeCtx, r.cfg.Options.RequestTimeout())
-	defer cancel()
+func (r *runner) readLock(ctx context.Context, leads bool) election.Input {
 	obj, err := r.cfg.Store.Get(ctx, r.cfg.Key)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound) && leads:
@@ -367,9 +403,7 @@ func (r *runner) readLock(leads bool) election.Input {
 }
 
 // writeLock writes the lock. It runs in its own goroutine.
-func (r *runner) writeLock(body []byte, a election.WriteLock) election.Input {
-	ctx, cancel := context.WithTimeout(r.storeCtx, r.cfg.Options.RequestTimeout())
-	defer cancel()
+func (r *runner) writeLock(ctx context.Context, body []byte, a election.WriteLock) election.Input {
 	token, err := r.cfg.Store.Put(ctx, r.cfg.Key, body, a.Condition)
 	switch {
 	case err == nil:

@@ -60,7 +60,9 @@ type Server struct {
 	Leader          prometheus.Gauge
 	Heir            prometheus.Gauge
 	Term            prometheus.Gauge
-	LeaderChanges   *prometheus.CounterVec   // by cause
+	LeaderChanges   *prometheus.CounterVec // by cause
+	StandbysRefused prometheus.Counter
+	NotHome         prometheus.Gauge
 	TermFailures    prometheus.Counter       // terms that could not begin, or ended with an error
 	Actions         *prometheus.CounterVec   // by kind
 	CreateStart     prometheus.Histogram     // from the start of the plan to the provider's create call
@@ -99,6 +101,10 @@ func NewServer(version, shard string) *Server {
 		Term:     gauge("nstance_term", "Term of the shard's leader as last seen."),
 		LeaderChanges: counter("nstance_leader_changes_total", "Terms that this server began, by what ended the term "+
 			"before: first (there was none), released (a clean stop), heir or expired (the leader was lost).", "cause"),
+		StandbysRefused: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_standbys_refused_total",
+			Help: "Connections of standbys that this leader refused because they do not use its bucket."}),
+		NotHome: gauge("nstance_not_home", "1 while this server does not stand for election, because its bucket is "+
+			"not the home of its shard."),
 		TermFailures: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_term_failures_total",
 			Help: "Terms of this server that could not begin, or ended with an error."}),
 		Actions: counter("nstance_actions_total", "Actions of the plan that the leader started, by kind.", "kind"),
@@ -147,7 +153,8 @@ func NewServer(version, shard string) *Server {
 // increase of a series.
 func (s *Server) zero() {
 	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
-		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseExpired, plan.CauseDrift, plan.CauseReturnToSpot} {
+		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseExpired, plan.CauseDrift,
+		plan.CauseReturnToSpot} {
 		s.Replacements.WithLabelValues(string(cause))
 	}
 	for _, kind := range plan.AlertKinds() {

@@ -290,7 +290,8 @@ func (deployment *testDeployment) start(change func(*operator.Config)) *process 
 	if err != nil {
 		deployment.t.Fatal(err)
 	}
-	c := operator.Config{Options: operator.Options{ConfigFile: deployment.file, HealthAddr: "0", MetricsAddr: "0"},
+	c := operator.Config{Options: operator.Options{ConfigFile: deployment.file, HealthAddr: "0", MetricsAddr: "0",
+		OnDemandPods: true},
 		Environment: environment, Settings: file,
 		Rest: rest.CopyConfig(deployment.config), Version: "test", Log: logr.FromSlogHandler(
 			slog.NewTextHandler(deployment.log, nil))}

@@ -36,8 +36,8 @@ const (
 // The operator needs these rights for leader election and for events about all objects.
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=nstance-system,resources=leases,verbs=get;create;update
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch;update
-// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch;update
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create
 
 // configureClient sets the operator's user agent, rate limits and encoding in a client configuration.
 func configureClient(r *rest.Config, speakJSON bool, version string) {

@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -22,10 +24,12 @@ import (
 	"k8s.io/client-go/rest"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	kubecluster "sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/cluster"
 	"github.com/nstance-kit/nstance/services/internal/operator/drain"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
@@ -55,8 +59,8 @@ type Config struct {
 	Dial []grpc.DialOption
 }
 
-// Run runs the operator until ctx ends, and then returns nil. It returns an error if the leadership is lost or the
-// registration cannot succeed. The caller must then end the process.
+// Run runs the operator until ctx ends, and then returns nil. It returns an error if the leadership is lost. The
+// caller must then end the process.
 func Run(ctx context.Context, c Config) error {
 	ctrl.SetLogger(c.Log)
 	log := slog.New(logr.ToSlogHandler(c.Log))
@@ -68,12 +72,13 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	client := mgr.GetClient()
+	problems := &scope.Problems{}
 	keeper := identity.New(identity.Options{
 		Client: client, Namespace: c.Environment.Namespace, CAConfigMap: c.Environment.CAConfigMap,
 		CertSecret: c.Environment.CertSecret,
 		KeySecret:  c.Environment.KeySecret, NonceSecret: c.Environment.NonceSecret, Cluster: c.Settings.Cluster,
 		Tenant: c.Settings.Tenant,
-		Rand:   rand.Reader, Now: time.Now, Recorder: mgr.GetEventRecorder(name), Log: log,
+		Rand:   rand.Reader, Now: time.Now, Recorder: mgr.GetEventRecorder(name), Problems: problems, Log: log,
 	})
 	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log,
 		Dial: append([]grpc.DialOption{grpc.WithStatsHandler(keeper.RenewalRequests())}, c.Dial...)})
@@ -87,11 +92,11 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		return runLeader(ctx, c, keeper, set, log)
+		return runLeader(ctx, c, keeper, set, problems, log)
 	})); err != nil {
 		return err
 	}
-	if err := setupControllers(ctx, mgr, c, set, adjust, log); err != nil {
+	if err := setupControllers(mgr, c, set, problems, adjust, log); err != nil {
 		return err
 	}
 	log.Info("starting nstance-operator", "version", c.Version, "cluster", c.Settings.Cluster, "tenant",
@@ -100,39 +105,41 @@ func Run(ctx context.Context, c Config) error {
 	return mgr.Start(ctx)
 }
 
-// runLeader runs while this process is the leader. It obtains and maintains the identity and connects the shards.
-func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shards.Set, log *slog.Logger) error {
-	if err := keeper.Ensure(ctx, registrationAddrs(c.Settings)); err != nil {
-		if ctx.Err() != nil {
+// configurationSource is the source of problems of the configuration file.
+const configurationSource = "the configuration file"
+
+// runLeader runs while this process is the leader. It obtains and maintains the identity and connects the shards. It
+// returns when ctx ends.
+func runLeader(ctx context.Context, c Config, keeper *identity.Keeper, set *shards.Set, problems *scope.Problems,
+	log *slog.Logger) error {
+	var current atomic.Pointer[settings.Config]
+	current.Store(&c.Settings)
+	var background sync.WaitGroup
+	defer background.Wait()
+	background.Go(func() {
+		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) {
+			current.Store(&next)
+			set.Configure(operatorAddrs(next))
+		}, func(err error) { problems.Set(configurationSource, v1beta1.ConfigurationInvalidReason, err) })
+	})
+	registration := func() map[string]string { return registrationAddrs(*current.Load()) }
+	if keeper.Await(ctx, registration) != nil {
+		return nil
+	}
+	background.Go(func() { set.Run(ctx) })
+	for {
+		err := keeper.Run(ctx, func(ctx context.Context, key ed25519.PublicKey) (
+			*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			return renewCertificate(ctx, set, key)
+		})
+		if err == nil {
 			return nil
 		}
-		return fmt.Errorf("identity: %w", err)
+		log.Error("the identity is lost; registering again", "error", err)
+		if keeper.Await(ctx, registration) != nil {
+			return nil
+		}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		set.Run(ctx)
-	}()
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		settings.Watch(ctx, c.Options.ConfigFile, c.Settings, nil, log, func(next settings.Config) {
-			set.Configure(operatorAddrs(next))
-		})
-	}()
-	err := keeper.Run(ctx, func(ctx context.Context, key ed25519.PublicKey) (
-		*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-		return renewCertificate(ctx, set, key)
-	})
-	cancel()
-	<-done
-	<-followed
-	if err != nil {
-		return fmt.Errorf("identity: %w", err)
-	}
-	return nil
 }
 
 // renewCertificate gets a certificate for a new key from the first shard that accepts the request. It asks the
@@ -166,35 +173,40 @@ func renewCertificate(ctx context.Context, all shards.Shards, key ed25519.Public
 }
 
 // setupControllers sets up all reconcilers.
-func setupControllers(ctx context.Context, mgr ctrl.Manager, c Config, set shards.Shards, adjust func(*rest.Config),
-	log *slog.Logger) error {
+func setupControllers(mgr ctrl.Manager, c Config, set shards.Shards, problems *scope.Problems,
+	adjust func(*rest.Config), log *slog.Logger) error {
 	namespace, id, tenant := c.Environment.Namespace, c.Settings.Cluster, c.Settings.Tenant
 	var external *clusterv1.APIEndpoint
 	if !c.Environment.Endpoint.IsZero() {
 		external = &clusterv1.APIEndpoint{Host: c.Environment.Endpoint.Host, Port: c.Environment.Endpoint.Port}
 	}
-	workload, err := cluster.OpenWorkload(ctx, mgr, cluster.WorkloadOptions{
-		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust,
-		Options: workloadOptions(mgr), Log: log,
-	})
-	if err != nil {
-		return err
-	}
 	s := scope.Scope{Shards: set, Namespace: namespace, Cluster: id, Tenant: tenant, Log: log}
 	for name, err := range map[string]error{
 		"cluster": cluster.Setup(mgr, cluster.Options{Scope: s, Config: mgr.GetConfig(), External: external,
-			ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster}),
-		"pool":     pool.Setup(mgr, s),
-		"machine":  machine.Setup(mgr, s),
-		"ondemand": ondemand.Setup(mgr, s, workload),
-		"drain":    drain.Setup(mgr, s, workload),
-		"report":   report.Setup(mgr, s),
+			ServiceAccount: c.Environment.ServiceAccount, Recreate: c.Options.RecreateCluster, Problems: problems}),
+		"pool":    pool.Setup(mgr, s),
+		"machine": machine.Setup(mgr, s),
+		"report":  report.Setup(mgr, s),
 	} {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return nil
+	return cluster.SetupWorkload(mgr, cluster.WorkloadOptions{
+		Namespace: namespace, Cluster: id, Tenant: tenant, External: external != nil, Adjust: adjust,
+		Options: workloadOptions(mgr), Problems: problems, Log: log,
+	}, func(workload kubecluster.Cluster) error {
+		if err := drain.Setup(mgr, s, workload); err != nil {
+			return fmt.Errorf("drain: %w", err)
+		}
+		if !c.Options.OnDemandPods {
+			return nil
+		}
+		if err := ondemand.Setup(mgr, s, workload); err != nil {
+			return fmt.Errorf("ondemand: %w", err)
+		}
+		return nil
+	})
 }
 
 // operatorAddrs returns the operator addresses by shard.

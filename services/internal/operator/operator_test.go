@@ -9,7 +9,9 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -87,8 +89,8 @@ func TestLeaderElection(t *testing.T) {
 	deployment.awaitEnd(second, "leader election lost")
 }
 
-// TestExternalWorkloadCluster sets NSTANCE_CAPI_ENDPOINT. The operator must then use the kubeconfig that the user
-// provides, and must not change it.
+// TestExternalWorkloadCluster sets NSTANCE_CAPI_ENDPOINT. The operator must then wait for the kubeconfig that the user
+// provides, use it without a restart, and not change it.
 func TestExternalWorkloadCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -98,15 +100,35 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	external := func(c *operator.Config) {
 		c.Environment.Endpoint = settings.Endpoint{Host: "api.example.com", Port: 6443}
 	}
-	deployment.awaitEnd(deployment.start(external), "secret external/demo--default-kubeconfig is missing")
+	p := deployment.start(external)
+	waits := func(reason string) {
+		t.Helper()
+		deployment.await(reason, func() error {
+			if p.ended() {
+				t.Fatalf("the operator has ended: %v", p.err)
+			}
+			var infra v1beta1.NstanceCluster
+			if err := deployment.get("demo--default", &infra); err != nil {
+				return err
+			}
+			ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
+			if ready == nil || ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, reason) {
+				return fmt.Errorf("condition %+v", ready)
+			}
+			return nil
+		})
+	}
+	waits("Secret external/demo--default-kubeconfig is missing")
 	text, err := os.ReadFile(k.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	deployment.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: deployment.namespace,
-		Name: "demo--default-kubeconfig"},
-		Data: map[string][]byte{"value": text}})
-	p := deployment.start(external)
+		Name: "demo--default-kubeconfig"}, Data: map[string][]byte{"value": []byte("damaged")}})
+	waits("the text is not a kubeconfig")
+	deployment.edit("demo--default-kubeconfig", &corev1.Secret{}, func(o client.Object) {
+		o.(*corev1.Secret).Data["value"] = text
+	})
 	deployment.runScenario(func() {
 		if p.ended() {
 			t.Fatalf("the operator has ended: %v", p.err)
@@ -123,8 +145,43 @@ func TestExternalWorkloadCluster(t *testing.T) {
 	}
 }
 
-// TestFollowsItsConfiguration checks that the operator applies changes of its configuration file, and that a fatal
-// error ends the operator.
+// edit changes an object. object is an empty object of its type.
+func (deployment *testDeployment) edit(name string, object client.Object, change func(client.Object)) {
+	deployment.t.Helper()
+	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		if err := deployment.get(name, object); err != nil {
+			return err
+		}
+		change(object)
+		return deployment.kube.Update(deployment.t.Context(), object)
+	}); err != nil {
+		deployment.t.Fatal(err)
+	}
+}
+
+// awaitProblem waits until the NstanceCluster is not ready and its condition contains the text want. If want is empty,
+// it waits until the NstanceCluster is ready.
+func (deployment *testDeployment) awaitProblem(p *process, want string) {
+	deployment.t.Helper()
+	deployment.await("problem "+want, func() error {
+		if p.ended() {
+			deployment.t.Fatalf("the operator has ended: %v", p.err)
+		}
+		var infra v1beta1.NstanceCluster
+		if err := deployment.get("demo--default", &infra); err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
+		if ready == nil || (ready.Status == metav1.ConditionTrue) != (want == "") ||
+			!strings.Contains(ready.Message, want) {
+			return fmt.Errorf("condition %+v, want %q", ready, want)
+		}
+		return nil
+	})
+}
+
+// TestFollowsItsConfiguration checks that the operator applies changes of its configuration file, its CA and its nonce
+// without a restart, and reports what is wrong with them.
 func TestFollowsItsConfiguration(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts an API server")
@@ -134,6 +191,7 @@ func TestFollowsItsConfiguration(t *testing.T) {
 	b := deployment.shards["b"]
 	delete(deployment.shards, "b")
 	deployment.writeConfig()
+	// The operator waits for the nonce and for a shard that registers it. The NstanceCluster says what it waits for.
 	var nonce corev1.Secret
 	if err := deployment.get("nstance-operator-nonce", &nonce); err != nil {
 		t.Fatal(err)
@@ -141,15 +199,17 @@ func TestFollowsItsConfiguration(t *testing.T) {
 	if err := deployment.kube.Delete(t.Context(), &nonce); err != nil {
 		t.Fatal(err)
 	}
-	deployment.awaitEnd(deployment.start(nil),
+	p := deployment.start(nil)
+	deployment.awaitProblem(p,
 		"Secret configured/nstance-operator-nonce with a registration nonce is missing")
 	deployment.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: deployment.namespace, Name: nonce.Name},
-		Data: nonce.Data})
-	deployment.awaitEnd(deployment.start(func(c *operator.Config) {
-		c.Settings.Shards = map[string]settings.Endpoints{"a": {Registration: "127.0.0.1:1", Operator: "127.0.0.1:1"}}
-	}), "no shard has registered the operator: shard a: ")
+		Data: map[string][]byte{"nonce.jwt": []byte("a.b.c")}})
+	deployment.awaitProblem(p, "no shard has registered the operator: shard a: ")
+	deployment.edit(nonce.Name, &corev1.Secret{}, func(object client.Object) {
+		object.(*corev1.Secret).Data["nonce.jwt"] = append(nonce.Data["nonce.jwt"], "\r\n"...)
+	})
+	deployment.awaitProblem(p, "")
 
-	p := deployment.start(nil)
 	domains := func(want int) func() error {
 		return func() error {
 			if p.ended() {
@@ -172,9 +232,27 @@ func TestFollowsItsConfiguration(t *testing.T) {
 	deployment.await("the refusal", func() error {
 		return equal("refused", strings.Contains(deployment.log.String(), "the configuration file is invalid"), true)
 	})
+	deployment.awaitProblem(p, deployment.file)
 	delete(deployment.shards, "a")
 	deployment.writeConfig()
 	deployment.await("the other shard", domains(1))
+	deployment.awaitProblem(p, "")
+
+	// A damaged CA is reported. A CA with other line ends is not.
+	var ca string
+	setCA := func(change func(text string) string) {
+		deployment.edit("nstance-cluster-ca", &corev1.ConfigMap{}, func(object client.Object) {
+			m := object.(*corev1.ConfigMap)
+			if ca == "" {
+				ca = m.Data["ca.crt"]
+			}
+			m.Data = map[string]string{"ca.crt": change(ca)}
+		})
+	}
+	setCA(func(text string) string { return text[:40] })
+	deployment.awaitProblem(p, "ConfigMap configured/nstance-cluster-ca, key ca.crt")
+	setCA(func(text string) string { return strings.TrimSpace(strings.ReplaceAll(text, "\n", "\r\n")) })
+	deployment.awaitProblem(p, "")
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}

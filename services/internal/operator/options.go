@@ -32,8 +32,10 @@ type Options struct {
 	LeaderElect             bool
 	// RecreateCluster lets the operator create a deleted Cluster again.
 	RecreateCluster bool
-	Zap             zap.Options
-	Version         bool
+	// OnDemandPods lets the operator create machines for Pods that request one.
+	OnDemandPods bool
+	Zap          zap.Options
+	Version      bool
 }
 
 const usage = `nstance-operator connects Cluster API with the servers of an Nstance cluster.
@@ -71,6 +73,8 @@ func newFlags(o *Options) *pflag.FlagSet {
 		"elect one active operator with the Lease nstance-operator-leader-election")
 	flags.BoolVar(&o.RecreateCluster, "recreate-cluster", false,
 		"create the Cluster again although it was deleted")
+	flags.BoolVar(&o.OnDemandPods, "on-demand-pods", true,
+		"create machines for Pods that request one; without it, the operator needs no right to change Pods")
 	// Manifests written for other operators set this flag.
 	flags.Bool(webhooksFlag, false, "")
 	_ = flags.MarkDeprecated(webhooksFlag, "remove it: nstance-operator has no webhooks, and the API server runs its "+

@@ -65,6 +65,11 @@ func ParseUninstallOptions(args []string, out io.Writer) (UninstallOptions, erro
 	return o, nil
 }
 
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;patch;delete
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools;machines,verbs=list
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters,verbs=get;list
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools;nstanceshardgroups;nstancemachines,verbs=list
+
 // Uninstall deletes the managed Cluster and waits until none of its objects is left. While it waits, it writes to out
 // which objects are left.
 func Uninstall(ctx context.Context, r *rest.Config, o UninstallOptions, namespace string, s settings.Config,

@@ -14,6 +14,9 @@ func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupR
 }
 
 func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return nil, err
+	}
 	key := c.key(req.GetGroup())
 	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)
 	if !ok {
@@ -41,7 +44,8 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		i := &snapshot.Instances[n]
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
-			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck})
+			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
+			Refused: i.Refused})
 	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {

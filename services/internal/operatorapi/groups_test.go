@@ -305,6 +305,7 @@ func TestDeleteGroupDrainsAndForgets(t *testing.T) {
 	for range 2 {
 		event := events.await("an announced drain", func(e *instanceEvent) bool { return e.GetDrain() })
 		if event.GetReason() == "" || event.GetDeadline().AsTime().Sub(w.Clock.Now()) != 5*time.Minute ||
+			event.GetRemaining().AsDuration() != 5*time.Minute ||
 			!event.GetAt().AsTime().Equal(w.Clock.Now()) {
 			t.Errorf("%v", event)
 		}

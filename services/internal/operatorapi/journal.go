@@ -3,6 +3,7 @@ package operatorapi
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,10 +11,15 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/cache"
+	"github.com/nstance-kit/nstance/services/internal/watch"
 )
 
 // eventPage is the largest number of events in one answer.
 const eventPage = 1000
+
+// A follower that does not read keeps at most followPage events that were read from the file, and followQueue events
+// that came later.
+const followPage, followQueue = 32, 128
 
 // addEvent adds to the journal an event that the caller caused.
 func (c *call) addEvent(e record.Event) {
@@ -55,7 +61,8 @@ func (c *call) listEvents(req *nstancev1.ListEventsRequest) (*nstancev1.ListEven
 	return answer, nil
 }
 
-// FollowEvents sends the stored events that a filter selects, then new ones.
+// FollowEvents sends the stored events that a filter selects, then new ones. If a client reads more slowly than events
+// come, FollowEvents reads the events that it missed from the file.
 func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	to nstancev1.OperatorService_FollowEventsServer) error {
 	c, end, err := s.begin(to.Context(), nil)
@@ -73,21 +80,27 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	// Subscribe before the list is read, so that no event is missed. An event may be both in the list and in the
 	// subscription, but it is sent only once. The subscription skips events that are not newer than the last event
 	// sent.
-	sub := c.Journal.Subscribe(s.queue)
-	defer sub.Close()
-	query.Limit = eventPage
+	queue := min(s.queue, followQueue)
+	sub := c.Journal.Subscribe(queue)
+	defer func() { sub.Close() }()
+	query.Limit = followPage
 	var ready []record.Event
 	stored := true
-	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.FollowEventsResponse, error) {
+	return serve(c, to, nil, func(ctx context.Context) (*nstancev1.FollowEventsResponse, error) {
 		for len(ready) == 0 {
 			if stored {
 				if ready, err = c.Journal.List(ctx, query); err != nil {
 					return nil, err
 				}
-				stored = len(ready) == eventPage
+				stored = len(ready) == followPage
 				continue
 			}
 			e, err := sub.Next(ctx)
+			if errors.Is(err, watch.ErrSlow) {
+				sub.Close()
+				sub, stored = c.Journal.Subscribe(queue), true
+				continue
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -119,6 +132,9 @@ func (c *call) eventQuery(f *nstancev1.EventFilter) (cache.EventQuery, error) {
 	}
 	if err := word("filter.cause", query.Cause, maxWord); err != nil {
 		return query, err
+	}
+	if n := len(f.GetKinds()); n > maxList {
+		return query, invalid("filter.kinds", "has %d entries, at most %d are allowed", n, maxList)
 	}
 	for _, kind := range f.GetKinds() {
 		if !slices.Contains(record.EventKinds(), record.EventKind(kind)) {
@@ -162,6 +178,9 @@ func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Seq
 func parsePosition(field, text string) (at cache.Position, err error) {
 	if text == "" {
 		return at, nil
+	}
+	if err := word(field, text, maxWord); err != nil {
+		return at, err
 	}
 	if _, err := fmt.Sscanf(text, "%d-%d", &at.Term, &at.Sequence); err != nil ||
 		text != fmt.Sprintf("%d-%d", at.Term, at.Sequence) || at.Term > 1<<62 || at.Sequence > 1<<62 {

@@ -54,6 +54,8 @@ type Leader struct {
 	ConfigModified func(context.Context) (time.Time, error)
 	Events         *Events
 	Journal        *journal.Journal
+	// OrphansConfirmed, if set, is called after a person has confirmed orphans.
+	OrphansConfirmed func(context.Context)
 	// Status describes the leadership. StepDown makes this server hand the leadership over to another server soon.
 	Status   func() Leading
 	StepDown func()

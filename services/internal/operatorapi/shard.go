@@ -129,6 +129,9 @@ func (s *Service) ConfirmOrphans(ctx context.Context, req *nstancev1.ConfirmOrph
 }
 
 func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.ConfirmOrphansResponse, error) {
+	if n := len(req.GetProviderIds()); n > maxOrphans {
+		return nil, invalid("provider_ids", "has %d entries, at most %d are allowed", n, maxOrphans)
+	}
 	if !c.orphansWait() {
 		return nil, status.Error(codes.FailedPrecondition, "no orphans wait for a confirmation")
 	}
@@ -144,6 +147,9 @@ func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.
 			"provider_ids: are %d, but the shard has %d orphans now: list them again", len(given), len(present))
 	}
 	confirmed := c.state().ConfirmOrphans()
+	if c.OrphansConfirmed != nil && len(confirmed) > 0 {
+		c.OrphansConfirmed(c)
+	}
 	for _, vm := range confirmed {
 		c.Log.Info("orphan confirmed", "operator", c.operator.String(), "name", c.name,
 			"instance", vm.Tags.Instance.String(), "vm", vm.ProviderID)

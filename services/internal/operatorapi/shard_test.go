@@ -1,6 +1,7 @@
 package operatorapi_test
 
 import (
+	"crypto/tls"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,12 @@ import (
 // as registers an operator of the tenant prod with the given name and role, and returns its client.
 func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nstancev1.OperatorServiceClient {
 	t.Helper()
+	return w.dial(t, w.certificateAs(t, name, role))
+}
+
+// certificateAs returns the certificate of an operator with a name and a role.
+func (w *testShard) certificateAs(t *testing.T, name string, role record.OperatorRole) *tls.Certificate {
+	t.Helper()
 	id, key := w.NewID(t, "opr"), transporttest.NewKey(t)
 	cert := w.operator(t, "prod", id, key)
 	rec, token, err := w.state.GetOperator(t.Context(), "prod", id)
@@ -28,7 +35,7 @@ func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nsta
 	if _, err := w.state.PutOperator(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
-	return w.dial(t, cert)
+	return cert
 }
 
 // TestShardStatus checks that GetShardStatus describes the shard's leadership and counts its groups.

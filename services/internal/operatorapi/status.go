@@ -123,7 +123,7 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	case v.Record.State == record.Deleted:
 		return healthUnknown, ""
 	case v.Record.RegisteredAt.IsZero():
-		return healthUnregistered, ""
+		return healthUnregistered, lastRefused(p)
 	case !p.PowerOffAt.IsZero():
 		return healthStopping, "the machine powers off"
 	case !p.RestartingAt.IsZero() && p.Reboot:
@@ -131,11 +131,11 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	case !p.RestartingAt.IsZero():
 		return healthStopping, "the agent restarts"
 	case !p.Connected && !p.LostAt.IsZero():
-		return healthSilent, "its stream was lost"
+		return healthSilent, join("its stream was lost", lastRefused(p))
 	case p.LastReport.IsZero():
-		return healthUnknown, ""
+		return healthUnknown, lastRefused(p)
 	case now.Sub(p.LastReport) > 3*v.Settings.HealthInterval:
-		return healthSilent, "reports are missing"
+		return healthSilent, join("reports are missing", lastRefused(p))
 	case p.Notice:
 		word, message = healthUnhealthy, "termination notice"
 		if p.Healthy {
@@ -146,6 +146,21 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 		return healthHealthy, v.Report.Message
 	}
 	return healthUnhealthy, v.UnhealthyReason()
+}
+
+// lastRefused says why the leader last refused an instance's agent, or "".
+func lastRefused(p *plan.Instance) string {
+	if p.Refused == "" {
+		return ""
+	}
+	return "its agent was last refused: " + p.Refused
+}
+
+func join(message, more string) string {
+	if more == "" {
+		return message
+	}
+	return message + "; " + more
 }
 
 // providerState returns the state of the VM in the provider's last answer. It returns Deleted if the instance is

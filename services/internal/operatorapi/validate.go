@@ -19,6 +19,7 @@ import (
 const (
 	maxSize     = 100_000 // instances of a group
 	maxList     = 64      // entries of a list
+	maxOrphans  = 16_384  // orphans that one request confirms
 	maxWord     = 256     // bytes of a name that is not an identifier
 	maxReason   = 512     // bytes
 	maxVars     = 1024    // entries

@@ -182,8 +182,14 @@ func TestHealthMessages(t *testing.T) {
 		"healthy":      {func(*shardstate.InstanceView) {}, "healthy", "said so"},
 		"unhealthy":    {func(v *shardstate.InstanceView) { v.Plan.Healthy = false }, "unhealthy", "said so"},
 		"unregistered": {func(v *shardstate.InstanceView) { v.Record.RegisteredAt = time.Time{} }, "unregistered", ""},
-		"deleted":      {func(v *shardstate.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
-		"not heard":    {func(v *shardstate.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
+		"refused": {func(v *shardstate.InstanceView) {
+			v.Record.RegisteredAt, v.Plan.Refused = time.Time{}, "nonce: expired"
+		}, "unregistered", "its agent was last refused: nonce: expired"},
+		"silent and refused": {func(v *shardstate.InstanceView) {
+			v.Plan.LastReport, v.Plan.Refused = now.Add(-4*time.Minute), "another key"
+		}, "silent", "reports are missing; its agent was last refused: another key"},
+		"deleted":   {func(v *shardstate.InstanceView) { v.Record.State = record.Deleted }, "unknown", ""},
+		"not heard": {func(v *shardstate.InstanceView) { v.Plan.LastReport = time.Time{} }, "unknown", ""},
 		"lost": {func(v *shardstate.InstanceView) {
 			v.Plan.Connected, v.Plan.LostAt = false, now
 		}, "silent", "its stream was lost"},

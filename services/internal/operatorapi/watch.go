@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -167,9 +168,17 @@ func (c *call) deletions() []*nstancev1.InstanceEvent {
 		out = append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
 			Instance: c.instanceStatus(view),
 			Reason:   rec.DeleteReason, Deadline: timestamp(view.Plan.DeleteDeadline), At: timestamp(rec.DeletingAt),
-			Drain: plan.IsDraining(&view.Plan, now)})
+			Remaining: remaining(view.Plan.DeleteDeadline, now), Drain: plan.IsDraining(&view.Plan, now)})
 	}
 	return append(out, &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END, At: timestamp(now)})
+}
+
+// remaining returns the time from now to a deadline, at least 0. It returns nil if there is no deadline.
+func remaining(deadline, now time.Time) *durationpb.Duration {
+	if deadline.IsZero() {
+		return nil
+	}
+	return durationpb.New(max(0, deadline.Sub(now)))
 }
 
 var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEvent_Type{
@@ -183,13 +192,14 @@ var instanceEventTypes = map[shardstate.InstanceEventType]nstancev1.InstanceEven
 	shardstate.EventPendingDeletion: nstancev1.InstanceEvent_TYPE_PENDING_DELETION,
 	shardstate.EventDeleted:         nstancev1.InstanceEvent_TYPE_DELETED,
 	shardstate.EventFilesPushed:     nstancev1.InstanceEvent_TYPE_FILES_PUSHED,
+	shardstate.EventFlaps:           nstancev1.InstanceEvent_TYPE_FLAPS,
 }
 
 // instanceEvent renders an event with the current status of the instance.
 func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.InstanceEvent {
 	out := &nstancev1.InstanceEvent{Type: instanceEventTypes[event.Type], Reason: event.Reason,
 		Deadline: timestamp(event.Deadline), At: timestamp(event.At),
-		Drain: event.Drain}
+		Remaining: remaining(event.Deadline, c.Now()), Drain: event.Drain}
 	if !event.Replaces.IsZero() {
 		out.Replaces = event.Replaces.String()
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/lease"
@@ -24,7 +25,7 @@ const (
 	flushTime = time.Second
 )
 
-// Options configure New. All are required, except for Joined.
+// Options configure New. All are required, except for Refused and Joined.
 type Options struct {
 	Self  election.Peer
 	Shard string
@@ -34,6 +35,10 @@ type Options struct {
 	Log    *slog.Logger
 	// Sleep waits for d. It returns an error when ctx has ended.
 	Sleep func(ctx context.Context, d time.Duration) error
+	// Bucket is the bucket that this server uses. Only servers that use the same bucket are linked.
+	Bucket objstore.Store
+	// Refused is called when a server that uses another bucket was refused.
+	Refused func()
 	// Joined is called when another server has connected to this one.
 	Joined func()
 }
@@ -48,13 +53,21 @@ type Network struct {
 	holder record.Lock
 	// turned is closed when the field holder changes.
 	turned chan struct{}
+	// proven are the followers that have proved to use this server's bucket.
+	proven map[election.Peer]bool
+	// refusedAt is when a refusal was logged last.
+	refusedAt time.Time
+
+	// provedTo is the leader that has accepted this process's proof. Only Run uses it.
+	provedTo election.Peer
 }
 
 var _ lease.Links = (*Network)(nil)
 
 // New returns a network without links. Server accepts links, and Run opens them.
 func New(options Options) *Network {
-	return &Network{options: options, links: map[end]*link{}, turned: make(chan struct{})}
+	return &Network{options: options, links: map[end]*link{}, turned: make(chan struct{}),
+		proven: map[election.Peer]bool{}}
 }
 
 // end identifies a link. A leader sends over incoming links, and a follower sends over the links that it opened.
@@ -131,6 +144,13 @@ func (n *Network) Events(ctx context.Context) <-chan election.Input {
 	events := make(chan election.Input)
 	go box.deliver(ctx, events)
 	return events
+}
+
+// Linked reports whether this server is connected to the given leader, which has accepted this server.
+func (n *Network) Linked(leader election.Peer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.links[end{peer: leader}] != nil
 }
 
 // Peers returns the servers that are connected to this one.

@@ -19,6 +19,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/transport"
@@ -56,10 +59,19 @@ func start(t *testing.T, c *transporttest.Cluster, shard, id string) *node {
 
 func startLogged(t *testing.T, c *transporttest.Cluster, shard, id string, log slog.Handler) *node {
 	t.Helper()
+	return startOn(t, c, shard, id, log, shared)
+}
+
+// shared is the bucket of all servers that startLogged starts.
+var shared = mem.New(mem.Options{})
+
+// startOn starts a server that uses the given bucket.
+func startOn(t *testing.T, c *transporttest.Cluster, shard, id string, log slog.Handler, bucket objstore.Store) *node {
+	t.Helper()
 	n := &node{self: election.Peer{ID: id, Incarnation: id + "-1"}, source: source(t, c, shard, id)}
 	n.network = New(Options{Self: n.self, Shard: shard, Source: func() *transport.Source {
 		return n.source
-	}, Log: slog.New(log),
+	}, Log: slog.New(log), Bucket: bucket,
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			n.pauses.Add(1)
 			timer := time.NewTimer(min(d, 10*time.Millisecond))
@@ -318,6 +330,10 @@ func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
 	c, other := transporttest.New(t), transporttest.New(t)
 	a := start(t, c, "s", "one")
 	self := election.Peer{ID: "two", Incarnation: "two-1"}
+	if _, err := shared.Put(t.Context(), keys.Probe("s", self.Incarnation), []byte(self.Incarnation),
+		objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
 	certificate := func(s *transport.Source) *tls.Certificate {
 		cert, err := s.Certificate()
 		if err != nil {
@@ -349,6 +365,8 @@ func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
 		"no hello": {good, []any{promise}, codes.InvalidArgument, "before the hello"},
 		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
 			"is this process"},
+		"another's key": {good, []any{hello{election.Peer{ID: "two", Incarnation: "../leader.json"}}},
+			codes.FailedPrecondition, "not the leader's bucket"},
 		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Internal, "invalid character"},
 		"in another's name": {good, []any{hello{self}, election.Promise{Leader: a.self, Standby: leader,
 			Term: 3, Beat: 1, Length: 1}}, codes.Aborted, "another process"},

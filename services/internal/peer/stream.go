@@ -14,14 +14,16 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
 
 const (
-	// helloTime is the time within which the other side must connect and send its hello.
-	helloTime = 5 * time.Second
+	// helloTime is the time within which the other side must connect. It must send its hello within proofTime, because
+	// the leader first reads a proof from the bucket, which may be slow.
+	helloTime, proofTime = 5 * time.Second, 40 * time.Second
 	// redialAfter is the pause after the first failed attempt to connect to the holder. The pause doubles up to
 	// redialMost. redialMost is short, so that a follower reconnects soon after a partition.
 	redialAfter, redialMost = 500 * time.Millisecond, 2 * time.Second
@@ -82,6 +84,9 @@ func (n *Network) accept(s grpc.ServerStream) error {
 	case from == n.options.Self:
 		return status.Error(codes.InvalidArgument, "the peer is this process")
 	}
+	if err := n.checkProof(s.Context(), from); err != nil {
+		return err
+	}
 	if err := s.SendMsg(hello{n.options.Self}); err != nil {
 		return err
 	}
@@ -122,14 +127,14 @@ func (n *Network) listen(l *link, s stream) error {
 
 // Run keeps a link to the holder of the lock until ctx ends.
 func (n *Network) Run(ctx context.Context) {
-	pause := redialAfter
+	failures := 0
 	var since, warned time.Time // since when the link is missing, and the last warning; zero: it is not
 	for ctx.Err() == nil {
 		n.mu.Lock()
 		holder, turned := n.holder, n.turned
 		n.mu.Unlock()
 		if holder.LeaderID == "" || holder.Addresses.Election == "" || n.options.Source() == nil {
-			pause, since, warned = redialAfter, time.Time{}, time.Time{}
+			failures, since, warned = 0, time.Time{}, time.Time{}
 			n.wait(ctx, turned, redialMost) // until the holder changes, or the CA may exist
 			continue
 		}
@@ -142,11 +147,11 @@ func (n *Network) Run(ctx context.Context) {
 			since, warned = time.Time{}, time.Time{}
 		})
 		if time.Since(began) > redialMost {
-			pause = redialAfter
+			failures = 0
 		}
 		select {
 		case <-turned:
-			pause, warned = redialAfter, time.Time{}
+			failures, warned = 0, time.Time{}
 			continue
 		case <-ctx.Done():
 			return
@@ -161,8 +166,8 @@ func (n *Network) Run(ctx context.Context) {
 			n.options.Log.Warn("no link to the leader", "leader", holder.LeaderID, "addr", holder.Addresses.Election,
 				"error", err, "since", since.UTC().Format(time.RFC3339))
 		}
-		n.wait(ctx, turned, pause)
-		pause = min(2*pause, redialMost)
+		failures++
+		n.wait(ctx, turned, reconnect.Backoff(redialAfter, redialMost, failures))
 	}
 }
 
@@ -196,6 +201,10 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 		return err
 	}
 	defer conn.Close()
+	leader := election.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}
+	if err := n.prove(ctx, leader); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(helloTime, func() { cancel(errors.New("it does not answer")) })
@@ -208,18 +217,25 @@ func (n *Network) connect(ctx context.Context, holder record.Lock, turned <-chan
 	if err := s.SendMsg(hello{n.options.Self}); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
+	if n.provedTo != leader {
+		slow.Reset(proofTime)
+	}
 	from, err := receiveHello(s)
 	if err != nil {
 		return err
 	}
-	if want := (election.Peer{ID: holder.LeaderID, Incarnation: holder.Incarnation}); from != want {
-		return fmt.Errorf("at its address is the process %s, not %s", from.Incarnation, want.Incarnation)
+	if from != leader {
+		return fmt.Errorf("at its address is the process %s, not %s", from.Incarnation, leader.Incarnation)
 	}
 	slow.Stop()
 	l := newLink(from, false)
 	n.add(l)
 	defer n.remove(l)
 	linked()
+	if n.provedTo != leader {
+		n.provedTo = leader
+		go n.deleteProof(ctx)
+	}
 	go func() {
 		select {
 		case <-turned: // the holder changed: queued messages are still sent

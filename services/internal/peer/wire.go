@@ -16,8 +16,8 @@ const (
 	// maxFrame is the maximum size of a frame in bytes. It suffices for a lock in which every text has its maximum
 	// length and every byte is escaped.
 	maxFrame = 64 << 10
-	// maxName is the maximum length in bytes of a server's ID, and of its incarnation. The same limit applies in the
-	// lock.
+	// maxName is the maximum length in bytes of a server's ID, of its incarnation, and of the token of the lock. The
+	// same limit applies in the lock.
 	maxName = 512
 	// maxLength is the maximum duration of a promise that a heartbeat may ask for.
 	maxLength = time.Minute
@@ -84,20 +84,26 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 	var message any
 	switch {
 	case f.Hello != nil:
-		message, err = *f.Hello, f.Hello.validate()
+		message, err = *f.Hello, validate(f.Hello.From)
 	case f.Heartbeat != nil:
 		m := f.Heartbeat.Heartbeat
 		m.Lock, err = record.DecodeLock(f.Heartbeat.Lock)
-		if err == nil && (m.Length <= 0 || m.Length > maxLength) {
+		switch {
+		case err != nil:
+		case m.Length <= 0 || m.Length > maxLength:
 			err = fmt.Errorf("a promise of %s", m.Length)
+		case len(m.Token) > maxName:
+			err = fmt.Errorf("the token of the lock has %d bytes, want at most %d", len(m.Token), maxName)
+		default:
+			err = validate(m.Leader, m.Standby)
 		}
 		message = m
 	case f.Promise != nil:
-		message = *f.Promise
+		message, err = *f.Promise, validate(f.Promise.Leader, f.Promise.Standby)
 	case f.Handover != nil:
-		message = *f.Handover
+		message, err = *f.Handover, validate(f.Handover.Leader, f.Handover.Standby)
 	case f.TookOver != nil:
-		message = *f.TookOver
+		message, err = *f.TookOver, validate(f.TookOver.Leader, f.TookOver.Standby)
 	default:
 		err = errors.New("it has no known field")
 	}
@@ -108,11 +114,13 @@ func (codec) Unmarshal(data []byte, into any) (err error) {
 	return nil
 }
 
-// validate checks that the name of the sender fits into a lock.
-func (h hello) validate() error {
-	for _, part := range []string{h.From.ID, h.From.Incarnation} {
-		if part == "" || len(part) > maxName {
-			return fmt.Errorf("the sender's name has a part of %d bytes, want 1 to %d", len(part), maxName)
+// validate checks that the names of servers fit into a lock.
+func validate(servers ...election.Peer) error {
+	for _, server := range servers {
+		for _, part := range []string{server.ID, server.Incarnation} {
+			if part == "" || len(part) > maxName {
+				return fmt.Errorf("the name of a server has a part of %d bytes, want 1 to %d", len(part), maxName)
+			}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 const (
@@ -70,11 +71,7 @@ func retryReady(id ident.ID, f Failure, now time.Time) (ready bool, until time.T
 // doubled returns the wait after a number of failures: 1 s for one failure, twice as much for each further one, at most
 // the duration most.
 func doubled(failures int, most time.Duration) time.Duration {
-	d := backoffFirst
-	for n := 1; n < failures && d < most; n++ {
-		d *= 2
-	}
-	return min(d, most)
+	return reconnect.Backoff(backoffFirst, most, failures)
 }
 
 // jitter changes d by up to 10 % in either direction.

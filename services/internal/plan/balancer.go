@@ -65,6 +65,9 @@ func ApplyBalancerVerdict(i Instance, v BalancerVerdict, grace time.Duration, no
 	}
 	failed = i.Healthy
 	i.Healthy, i.FailedCheck, i.CheckFailedAt = false, v.Failed, now
+	if failed {
+		i.Lapses = i.Lapses.After(now)
+	}
 	return i, failed
 }
 

@@ -10,11 +10,13 @@ const (
 	CauseHealthCheck Cause = "health_check"
 	// CauseLoadBalancer: a load balancer called the instance unhealthy (rule 59).
 	CauseLoadBalancer Cause = "load_balancer"
-	CauseGone         Cause = "gone"
-	CauseExpired      Cause = "expired"
-	CauseDrift        Cause = "drift"
-	CauseNotice       Cause = "notice"
-	CausePowerOff     Cause = "power_off"
+	// CauseFlapping: the instance recovered, but fails again and again (rules 62 and 63).
+	CauseFlapping Cause = "flapping"
+	CauseGone     Cause = "gone"
+	CauseExpired  Cause = "expired"
+	CauseDrift    Cause = "drift"
+	CauseNotice   Cause = "notice"
+	CausePowerOff Cause = "power_off"
 	// CauseReturnToSpot: a spot instance replaces one that was bought on demand (rule 58).
 	CauseReturnToSpot Cause = "return_to_spot"
 	CauseGroupDeleted Cause = "group_deleted"
@@ -41,10 +43,13 @@ const (
 	AlertImages         AlertKind = "images"
 	AlertLeaderNetwork  AlertKind = "leader_network"
 	AlertLoadBalancers  AlertKind = "load_balancers"
+	AlertFlaps          AlertKind = "flaps"           // of one instance
+	AlertSharedIdentity AlertKind = "shared_identity" // of one instance: two agents use it
 )
 
 // AlertKinds lists all kinds, in the order in which the documents list them.
 func AlertKinds() []AlertKind {
 	return []AlertKind{AlertUnhealthyGuard, AlertBackoff, AlertRolloutHalted, AlertOrphans, AlertProvider,
-		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers}
+		AlertProviderConfig, AlertStorage, AlertConfig, AlertImages, AlertLeaderNetwork, AlertLoadBalancers,
+		AlertFlaps, AlertSharedIdentity}
 }

@@ -45,7 +45,7 @@ func (c class) available() bool {
 }
 
 // facts are properties of one instance that several rules need.
-type facts uint8
+type facts uint16
 
 const (
 	factLeaving      facts = 1 << iota // see [Instance.isLeaving] and [group.isRemoved]
@@ -55,7 +55,10 @@ const (
 	factEnded                          // the VM does not run
 	factUnregistered                   // the agent never registered
 	factOnDemand                       // no group's size asked for it
-	factUnwell                         // unregistered, unhealthy at its last report, late with the next, or rule 60
+	// factUnwell: unregistered, unhealthy at its last report, late with the next, or rule 60, 62 or 63.
+	factUnwell
+	factReplaced // rule 62
+	factFlapping // rule 63
 )
 
 func (f facts) has(all facts) bool { return f&all == all }
@@ -116,6 +119,8 @@ var rules = [...]rule{
 	{52, "failing", classSilent, CauseHealthCheck, factUnwell, (*group).failsCheck},
 	{59, "unhealthy in load balancer", classSilent, CauseLoadBalancer, factUnwell,
 		func(_ *group, i subject) (bool, time.Time) { return i.Balancer.Failed != "", time.Time{} }},
+	{62, "finish", classSilent, CauseFlapping, factUnwell | factReplaced, nil},
+	{63, "flapping", classSilent, CauseFlapping, factUnwell | factFlapping, nil},
 	{13, "unready, drifted", classUnreadyDrifted, CauseDrift, factUnwell, (*group).isDrifted},
 	{14, "unready", classUnready, CauseNone, factUnwell, nil}, // group.addReports schedules the next missed report
 	{15, "drifted", classDrifted, CauseDrift, 0, (*group).isDrifted},
@@ -208,7 +213,10 @@ func classifyGroup(s Snapshot) *group {
 		i := &g.Instances[n]
 		g.facts[n] = g.factsOf(i)
 		g.registered = g.registered || !g.facts[n].has(factUnregistered)
-		g.addSilence(subject{i, g.facts[n]})
+	}
+	g.findReplaced()
+	for n := range g.Instances {
+		g.addSilence(subject{&g.Instances[n], g.facts[n]})
 	}
 	g.guard = s.Guard.After(g.tally.late > s.Group.MaxUnhealthy.Of(g.tally.running), RecoveryTime(s.Settings, &s.Group),
 		s.Settings.RegistrationTimeout, s.Now)
@@ -250,6 +258,9 @@ func (g *group) factsOf(i *Instance) (f facts) {
 	set(factUnwell, !registered || !i.reportsInTime(&g.Settings, g.Now))
 	awaits, until := g.awaitsBalancer(i)
 	set(factUnwell, awaits)
+	g.planAgainAt(until)
+	flaps, until := g.isFlapping(i)
+	set(factUnwell|factFlapping, flaps)
 	g.planAgainAt(until)
 	return f
 }
@@ -408,8 +419,12 @@ func (g *group) isRegistrationOverdue(i subject) (bool, time.Time) {
 	return overdue && (i.OnDemand || !g.guarded), until
 }
 
-// isUnhealthy reports whether rule 12 (silent), 52 (failing) or 59 (unhealthy in a load balancer) applies.
+// isUnhealthy reports whether rule 12 (silent), 52 (failing), 59 (unhealthy in a load balancer), 62 (finish) or 63
+// (flapping) applies.
 func (g *group) isUnhealthy(i subject) (bool, time.Time) {
+	if i.has(factReplaced) || i.has(factFlapping) {
+		return true, time.Time{}
+	}
 	silent, until := g.isSilent(i)
 	if silent || i.FailedCheck == "" {
 		return silent, until

@@ -1,10 +1,12 @@
 package plan
 
 import (
+	"math/rand"
 	"testing"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
@@ -33,20 +35,34 @@ func TestClassificationRules(t *testing.T) {
 		i.FailedCheck = "load balancer web: Target.Timeout"
 		i.Balancer = BalancerHealth{WasHealthy: true, Rounds: balancerRounds, Failed: i.FailedCheck}
 	}
+	flapping := func(i *Instance) { i.Lapses = Lapses{ago(59 * time.Minute), flappingFrom} }
+	booting := func(*Instance) {}
+	var ids [2]ident.ID
+	for n := range ids {
+		var err error
+		if ids[n], err =
+			ident.NewID("knd", now.Add(time.Duration(n)*time.Second), rand.New(rand.NewSource(1))); err != nil {
+			t.Fatal(err)
+		}
+	}
 	ended := func(i *Instance) { i.Provider.Value = ProviderStopped }
 	unregistered := func(i *Instance) {
 		i.State, i.RegisteredAt, i.LastReport = record.Created, time.Time{}, time.Time{}
 	}
 	seen := map[uint8]bool{}
 	for _, c := range []struct {
-		rule     int
-		name     string
-		i        Instance
-		guarded  bool
-		ages     func(*Settings)
-		image    string
-		off      bool // on_image_change
-		purchase config.Purchase
+		rule    int
+		name    string
+		i       Instance
+		guarded bool
+		// protected means that the instance is protected. replaced, if not nil, changes the booting instance that
+		// replaces it because it failed.
+		protected bool
+		replaced  func(*Instance)
+		ages      func(*Settings)
+		image     string
+		off       bool // on_image_change
+		purchase  config.Purchase
 	}{
 		{rule: 1, name: "the intent is durable", i: well(func(i *Instance) { i.State = record.Deleting })},
 		{rule: 1, name: "the intent is being written, and the VM is gone", i: well(func(i *Instance) {
@@ -122,6 +138,24 @@ func TestClassificationRules(t *testing.T) {
 			purchase: config.Purchase{SpotPercent: 100, ReturnToSpot: config.Duration(48 * time.Hour)}},
 		{rule: 17, name: "the base is bought on demand", i: well(nil), purchase: config.Purchase{SpotPercent: 100,
 			OnDemandBase: 1, ReturnToSpot: config.Duration(time.Minute)}},
+		{rule: 62, name: "it recovered, and its replacement boots", i: well(nil), replaced: booting},
+		{rule: 12, name: "it is silent, and its replacement boots", i: well(silent), replaced: booting},
+		{rule: 11, name: "it recovered, and the guard holds", i: well(nil), replaced: booting, guarded: true},
+		{rule: 17, name: "its replacement did not register", i: well(nil), replaced: func(i *Instance) {
+			booting(i)
+			i.LaunchedAt = ago(6 * time.Minute)
+		}},
+		{rule: 17, name: "the VM of its replacement ended", i: well(nil), replaced: func(i *Instance) {
+			booting(i)
+			i.Provider.Value = ProviderStopped
+		}},
+		{rule: 63, name: "five reboots within an hour", i: well(flapping)},
+		{rule: 11, name: "five reboots, and the guard holds", i: well(flapping), guarded: true},
+		{rule: 17, name: "four reboots", i: well(func(i *Instance) { i.Lapses = Lapses{ago(time.Minute), 4} })},
+		{rule: 17, name: "five reboots more than an hour ago", i: well(func(i *Instance) {
+			i.Lapses = Lapses{ago(time.Hour), 5}
+		})},
+		{rule: 17, name: "five reboots of a protected instance", protected: true, i: well(flapping)},
 		{rule: 17, name: "well", i: well(nil)},
 	} {
 		s := Snapshot{Now: now, LeaderSince: ago(time.Hour), SilenceFrom: ago(time.Hour),
@@ -136,6 +170,16 @@ func TestClassificationRules(t *testing.T) {
 		}
 		if c.guarded {
 			s.Shard = ShardHealth{Running: 9, Silent: 9}
+		}
+		s.Instances[0].ID = ids[0]
+		if c.protected {
+			s.Group.Protected = ids[:1]
+		}
+		if c.replaced != nil {
+			other := Instance{ID: ids[1], State: record.Created, Finishes: ids[0], CreatedAt: ago(time.Minute),
+				LaunchedAt: ago(time.Minute), Provider: c.i.Provider}
+			c.replaced(&other)
+			s.Instances = append(s.Instances, other)
 		}
 		row := classifyGroup(s).rows[0]
 		if rules[row].number != c.rule {

@@ -34,6 +34,9 @@ type ShardSnapshot struct {
 	Leftovers []Leftover
 	// Tombstones are the records in state deleted.
 	Tombstones []Tombstone
+	// OrphansWait means that the shard was restored, and that no person has confirmed its orphans since. All strays
+	// then count as orphans, also those with a tombstone, because the tombstone may be older than the VM.
+	OrphansWait bool
 	// OrphansRaised means that the alert [AlertOrphans] is active.
 	OrphansRaised bool
 }
@@ -119,19 +122,23 @@ func (s *ShardSnapshot) settleLeftovers() (out steps) {
 }
 
 // checkOrphans is rule 36: many orphans are not terminated without a confirmation, because a wrong prefix or a restored
-// bucket can make every VM an orphan.
+// bucket can make every VM an orphan. After a restore, no orphan is terminated without a confirmation.
 func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out steps) {
 	orphans := 0
 	for k := range s.Strays {
-		if stray := &s.Strays[k]; stray.isOrphan() && !stray.Confirmed && !settling[stray.Instance] {
+		if stray := &s.Strays[k]; stray.isOrphan(s.OrphansWait) && !stray.Confirmed && !settling[stray.Instance] {
 			orphans++
 		}
 	}
-	many = orphans > fewOrphans && 100*orphans > orphanPercent*s.Listed.Value
+	many = orphans > fewOrphans && 100*orphans > orphanPercent*s.Listed.Value || orphans > 0 && s.OrphansWait
 	switch {
 	case many:
-		out.block(fmt.Sprintf("%d of %d VMs have no record: confirm that they may be terminated", orphans,
-			s.Listed.Value))
+		why := ""
+		if s.OrphansWait {
+			why = " after a restore"
+		}
+		out.block(fmt.Sprintf("%d of %d VMs have no record%s: confirm that they may be terminated", orphans,
+			s.Listed.Value, why))
 		if !s.OrphansRaised {
 			out.add(Action{Kind: RaiseError, Alert: AlertOrphans, Reason: out.blocked, Rule: 36})
 		}
@@ -144,8 +151,8 @@ func (s *ShardSnapshot) checkOrphans(settling map[ident.ID]bool) (many bool, out
 
 func (s *Stray) runs() bool { return s.State != ProviderGone && s.State != ProviderGoing }
 
-func (s *Stray) isOrphan() bool {
-	return s.runs() && !s.Instance.IsZero() && !s.Tombstone && !s.Claimed
+func (s *Stray) isOrphan(restored bool) bool {
+	return s.runs() && !s.Instance.IsZero() && (restored || !s.Tombstone) && !s.Claimed
 }
 
 // collectStray plans the next step towards the termination of a stray. A stray whose record is a tombstone is

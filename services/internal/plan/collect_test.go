@@ -123,6 +123,13 @@ func TestCollectGarbage(t *testing.T) {
 		{name: "few again", snapshot: shard(9), change: func(s *plan.ShardSnapshot) {
 			s.OrphansRaised = true
 		}, want: []string{"resolve_error orphans"}},
+		{name: "after a restore, one orphan of many waits", snapshot: shard(99, orphans(1)...), change: restored,
+			want: []string{"raise_error orphans"}},
+		{name: "after a restore, a VM with a tombstone waits", snapshot: shard(99, tombstoned()), change: restored,
+			want: []string{"raise_error orphans"}},
+		{name: "after a restore, a claimed VM and one that ends are no orphans", snapshot: shard(99,
+			change(orphans(1)[0], func(s *plan.Stray) { s.Claimed = true }),
+			change(tombstoned(), func(s *plan.Stray) { s.State = plan.ProviderGoing })), change: restored},
 		{name: "VMs of reservations that are being settled are no orphans", snapshot: shard(9, orphans(3)...),
 			change: func(s *plan.ShardSnapshot) {
 				s.Leftovers = []plan.Leftover{{Instance: id(1)}}
@@ -184,6 +191,8 @@ func TestCollectGarbage(t *testing.T) {
 		})
 	}
 }
+
+func restored(s *plan.ShardSnapshot) { s.OrphansWait = true }
 
 func unused(d time.Duration) func(*plan.ShardSnapshot) {
 	return func(s *plan.ShardSnapshot) {

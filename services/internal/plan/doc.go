@@ -10,9 +10,9 @@
 //
 // # Rules
 //
-// Each instance is classified by one rule: the first that applies of rules 1 to 12, 52, 59, 13 to 16, 58 and 17, in
-// this order (classify.go). All other rules say what the leader does with the instances. The code and the tests name a
-// rule by its number.
+// Each instance is classified by one rule: the first that applies of rules 1 to 12, 52, 59, 62, 63, 13 to 16, 58 and
+// 17, in this order (classify.go). All other rules say what the leader does with the instances. The code and the tests
+// name a rule by its number.
 //
 //	 1 leaving            The instance's deletion is recorded or being recorded. It does not count towards the size.
 //	 2 creating           No answer to the instance's create call is recorded yet. It counts towards the size, but
@@ -29,8 +29,8 @@
 //	 8 on-demand expired  An on-demand instance reached ondemand_age. It is deleted.
 //	 9 on-demand          Any other on-demand instance. It does not count towards the size, and is never replaced.
 //	10 expired            The instance reached forced_age. It is deleted when a replacement is healthy (rule 19).
-//	11 held               The instance is silent or unhealthy (rules 12, 52, 59), but the unhealthy guard forbids its
-//	                      replacement (rules 26, 61).
+//	11 held               The instance is silent, unhealthy or flapping (rules 12, 52, 59, 62, 63), but the unhealthy
+//	                      guard forbids its replacement (rules 26, 61).
 //	12 silent             The agent missed three reports, or registered but did not become healthy in time. The
 //	                      instance is deleted when a replacement is healthy (rule 19).
 //	13 unready, drifted   The instance is unready (rule 14), and has an outdated infra configuration or a subnet that
@@ -45,8 +45,10 @@
 //
 //	18 replace lost       A lost instance (rules 3 to 6) is deleted and replaced immediately. max_surge does not limit
 //	                      this (replace.go).
-//	19 replace first      An instance of rule 10, 12, 52 or 59 is deleted only when a replacement is healthy. At most
-//	                      max_surge such replacements are under way (replace.go, size.go).
+//
+// 19 replace first      An instance of rule 10, 12, 52, 59, 62 or 63 is deleted only when a replacement is healthy. At
+//
+//	                      most max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
 //	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
 //	                      it is draining, silent or booting (rollout.go).
@@ -85,7 +87,9 @@
 //	35 orphans            A VM without a record is terminated after two direct reads have not found its record
 //	                      (collect.go).
 //	36 many orphans       If there are more than 2 orphans (rule 35), and more than 5 % of the shard's VMs are
-//	                      orphans, none is terminated until a person confirms them (collect.go).
+//	                      orphans, none is terminated until a person confirms them. After a restore
+//	                      (nstance-admin cluster restore), any number of orphans waits for the first confirmation, and
+//	                      VMs whose record is a tombstone wait too (collect.go).
 //	37 strays             A VM whose record is a tombstone is terminated (collect.go).
 //	38 tombstones         A tombstone is removed when deleted_record_retention is over and a later list of VMs does
 //	                      not have its VM. The tombstone of an unused reservation is kept for at most 2 min
@@ -168,4 +172,17 @@
 //	                      exceeded again within registration_timeout, that time begins again. Afterwards it does not
 //	                      begin for registration_timeout, so that instances that fail and recover again and again
 //	                      cannot keep the guard up (guard.go).
+//
+//	62 finish             A replacement under rule 12, 52, 59 or 63 is finished even if the replaced instance recovers
+//
+// meanwhile: that instance is deleted when the replacement is healthy (rule 19). It stays if the VM of the replacement
+// ends, or the replacement does not register in time. A new leader does not
+//
+//	                      know which replacements were under way: it treats the new instance as surplus (rule 23), and
+//	                      the next failure of the old one begins another replacement (flapping.go).
+//	63 flapping           An instance that restarted or became unhealthy 5 times within an hour is deleted when a
+//
+// replacement is healthy (rule 19), even if it is healthy now. A protected instance stays (rule
+//
+//	54). A new leader counts from zero (flapping.go).
 package plan

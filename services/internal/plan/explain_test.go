@@ -55,6 +55,28 @@ func TestRule61Explain(t *testing.T) {
 	}
 }
 
+// TestRule62Explain checks that Explain names the rules of an instance that recovered while its replacement boots, and
+// of one that fails again and again.
+func TestRule62Explain(t *testing.T) {
+	flapping, replacement := well(), booting()
+	flapping.Lapses = plan.Lapses{Count: 5, Since: ago(20 * time.Minute)}
+	replacement.Finishes = id(1)
+	e := plan.Explain(snapshot(2, well(), flapping, replacement))
+	for n, want := range []plan.Verdict{
+		{Instance: id(1), Rule: 62, RuleName: "finish", Cause: plan.CauseFlapping},
+		{Instance: id(2), Rule: 63, RuleName: "flapping", Cause: plan.CauseFlapping},
+	} {
+		got := e.Verdicts[n]
+		if got.Until.After(now.Add(40 * time.Minute)) {
+			t.Errorf("rule %d applies until %v, but the lapses are forgotten before", got.Rule, got.Until)
+		}
+		got.Until = time.Time{}
+		if got != want {
+			t.Errorf("verdict %+v, want %+v", got, want)
+		}
+	}
+}
+
 // TestExplainRollout checks that a plan contains the reason why a rollout waits, and when the reason ends.
 func TestExplainRollout(t *testing.T) {
 	const hour = time.Hour

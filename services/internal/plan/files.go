@@ -1,13 +1,17 @@
 package plan
 
-import "time"
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
+)
 
 const (
 	filesRetryFirst = 30 * time.Second // after the first attempt to complete an instance's files, doubled after each
 	filesRetryMost  = time.Hour
-	// filesSettle is the time after a batch in which reports of missing files are ignored: the agent may have sent them
+	// FilesSettle is the time after a batch in which reports of missing files are ignored: the agent may have sent them
 	// before it received the batch.
-	filesSettle = 5 * time.Second
+	FilesSettle = 5 * time.Second
 )
 
 // FilesState decides when the server sends the files of one instance again although the group's configuration has not
@@ -68,7 +72,7 @@ func FilesDue(s FilesState, report FilesReport, now time.Time) (next FilesState,
 // FilesSent returns the state after a batch was sent. renewAt is when the first certificate is due for renewal.
 func FilesSent(s FilesState, renewAt, now time.Time) FilesState {
 	s.RenewAt = renewAt
-	if settled := now.Add(filesSettle); s.RetryAt.Before(settled) {
+	if settled := now.Add(FilesSettle); s.RetryAt.Before(settled) {
 		s.RetryAt = settled
 	}
 	return s
@@ -84,7 +88,7 @@ func FilesFailed(s FilesState, now time.Time) FilesState {
 }
 
 func filesAttempted(s FilesState, now time.Time) FilesState {
-	s.RetryAt = now.Add(min(filesRetryFirst<<min(s.Attempts, 10), filesRetryMost))
+	s.RetryAt = now.Add(reconnect.Backoff(filesRetryFirst, filesRetryMost, s.Attempts+1))
 	s.Attempts++
 	return s
 }

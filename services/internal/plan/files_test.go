@@ -107,8 +107,8 @@ func TestFilesSentAndFailed(t *testing.T) {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	renewAt := now.Add(20 * time.Hour)
 	sent := FilesSent(FilesState{}, renewAt, now)
-	if sent != (FilesState{RenewAt: renewAt, RetryAt: now.Add(filesSettle)}) {
-		t.Errorf("after a batch: %+v, want reports ignored for %s", sent, filesSettle)
+	if sent != (FilesState{RenewAt: renewAt, RetryAt: now.Add(FilesSettle)}) {
+		t.Errorf("after a batch: %+v, want reports ignored for %s", sent, FilesSettle)
 	}
 	backedOff := FilesState{Incomplete: true, Attempts: 3, RetryAt: now.Add(time.Hour)}
 	if got := FilesSent(backedOff, time.Time{}, now); got != backedOff {

@@ -95,6 +95,7 @@ func (g *group) planAlerts() (out steps) {
 	case !halted && g.HaltRaised:
 		out.add(Action{Kind: ResolveError, Alert: AlertRolloutHalted, Reason: "the rollout is no longer halted"})
 	}
+	g.planFlaps(&out)
 	backoff, until := g.backoff()
 	out.wait(until)
 	switch {

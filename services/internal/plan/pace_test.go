@@ -104,6 +104,23 @@ func TestRule43LateCreates(t *testing.T) {
 	}
 }
 
+// TestRefusalReachesTheReason checks that the alert of a registration that did not happen in time says why the leader
+// refused it, and that a report ends the refusal.
+func TestRefusalReachesTheReason(t *testing.T) {
+	i := booting()
+	i.Refused = "nonce: expired, from 10.0.0.9"
+	i.LaunchedAt = now.Add(-24 * time.Hour)
+	i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderRunning, At: now}
+	const want = "its agent did not register in time: last refused: nonce: expired, from 10.0.0.9"
+	d := plan.Next(snapshot(1, i))
+	if len(d.Actions) == 0 || d.Actions[0].Reason != want {
+		t.Errorf("actions %+v, want the reason %q", d.Actions, want)
+	}
+	if i, _ = plan.ApplyReport(i, plan.Report{Healthy: true}, now); i.Refused != "" {
+		t.Errorf("an agent that reports counts as refused: %s", i.Refused)
+	}
+}
+
 func TestEndReasonReachesTheReason(t *testing.T) {
 	i := booting()
 	i, _ = plan.ApplyProviderAnswer(i, plan.ProviderAnswer{Asked: now, State: plan.ProviderGone,

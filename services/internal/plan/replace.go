@@ -11,7 +11,7 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		if !i.runs() {
 			return withEndReason("its VM ended before its agent registered", i)
 		}
-		return "its agent did not register in time"
+		return withRefusal("its agent did not register in time", i)
 	case CauseGone:
 		if i.providerState() == ProviderGone {
 			return withEndReason("its VM is gone", i)
@@ -34,11 +34,13 @@ func (g *group) reason(i *Instance, cause Cause) string {
 		if at, ok := i.silentAt(&g.Settings, g.SilenceFrom); ok && at.After(g.Now) {
 			return "it was never healthy"
 		}
-		return "it runs but is silent"
+		return withRefusal("it runs but is silent", i)
 	case CauseHealthCheck:
 		return "its health check fails: " + i.FailedCheck
 	case CauseLoadBalancer:
 		return "it is unhealthy in " + i.Balancer.Failed
+	case CauseFlapping:
+		return g.flapsReason(i)
 	case CauseGroupDeleted:
 		return "its group is deleted"
 	case CauseTerminating:
@@ -53,6 +55,14 @@ func withEndReason(reason string, i *Instance) string {
 		return reason
 	}
 	return reason + ": " + i.EndReason
+}
+
+// withRefusal adds to a reason why the leader last refused the agent, if it did.
+func withRefusal(reason string, i *Instance) string {
+	if i.Refused == "" {
+		return reason
+	}
+	return reason + ": last refused: " + i.Refused
 }
 
 // replacedReason says why an instance is deleted now that its replacement is healthy.

@@ -212,7 +212,7 @@ func (g *group) haltReason() string {
 // result of [Drifted].
 func (d Deletion) FailsRollout(drifted bool) bool {
 	switch d.Cause {
-	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer:
+	case CauseUnregistered, CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer, CauseFlapping:
 		return !drifted
 	}
 	return false

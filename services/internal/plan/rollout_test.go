@@ -51,6 +51,7 @@ var rollouts = []struct {
 		f.Group.Size = 2
 		f.Run(5 * time.Minute)
 	}},
+	{name: "flapping-instance-is-replaced", size: 2, setup: undrained, play: flapper},
 	{name: "rotation-by-drift-of-3", size: 3, setup: drained, play: func(f *plantest.Fleet) {
 		f.Group.InfraHash = "v2"
 		f.Run(20 * time.Minute)
@@ -474,6 +475,17 @@ var rollouts = []struct {
 		f.Broken = false
 		f.Run(5 * time.Minute)
 	}},
+}
+
+// flapper lets the instance i1 be silent long enough for a replacement, and recover before the replacement has booted.
+func flapper(f *plantest.Fleet) {
+	f.Boot = 2 * time.Minute
+	f.Note("the network of i1 fails")
+	f.CutOff(f.Named("i1"))
+	f.Run(200 * time.Second)
+	f.Note("the network of i1 is back")
+	f.Mend(f.Named("i1"))
+	f.Run(20 * time.Minute)
 }
 
 func drained(f *plantest.Fleet)   { f.DrainAfter = 40 * time.Second }

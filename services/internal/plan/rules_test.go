@@ -469,3 +469,137 @@ func window(text string) config.Window {
 	}
 	return w
 }
+
+// TestRule62FlapperIsReplaced lets one VM fail again and again for 25 hours. It recovers each time before its
+// replacement has booted. The replacement is finished all the same, and one alert names the instance.
+func TestRule62FlapperIsReplaced(t *testing.T) {
+	for name, fail := range map[string]func(f *plantest.Fleet, vm *plantest.VM){
+		"silent": func(f *plantest.Fleet, vm *plantest.VM) {
+			f.CutOff(vm)
+			f.Run(200 * time.Second)
+			f.Mend(vm)
+		},
+		"health check": func(f *plantest.Fleet, vm *plantest.VM) {
+			vm.Fails = "http"
+			f.Run(80 * time.Second)
+			vm.Fails = ""
+		},
+		"load balancer": func(f *plantest.Fleet, vm *plantest.VM) {
+			vm.Refused = "load balancer web"
+			f.Run(80 * time.Second)
+			vm.Refused = ""
+		},
+	} {
+		f := plantest.New(1)
+		f.Group.Size, f.Boot = 3, 2*time.Minute
+		flapper := f.Add()
+		f.Add()
+		f.Add()
+		if name == "load balancer" {
+			f.AskBalancers()
+		}
+		f.Run(10 * time.Minute)
+		f.Begin()
+		for end := f.Now.Add(25 * time.Hour); f.Now.Before(end) && f.Err() == nil; f.Run(2 * time.Minute) {
+			if flapper.State == record.Registered {
+				fail(f, flapper)
+			}
+		}
+		if err := f.Err(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		alerts := strings.Count(f.Transcript(), "raise_error i1 flaps")
+		if n := countCreates(f); n > 3 || alerts != 1 || f.VM(flapper.ID) != nil || len(f.VMs) != 3 {
+			t.Errorf("%s: %d creates, %d alerts, %d VMs; want at most 3, 1 and 3, without the flapper:\n%.3000s", name,
+				n,
+				alerts, len(f.VMs), f.Transcript())
+		}
+	}
+}
+
+// TestRule62GroupOfOne checks that a replacement that fails leaves the recovered instance alone.
+func TestRule62GroupOfOne(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size, f.Mute = 1, true
+	old := f.Add()
+	f.Run(time.Minute)
+	f.Begin()
+	f.CutOff(old)
+	f.Run(200 * time.Second)
+	f.Mend(old)
+	f.Run(time.Hour)
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n != 1 || len(f.VMs) != 1 || f.VMs[0] != old || old.State != record.Registered {
+		t.Errorf("%d creates and %d VMs, want 1 and the old one:\n%s", n, len(f.VMs), f.Transcript())
+	}
+}
+
+// TestRule62NewLeaders changes the leader after each failure, while the replacement boots. Such a leader does not know
+// of the replacement. The first leader that stays replaces the flapping instance.
+func TestRule62NewLeaders(t *testing.T) {
+	f := plantest.New(1)
+	f.Group.Size, f.Boot = 2, 2*time.Minute
+	flapper := f.Add()
+	f.Add()
+	f.Run(10 * time.Minute)
+	f.Begin()
+	lapse := func() {
+		f.CutOff(flapper)
+		f.Run(200 * time.Second)
+		f.Mend(flapper)
+	}
+	for range 3 {
+		lapse()
+		f.Crash(func() bool { return true })
+		f.Run(10 * time.Minute)
+	}
+	if f.VM(flapper.ID) != nil {
+		lapse()
+		f.Run(10 * time.Minute)
+	}
+	if err := f.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := countCreates(f); n > 4 || f.VM(flapper.ID) != nil || len(f.VMs) != 2 {
+		t.Errorf("%d creates and %d VMs, want at most 4, and 2 without the flapping one:\n%s", n, len(f.VMs),
+			f.Transcript())
+	}
+}
+
+// TestRule63Reboots reboots a VM every minute for a day. It is replaced, and one alert names it. A protected VM stays,
+// and so does the whole group if all its VMs reboot.
+func TestRule63Reboots(t *testing.T) {
+	for name, want := range map[string]int{"one": 1, "protected": 0, "all": 0} {
+		f := plantest.New(1)
+		f.Group.Size = 3
+		reboots := []*plantest.VM{f.Add()}
+		others := []*plantest.VM{f.Add(), f.Add()}
+		switch name {
+		case "protected":
+			f.Group.Protected = []ident.ID{reboots[0].ID}
+		case "all":
+			f.Group.MaxUnhealthy = config.Limit{Value: 1}
+			reboots = append(reboots, others...)
+		}
+		f.Run(time.Minute)
+		f.Begin()
+		for range 24 * 60 {
+			for _, vm := range reboots {
+				if vm.State == record.Registered {
+					f.Restart(vm, true, 20*time.Second)
+				}
+			}
+			f.Run(time.Minute)
+		}
+		if err := f.Err(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		n, alerts := countCreates(f), strings.Count(f.Transcript(), "raise_error i1 flaps")
+		if n != want || len(f.VMs) != 3 || name == "one" && (alerts != 1 || f.VM(reboots[0].ID) != nil) {
+			t.Errorf("%s: %d creates, %d alerts, %d VMs, want %d creates:\n%.3000s", name, n, alerts, len(f.VMs), want,
+				f.Transcript())
+		}
+	}
+}

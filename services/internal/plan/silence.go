@@ -81,7 +81,8 @@ func (i *Instance) deletedWhileFailing() bool {
 	case decidedBy(i.DeleteReason, 52):
 		return i.FailedCheck != "" || i.LastReport.IsZero()
 	}
-	return decidedBy(i.DeleteReason, 59) // the load balancers do not check it any longer
+	// Load balancers do not check it any longer, and an instance that flaps may report.
+	return decidedBy(i.DeleteReason, 59) || decidedBy(i.DeleteReason, 62) || decidedBy(i.DeleteReason, 63)
 }
 
 // lateAt returns when an instance begins to count as silent for the unhealthy guard: its stream was lost or one report

@@ -62,6 +62,7 @@ type ReportEffect struct {
 // stays with the instance, even if later reports lack it.
 func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 	before, first := i, i.LastReport.IsZero()
+	i.Refused = ""
 	if r.FailedCheck == "" {
 		r.FailedCheck = i.Balancer.Failed // rule 59
 	}
@@ -87,6 +88,10 @@ func ApplyReport(i Instance, r Report, now time.Time) (Instance, ReportEffect) {
 		EndsBackoff: i.Healthy && !before.EverHealthy,
 	}
 	effect.NoticeCounts = effect.Noticed && Counts(&before)
+	if effect.Restarts || effect.Failed && !first {
+		i.Lapses = i.Lapses.After(now)
+		effect.Changed = true
+	}
 	i.LastReport = now
 	return i, effect
 }

@@ -39,6 +39,7 @@ func TestReportTransitions(t *testing.T) {
 			report: plan.Report{Healthy: true, RuntimeHash: "r1", FailedCheck: "web: refused"},
 			want: func(i *plan.Instance) {
 				i.Healthy, i.FailedCheck, i.CheckFailedAt = false, "web: refused", now
+				i.Lapses = plan.Lapses{Since: now, Count: 1}
 			},
 			effect: plan.ReportEffect{Changed: true, Failed: true}},
 		{name: "another health check fails", before: with(func(i *plan.Instance) {
@@ -86,7 +87,9 @@ func TestReportTransitions(t *testing.T) {
 			report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.PowerOff},
 			want:   func(*plan.Instance) {}},
 		{name: "a reboot", before: well(), report: plan.Report{Healthy: true, RuntimeHash: "r1", Stopping: plan.Reboot},
-			want:   func(i *plan.Instance) { i.RestartingAt, i.Reboot = now, true },
+			want: func(i *plan.Instance) {
+				i.RestartingAt, i.Reboot, i.Lapses = now, true, plan.Lapses{Since: now, Count: 1}
+			},
 			effect: plan.ReportEffect{Changed: true, Restarts: true}},
 		{name: "an upgrade after a reboot was announced keeps the reboot",
 			before: with(func(i *plan.Instance) { i.RestartingAt, i.Reboot = earlier, true }),

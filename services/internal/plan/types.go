@@ -70,6 +70,9 @@ type Instance struct {
 	Provider                            Observed[ProviderState]
 	EndReason                           string // why the VM ended, in the provider's words; "": unknown
 
+	// Refused is why the leader last refused the agent, and from where it called; "": not since its last report.
+	Refused string
+
 	// Healthy means that the agent's last report called the instance healthy, and that no health check fails. The
 	// planner checks whether that report is recent.
 	Healthy bool
@@ -83,7 +86,14 @@ type Instance struct {
 	FailedCheck   string
 	CheckFailedAt time.Time
 	Balancer      BalancerHealth
-	LastReport    time.Time
+	// Lapses counts how often the instance restarted or became unhealthy (rule 63). FlapsRaised means that the alert
+	// [AlertFlaps] about the instance is active.
+	Lapses      Lapses
+	FlapsRaised bool
+	// Finishes is the instance for which rule 12, 52, 59 or 63 made this one (rule 62); zero: none. A new leader does
+	// not know it.
+	Finishes   ident.ID
+	LastReport time.Time
 	// Connected means that a health stream is open now. LostAt is when the previous stream closed; zero while one is
 	// open.
 	Connected bool
@@ -138,6 +148,12 @@ type Notices struct {
 	Count int       // in that hour
 	// Backoff makes the group wait if its instances report more notices within the hour than the group's size.
 	Backoff Backoff
+}
+
+// Lapses counts how often an instance restarted or became unhealthy (rule 63). The zero value means never.
+type Lapses struct {
+	Since time.Time // when the first one of the current hour happened
+	Count int       // in that hour
 }
 
 // Settings are the shard-wide settings that planning needs.
@@ -244,6 +260,16 @@ type Action struct {
 	Alert AlertKind
 	// Rule is the number of the rule that led to a Mark, Create or RaiseError action; 0: none.
 	Rule int
+}
+
+// Finishes returns the instance that is deleted when the new instance of a Create action is healthy, even if it
+// recovers first (rule 62); zero: none.
+func (a Action) Finishes() ident.ID {
+	switch a.Cause {
+	case CauseUnhealthy, CauseHealthCheck, CauseLoadBalancer, CauseFlapping:
+		return a.Replaces
+	}
+	return ident.ID{}
 }
 
 // Why returns the reason of the action and the number of its rule.

@@ -321,7 +321,7 @@ func (c *candidate) stand(ctx context.Context) {
 // to the ports of the others.
 func (c *candidate) connect(self election.Peer) (lease.Links, func()) {
 	log := slog.New(slog.DiscardHandler)
-	network := peer.New(peer.Options{Self: self, Shard: "dev", Source: func() *transport.Source {
+	network := peer.New(peer.Options{Self: self, Shard: "dev", Bucket: c.store.Store, Source: func() *transport.Source {
 		return c.source
 	}, Log: log,
 		Sleep: func(ctx context.Context, d time.Duration) error {

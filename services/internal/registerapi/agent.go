@@ -4,34 +4,19 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/vmaddress"
 )
-
-// checkClaims checks the host name and addresses that an agent sends. They are not recorded: the record gets the host
-// name and addresses that the provider reports.
-func checkClaims(req *nstancev1.RegisterAgentRequest) error {
-	if err := ident.ValidateHostname(req.GetHostname()); err != nil {
-		return status.Errorf(codes.InvalidArgument, "hostname: %v", err)
-	}
-	if _, err := ident.ParseIPv4(req.GetIpv4()); err != nil {
-		return status.Errorf(codes.InvalidArgument, "ipv4: %v", err)
-	}
-	if _, err := ident.ParseIPv6(req.GetIpv6()); err != nil {
-		return status.Errorf(codes.InvalidArgument, "ipv6: %v", err)
-	}
-	return nil
-}
 
 // agent registers an instance's agent. proof shows on which VM the agent runs.
 func (c *call) agent(proof []byte) (certificate, error) {
@@ -63,6 +48,8 @@ func (c *call) agent(proof []byte) (certificate, error) {
 		if cert, ok := c.again(*rec.Certificate); ok {
 			return cert, nil
 		}
+	} else if err := c.takeKey(&rec); err != nil {
+		return certificate{}, err
 	}
 	cert, ref, err := c.issue()
 	if err != nil {
@@ -113,6 +100,22 @@ func (c *call) agent(proof []byte) (certificate, error) {
 	return cert, nil
 }
 
+// takeKey makes the key in the request the key of the instance, for ever. The agents of two VMs have the same key if an
+// image or a disk was copied from a VM. The refused agent makes another key. Its nonce is not consumed.
+func (c *call) takeKey(rec *record.Instance) error {
+	var taken *clusterstate.KeyTakenError
+	// The bucket does not have the keys of instances that servers of earlier versions registered.
+	if holder, ok := c.leader.State.KeyHolder(c.key, rec.ID); ok {
+		taken = &clusterstate.KeyTakenError{Holder: holder, Shard: c.leader.Shard}
+	} else if err := c.leader.Store.TakeKey(c.ctx, c.key, rec.Tenant, rec.ID); err != nil && !errors.As(err, &taken) {
+		return c.failed("record of the public key", err)
+	}
+	if taken != nil {
+		return status.Errorf(codes.AlreadyExists, "public_key: %v", taken)
+	}
+	return nil
+}
+
 // fixAddresses fills in the record's missing addresses and host name from the provider's description of the VM. Later
 // registrations do not change these fields.
 func fixAddresses(r *record.Instance, vm *infra.VM) {
@@ -125,22 +128,13 @@ func fixAddresses(r *record.Instance, vm *infra.VM) {
 	r.Hostname = cmp.Or(r.Hostname, vm.Hostname, r.ID.String())
 }
 
-// checkAddress checks that the client calls from an address of the instance's VM, so that a stolen nonce is of no use
-// on another VM. If the provider knows no address, any is accepted. While the VM does not run yet, the provider may
-// still add addresses, so the error asks the client to retry.
+// checkAddress checks that the client calls from an address of the instance's VM.
 func (c *call) checkAddress() error {
-	vm, _ := c.leader.State.VM(c.claims.ID)
-	from := transport.PeerAddress(c.ctx)
-	if !c.leader.CheckAddress() || len(vm.Addresses) == 0 || slices.Contains(vm.Addresses, from.String()) {
-		return nil
+	err := c.leader.Addresses.Check(c.ctx, c.claims.ID, transport.PeerAddress(c.ctx))
+	if errors.Is(err, vmaddress.ErrNoAnswer) {
+		return c.failed("the addresses of the VM", err)
 	}
-	if vm.State != infra.Running {
-		return status.Errorf(codes.Unavailable,
-			"instance %s: %s is not an address of its VM so far, try again", c.claims.ID, from)
-	}
-	return status.Errorf(codes.PermissionDenied,
-		"instance %s: %s is not an address of its VM; set server.check_registration_address to false if agents reach "+
-			"the server through NAT", c.claims.ID, from)
+	return err
 }
 
 // checkProof checks the agent's proof of the VM on which it runs, if the configuration requires one. A stolen nonce is
@@ -153,6 +147,10 @@ func (c *call) checkProof(proof []byte, rec *record.Instance) error {
 	switch err := c.leader.Attest(c.ctx, proof, vm); {
 	case err == nil:
 		return nil
+	case len(proof) == 0:
+		// The agent could not get a proof. Its cloud may give it one in a moment.
+		c.unproven = true
+		return status.Errorf(codes.Unavailable, "instance %s: %v, try again", rec.ID, err)
 	case infra.ClassOf(err) == infra.Denied:
 		return status.Errorf(codes.PermissionDenied, "instance %s: %v", rec.ID, err)
 	default:
@@ -187,7 +185,7 @@ func (c *call) check(r *record.Instance) (spent bool, err error) {
 
 // unknown returns the error for an instance that the leader does not know. An earlier leader may have left the
 // instance's record, and this leader may not have examined it yet. So unknown reads the bucket before it refuses the
-// client for good.
+// client.
 func (c *call) unknown() error {
 	id := c.claims.ID
 	if _, dead := c.leader.State.Tombstone(id); dead {

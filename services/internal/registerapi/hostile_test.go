@@ -1,7 +1,9 @@
 package registerapi_test
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"net"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -51,7 +54,8 @@ func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
 		state     infra.State
 		addresses []string
 		from      string
-		unchecked bool // check_registration_address is false
+		asked     []string // the addresses that the provider tells when it is asked
+		unchecked bool     // check_registration_address is false
 		code      codes.Code
 		message   string
 	}{
@@ -62,6 +66,10 @@ func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
 		{name: "from its own address", state: infra.Running, addresses: []string{"10.1.2.3", "127.0.0.2"},
 			from: "127.0.0.2"},
 		{name: "addresses are unknown", state: infra.Running, from: "127.0.0.3"},
+		{name: "only the provider knows the address", state: infra.Running, asked: []string{"127.0.0.2"},
+			from: "127.0.0.2"},
+		{name: "only the provider knows another address", state: infra.Running, asked: []string{"127.0.0.2"},
+			from: "127.0.0.3", code: codes.PermissionDenied, message: "127.0.0.3 is not an address of its VM"},
 		{name: "the check is off", state: infra.Running, addresses: []string{"10.1.2.3"}, from: "127.0.0.3",
 			unchecked: true},
 	} {
@@ -70,6 +78,10 @@ func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
 			w.service.Log = logs.Logger()
 			w.checkAddress.Store(!test.unchecked)
 			id, key := w.located(t, test.state, test.addresses...), transporttest.NewKey(t)
+			w.ask = func(id ident.ID) {
+				w.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: test.state,
+					Addresses: test.asked, LaunchedAt: w.Clock.Now()}, w.Clock.Now())
+			}
 			_, err := w.dialFrom(t, test.from).RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{
 				Nonce: w.nonce(t, id, nil), PublicKey: transporttest.Public(key)})
 			about := []string{"client=" + id.String(), "tenant=prod", "role=agent", "source=" + test.from}
@@ -85,6 +97,9 @@ func TestHostileRegistrationFromAnotherAddress(t *testing.T) {
 			wants(t, test.name, err, test.code, test.message)
 			if rec := w.Stored(t, id); rec.State != record.Created {
 				t.Errorf("the record is %s, want created: the nonce was consumed", rec.State)
+			}
+			if view, _ := w.State.Instance(id); !strings.Contains(view.Plan.Refused, test.message) {
+				t.Errorf("the leader knows the refusal as %q", view.Plan.Refused)
 			}
 			refused := logs.Lines(append(about, "level=WARN", `msg="registration refused"`, test.message)...)
 			if want := test.code == codes.PermissionDenied; (len(refused) == 1) != want {
@@ -102,6 +117,9 @@ func TestHostileNonceIsLogged(t *testing.T) {
 	wants(t, "nonsense", err, codes.InvalidArgument, "nonce: ")
 	if len(logs.Lines("level=WARN", `msg="registration refused"`, "source=127.0.0.1", "nonce: ")) != 1 {
 		t.Error("the refusal is not in the log")
+	}
+	if have := w.journal(); len(have) != 0 {
+		t.Errorf("anybody can write to the journal: %+v", have)
 	}
 }
 
@@ -136,7 +154,7 @@ func TestHostileRegistrationWithoutProof(t *testing.T) {
 		{name: "the right proof", proof: "right"},
 		{name: "the proof of another VM", proof: "wrong", code: codes.PermissionDenied, message: "for another VM",
 			refusal: infra.Errorf(infra.Denied, "attest", "the proof is for another VM")},
-		{name: "no proof", code: codes.PermissionDenied, message: "sent no proof",
+		{name: "no proof", code: codes.Unavailable, message: "sent no proof",
 			refusal: infra.Errorf(infra.Denied, "attest", "the agent sent no proof")},
 		{name: "the VM is not known yet", proof: "right", code: codes.Unavailable, message: "try again",
 			refusal: infra.Errorf(infra.NotFound, "attest", "the VM is not known yet")},
@@ -166,9 +184,68 @@ func TestHostileRegistrationWithoutProof(t *testing.T) {
 				t.Errorf("the record is %s, want created: the nonce was consumed", rec.State)
 			}
 			refused := logs.Lines("level=WARN", `msg="registration refused"`, "client="+id.String(), test.message)
-			if want := test.code == codes.PermissionDenied; (len(refused) == 1) != want {
+			if want := test.code == codes.PermissionDenied || test.proof == ""; (len(refused) == 1) != want {
 				t.Errorf("the log has %d refusals", len(refused))
 			}
 		})
+	}
+}
+
+// TestRoleOfANonce checks that an operator gets the role in its nonce, and that without one it gets the default.
+func TestRoleOfANonce(t *testing.T) {
+	w := newTestLeader(t)
+	for _, role := range []record.OperatorRole{"", record.RoleViewer, record.RoleOperator, record.RoleAdmin} {
+		nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator,
+			Cluster: w.Name, Tenant: "prod", OperatorRole: role}, rand.Reader, w.Clock.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.registerOperator(nonce.Reveal(), transporttest.NewKey(t)); err != nil {
+			t.Fatal(err)
+		}
+		rec, _, err := w.Bucket.GetOperator(t.Context(), "prod", claims.ID)
+		if want := cmp.Or(role, record.RoleOperator); err != nil || cmp.Or(rec.Role, record.RoleOperator) != want {
+			t.Errorf("a nonce with the role %q: the record has %q, %v", role, rec.Role, err)
+		}
+	}
+	for name, spec := range map[string]authority.NonceSpec{
+		"unknown role": {Role: authority.RoleOperator, Cluster: w.Name, Tenant: "prod", OperatorRole: "root"},
+		"agent with a role": {Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: w.NewID(t, "knd"),
+			Shard: "a", Group: "workers", OperatorRole: record.RoleAdmin},
+	} {
+		if _, _, err := authority.MintNonce(w.NonceKey, spec, rand.Reader, w.Clock.Now()); err == nil {
+			t.Errorf("%s: a nonce was made", name)
+		}
+	}
+}
+
+// TestKeyOfAnotherInstance checks that two instances never get certificates for the same key, as after a copy of a disk,
+// and that the refused agent can register with another key and the same nonce.
+func TestKeyOfAnotherInstance(t *testing.T) {
+	w := newTestLeader(t)
+	first, second := w.located(t, infra.Running, "127.0.0.1"), w.located(t, infra.Running, "127.0.0.1")
+	key := transporttest.Public(transporttest.NewKey(t))
+	if _, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: w.nonce(t, first, nil),
+		PublicKey: key}); err != nil {
+		t.Fatal(err)
+	}
+	nonce := w.nonce(t, second, nil)
+	_, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce, PublicKey: key})
+	wants(t, "the same key", err, codes.AlreadyExists, "is the key of instance "+first.String())
+	const why = "public_key: is the key of instance "
+	if view, _ := w.State.Instance(second); !strings.HasPrefix(view.Plan.Refused, why) ||
+		!strings.HasSuffix(view.Plan.Refused, ", from 127.0.0.1") {
+		t.Errorf("the leader knows the refusal as %q", view.Plan.Refused)
+	}
+	if have := w.journal(); len(have) != 1 || have[0].Instance != second.String() ||
+		!strings.HasPrefix(have[0].Message, why) {
+		t.Errorf("the journal has %+v", have)
+	}
+	if _, err := w.client.RegisterAgent(t.Context(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
+		PublicKey: transporttest.Public(transporttest.NewKey(t))}); err != nil {
+		t.Errorf("another key: %v", err)
+	}
+	if view, _ := w.State.Instance(second); view.Plan.Refused != "" {
+		t.Errorf("a registered agent counts as refused: %s", view.Plan.Refused)
 	}
 }

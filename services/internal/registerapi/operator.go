@@ -24,6 +24,7 @@ func (c *call) operator() (certificate, error) {
 			Schema: record.OperatorSchema, Revision: 1, ID: c.claims.ID, Cluster: c.leader.Cluster,
 			Tenant: c.claims.Tenant, Writer: c.leader.Incarnation,
 			PublicKey: c.key, Certificate: ref, CreatedAt: c.now, NonceExpires: c.claims.ExpiresAt,
+			Role: c.claims.OperatorRole,
 		}, "")
 		if err == nil {
 			c.leader.Record(record.Event{Kind: record.EventOperatorRegistered, Tenant: c.claims.Tenant,
@@ -39,7 +40,7 @@ func (c *call) operator() (certificate, error) {
 
 // operatorAgain answers a registration whose nonce is consumed or expired.
 func (c *call) operatorAgain() (certificate, error) {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		rec, token, err := c.leader.Store.GetOperator(c.ctx, c.claims.Tenant, c.claims.ID)
 		switch {
 		case errors.Is(err, objstore.ErrNotFound) && c.expired:
@@ -70,7 +71,7 @@ func (c *call) operatorAgain() (certificate, error) {
 		if err == nil {
 			return cert, nil
 		}
-		if !errors.Is(err, objstore.ErrConflict) || c.ctx.Err() != nil {
+		if !conflicts.Again(c.ctx, err) {
 			return certificate{}, c.failed("operator record", err)
 		}
 	}

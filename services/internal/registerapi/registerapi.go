@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/metrics"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/vmaddress"
 )
 
 // Records changes instance records by compare-and-swap. See execute.Executor.Update.
@@ -41,6 +43,8 @@ type Store interface {
 	// objstore.ErrConflict.
 	PutOperator(ctx context.Context, rec record.Operator, token objstore.Token) (objstore.Token, error)
 	AppendCertLog(ctx context.Context, entry record.CertLog) error
+	// TakeKey returns a [*clusterstate.KeyTakenError] if the key belongs to another instance of the cluster.
+	TakeKey(ctx context.Context, key ed25519.PublicKey, tenant string, id ident.ID) error
 }
 
 // Registrar holds what the leader of one term needs to register clients.
@@ -56,9 +60,8 @@ type Registrar struct {
 	// NonceKeys verify nonces.
 	NonceKeys []ed25519.PublicKey
 	Issuer    transport.Issuer
-	// CheckAddress reports whether a registration must come from an address of the instance's VM. If the provider knows
-	// no address of the VM, any address is accepted.
-	CheckAddress func() bool
+	// Addresses checks that a registration comes from an address of the instance's VM.
+	Addresses *vmaddress.Checker
 	// Attest checks an agent's proof that it runs on a VM. It succeeds if the configuration requires no proof. It fails
 	// with [infra.Denied] if the proof is wrong. After any other error, the agent tries again, because the proof could
 	// not be checked. If Attest is nil, no proof is checked.
@@ -82,14 +85,12 @@ type Service struct {
 
 var _ nstancev1.RegistrationServiceServer = (*Service)(nil)
 
-// RegisterAgent issues a client certificate to an instance's agent.
+// RegisterAgent issues a client certificate to an instance's agent. It ignores the host name and the addresses in the
+// request: the record gets those that the provider reports.
 func (s *Service) RegisterAgent(ctx context.Context, req *nstancev1.RegisterAgentRequest) (
 	*nstancev1.RegisterAgentResponse, error) {
 	cert, err := s.serve(ctx, req.GetNonce(), req.GetPublicKey(), authority.RoleAgent,
 		func(c *call) (certificate, error) {
-			if err := checkClaims(req); err != nil {
-				return certificate{}, err
-			}
 			return c.agent(req.GetAttestation())
 		})
 	if err != nil {
@@ -128,7 +129,9 @@ type call struct {
 	claims authority.NonceClaims
 	// expired means that the nonce has expired. An expired nonce is valid only with the key that consumed it.
 	expired bool
-	now     time.Time
+	// unproven means that the agent sent no proof of its VM, although the configuration requires one.
+	unproven bool
+	now      time.Time
 }
 
 // serve runs a registration, counts its status code, and logs the client's address.
@@ -143,18 +146,33 @@ func (s *Service) serve(ctx context.Context, nonce string, key []byte, role auth
 	if !c.claims.ID.IsZero() {
 		attrs = append(attrs, "tenant", c.claims.Tenant, "client", c.claims.ID.String())
 	}
+	c.tellState(ctx, err)
 	if err == nil {
 		s.Log.Info("registered", append(attrs, "expires", cert.notAfter)...)
-	} else if s.refusals.Admits(err) {
+	} else if s.refusals.Admits(err) || c.unproven && s.refusals.Allows() {
 		s.Log.Warn("registration refused", append(attrs, "error", status.Convert(err).Message())...)
 		c.recordRefusal(err)
 	}
 	return cert, err
 }
 
-// recordRefusal adds a refused registration to the journal. Without a verified nonce, the instance is unknown.
+// tellState tells the State whether the registration of an agent with a verified nonce was refused, and why. It is the
+// reason that the leader gives if the agent does not register in time.
+func (c *call) tellState(ctx context.Context, err error) {
+	switch {
+	case c.leader == nil || c.claims.ID.IsZero() || c.claims.Role != authority.RoleAgent:
+	case err == nil:
+		c.leader.State.Refused(c.claims.ID, "")
+	case ctx.Err() == nil: // else the client hung up
+		c.leader.State.Refused(c.claims.ID, fmt.Sprintf("%s, from %s", status.Convert(err).Message(),
+			transport.PeerAddress(ctx)))
+	}
+}
+
+// recordRefusal adds a refused registration to the journal if its nonce is verified. Refusals without one are only
+// counted and logged, because anybody can cause them and so displace the other events.
 func (c *call) recordRefusal(err error) {
-	if c.leader == nil {
+	if c.leader == nil || c.claims.ID.IsZero() {
 		return
 	}
 	event := record.Event{Kind: record.EventRegistrationRefused, Actor: transport.PeerAddress(c.ctx).String(),

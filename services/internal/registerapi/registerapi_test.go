@@ -34,6 +34,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/internal/vmaddress"
 )
 
 type testLeader struct {
@@ -43,24 +44,37 @@ type testLeader struct {
 	checkAddress atomic.Bool
 	mu           sync.Mutex
 	recorded     []record.Event
+	ask          func(ident.ID) // the answer of the provider about a VM
 	addr         string
 	client       nstancev1.RegistrationServiceClient
 }
 
+var workers = config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1", InfraHash: "i1"}
+
 func newTestLeader(t testing.TB) *testLeader {
 	t.Helper()
-	w := &testLeader{Leader: leadertest.New(t, config.Group{Template: "worker", Kind: "knd", Size: 1, RuntimeHash: "r1",
-		InfraHash: "i1"})}
-	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: "a", Term: w.Term(),
+	return serveLeader(t, leadertest.New(t, workers))
+}
+
+func serveLeader(t testing.TB, leader *leadertest.Leader) *testLeader {
+	t.Helper()
+	w := &testLeader{Leader: leader}
+	w.leader = &registerapi.Registrar{Context: w.Context, Cluster: w.Name, Shard: w.Shard, Term: w.Term(),
 		Incarnation: leadertest.Incarnation, State: w.State,
 		Records: w.Executor, Store: w.Bucket, NonceKeys: w.NonceKey.Accepted(), Issuer: w.Issuer(),
-		CheckAddress: w.checkAddress.Load, Record: func(e record.Event) {
+		Addresses: &vmaddress.Checker{State: w.State, Enabled: w.checkAddress.Load, Now: w.Clock.Now,
+			Ask: func(_ context.Context, id ident.ID) error {
+				if w.ask != nil {
+					w.ask(id)
+				}
+				return nil
+			}}, Record: func(e record.Event) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.recorded = append(w.recorded, e)
 		}}
 	w.checkAddress.Store(true)
-	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test", "a"),
+	w.service = &registerapi.Service{Now: w.Clock.Now, Log: w.Log, Metrics: metrics.NewServer("test", w.Shard),
 		Leader: func() (*registerapi.Registrar, error) {
 			if err := w.Current(); err != nil {
 				return nil, err
@@ -82,7 +96,7 @@ func (w *testLeader) journal() []record.Event {
 // nonce returns a new nonce for an agent. The function `change` may modify its claims.
 func (w *testLeader) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
-	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: "a",
+	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: w.Shard,
 		Group: "workers", ConfigHash: "i1"}
 	if change != nil {
 		change(&spec)
@@ -380,15 +394,6 @@ func TestRefusedAgents(t *testing.T) {
 		{"no JWT", "a.b.c", nil, nil, codes.InvalidArgument, "nonce: "},
 		{"too long", good + strings.Repeat("x", 5000), nil, nil, codes.InvalidArgument, "at most"},
 		{"short key", good, []byte{1, 2}, nil, codes.InvalidArgument, "public_key: has 2 bytes"},
-		{"bad ipv4", good, nil, func(r *nstancev1.RegisterAgentRequest) {
-			r.Ipv4 = "::1"
-		}, codes.InvalidArgument, "ipv4: "},
-		{"bad ipv6", good, nil, func(r *nstancev1.RegisterAgentRequest) {
-			r.Ipv6 = "fe80::1%eth0"
-		}, codes.InvalidArgument, "ipv6: "},
-		{"bad host name", good, nil, func(r *nstancev1.RegisterAgentRequest) {
-			r.Hostname = "a b"
-		}, codes.InvalidArgument, "hostname: "},
 		{"foreign signature", foreign.Reveal(), nil, nil, codes.Unauthenticated, "not signed by this cluster"},
 		{"other cluster", w.nonce(t, created, func(s *authority.NonceSpec) {
 			s.Cluster = "other"
@@ -682,5 +687,24 @@ func BenchmarkRegisterAgent(b *testing.B) {
 			b.Fatal(err)
 		}
 		conn.Close()
+	}
+}
+
+// TestOddClaimsDoNotPreventRegistration sends host names and addresses that are not valid. They are optional and not
+// recorded, so the agent must be registered.
+func TestOddClaimsDoNotPreventRegistration(t *testing.T) {
+	w := newTestLeader(t)
+	for name, change := range map[string]func(*nstancev1.RegisterAgentRequest){
+		"ipv4":           func(r *nstancev1.RegisterAgentRequest) { r.Ipv4 = "::1" },
+		"ipv6":           func(r *nstancev1.RegisterAgentRequest) { r.Ipv6 = "fe80::1%eth0" },
+		"host name":      func(r *nstancev1.RegisterAgentRequest) { r.Hostname = "a b" },
+		"long host name": func(r *nstancev1.RegisterAgentRequest) { r.Hostname = strings.Repeat("a", 5000) },
+	} {
+		req := &nstancev1.RegisterAgentRequest{Nonce: w.nonce(t, w.Created(t), nil),
+			PublicKey: transporttest.Public(transporttest.NewKey(t))}
+		change(req)
+		if _, err := w.client.RegisterAgent(t.Context(), req); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

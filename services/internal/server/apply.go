@@ -17,8 +17,11 @@ import (
 )
 
 const (
-	// configInterval is the interval at which the leader checks the bucket for a newer configuration. The check is
-	// needed because `tofu apply` changes only the bucket.
+	// lookInterval is the interval at which the leader reads the configuration's version in the bucket, with one GET.
+	// It applies a new version immediately. This is needed because `tofu apply` changes only the bucket.
+	lookInterval = 10 * time.Second
+	// configInterval is the interval at which the leader also checks what changes without a new configuration, such as
+	// the groups and the CA.
 	configInterval = 3 * time.Minute
 	// restartPatience is the longest time for which a restart waits for agents to connect to the leader's new
 	// addresses. An agent does so within a second after it is told the addresses.
@@ -101,15 +104,21 @@ func (s *server) describe(l *leadership) {
 	})
 }
 
-// pollConfig checks for a newer configuration at every configInterval. At every reloadEvery-th check it also reads the
-// boot scripts, so that the creation of a VM does not wait for them. At these checks it also looks for changed workload
-// CAs.
+// pollConfig applies a newer configuration within lookInterval. At every configInterval it also checks the other
+// documents of the shard. At every reloadEvery-th of these checks it also reads the boot scripts, so that the creation
+// of a VM does not wait for them, and looks for changed workload CAs.
 func (s *server) pollConfig(ctx context.Context, leader *leader.Leader, l *leadership) error {
-	for n := 1; s.env.Sleep(ctx, configInterval) == nil; n++ {
+	const looks = int(configInterval / lookInterval)
+	for n := 1; s.env.Sleep(ctx, lookInterval) == nil; n++ {
+		full := n%looks == 0
+		// A failed look is not logged, because the check at configInterval fails too.
+		if changed, err := s.manager.Changed(ctx); !full && (err != nil || !changed) {
+			continue
+		}
 		if _, _, err := s.refresh(ctx, leader); err != nil && ctx.Err() == nil {
 			s.log.Warn("configuration not looked up", "error", err)
 		}
-		if n%reloadEvery == 0 {
+		if n%(looks*reloadEvery) == 0 {
 			if err := l.generator.Reload(ctx, s.manager.Groups()); err != nil && ctx.Err() == nil {
 				s.log.Warn("templates not compiled", "error", err)
 			}

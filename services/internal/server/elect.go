@@ -16,6 +16,9 @@ import (
 // fix.
 func (s *server) elect(ctx context.Context) error {
 	for try := 1; ; try++ {
+		if err := s.awaitHome(ctx); err != nil {
+			return ended(ctx, err)
+		}
 		err := s.stand(ctx)
 		var fatal *fatalError
 		switch {

@@ -33,6 +33,8 @@ type endpoints struct {
 	stopped []func()
 	// portTaken is true if the services do not run because another process uses one of their ports.
 	portTaken bool
+	// notHome is true if this server's bucket is not known to be the home of the shard.
+	notHome bool
 	// closed is true after stop. Nothing may be opened then.
 	closed bool
 }
@@ -163,8 +165,9 @@ func (s *server) ensureServices(ctx context.Context) error {
 		s.endpoints.portTaken = true
 		s.probe.NotReady(err.Error())
 	case err == nil && s.endpoints.portTaken:
-		s.endpoints.portTaken = false
-		s.probe.Ready()
+		if s.endpoints.portTaken = false; !s.endpoints.notHome {
+			s.probe.Ready()
+		}
 	}
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/vmaddress"
 )
 
 // leadership holds the objects of one term of this server.
@@ -95,7 +96,16 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer func() { cancel(err) }() // the journal records why the term ended
 
-	keys, err := s.keys(ctx)
+	var home record.Home
+	var keys clusterKeys
+	err = env.ForEach(ctx, 2, 2, func(ctx context.Context, i int) (err error) {
+		if i == 0 {
+			home, err = s.state.ClaimHome(ctx, s.here)
+			return err
+		}
+		keys, err = s.keys(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -138,27 +148,32 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 		default:
 		}
 	})
+	if home.OrphansWait {
+		leader.State.HoldOrphans()
+	}
 	leader.Loop.CreateEvery = func() time.Duration { return s.manager.Shard().Server.CreateRateLimit.D() }
 	leader.Loop.Started = func(kind plan.Kind) { s.metrics.Actions.WithLabelValues(string(kind)).Inc() }
 	leader.Loop.Planned = func(_ int, took time.Duration) { s.metrics.PlanDuration.Observe(took.Seconds()) }
 	issuer := transport.Issuer{CA: keys.ca, Bundle: caPEM, Trust: authority.Trust(keys.ca.Certificate(), keys.bundle),
 		Rand: rand.Reader, Now: time.Now}
+	addresses := &vmaddress.Checker{State: leader.State, Now: time.Now,
+		Ask:     func(call context.Context, id ident.ID) error { return leader.Asker.Await(call, ctx, id) },
+		Enabled: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress }}
 	l := &leadership{
 		leader: leader,
 		registration: &registerapi.Registrar{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard,
 			Term:        a.Term(),
 			Incarnation: s.incarnation,
 			State:       leader.State, Records: leader.Executor, Store: s.state, NonceKeys: keys.nonce.Accepted(),
-			Issuer: issuer, CheckAddress: func() bool { return *s.manager.Shard().Server.CheckRegistrationAddress },
-			Attest: s.attest, Record: journal.Record},
+			Issuer: issuer, Addresses: addresses, Attest: s.attest, Record: journal.Record},
 		agent: &agentapi.Leadership{Context: ctx, Cluster: shard.Cluster.ID, Shard: s.opts.Shard, Term: a.Term(),
 			Incarnation: s.incarnation,
-			State:       leader.State, Records: leader.Executor, CertLog: s.state, Issuer: issuer, Files: generator,
+			State:       leader.State, Records: leader.Executor, Store: s.state, Issuer: issuer, Files: generator,
 			// After a change of the workload CAs, check the instances' files again. The instances must receive a new
 			// workload CA before that CA issues certificates.
 			RecheckFiles: len(workloadCAs) > 1 || time.Now().Before(workloadCAs[0].Starts()),
 			Interval:     func() time.Duration { return s.manager.Shard().Server.HealthCheckInterval.D() },
-			Endpoints:    s.agentAddrs},
+			Endpoints:    s.agentAddrs, Addresses: addresses},
 		operator:  s.operatorLeader(ctx, a, leader, events, journal, issuer, stepDown),
 		stepDown:  stepDown,
 		authority: a, journal: journal, generator: generator, caPEM: caPEM, workloadCAs: workloadCAs, ca: keys.ca,

@@ -77,8 +77,8 @@ func (m *measuredProvider) Create(ctx context.Context, req infra.CreateRequest) 
 	})
 }
 
-func (m *measuredProvider) Delete(ctx context.Context, providerID string) error {
-	return measureError(ctx, m, "delete", func(ctx context.Context) error { return m.provider.Delete(ctx, providerID) })
+func (m *measuredProvider) Delete(ctx context.Context, vm infra.VM) error {
+	return measureError(ctx, m, "delete", func(ctx context.Context) error { return m.provider.Delete(ctx, vm) })
 }
 
 func (m *measuredProvider) Get(ctx context.Context, providerID string) (infra.VM, error) {

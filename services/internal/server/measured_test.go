@@ -38,7 +38,7 @@ func (p *fullProvider) Create(ctx context.Context, _ infra.CreateRequest) (infra
 	p.last = ctx
 	return infra.VM{}, infra.Throttled
 }
-func (p *fullProvider) Delete(ctx context.Context, _ string) error {
+func (p *fullProvider) Delete(ctx context.Context, _ infra.VM) error {
 	p.last = ctx
 	return infra.Throttled
 }

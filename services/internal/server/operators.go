@@ -35,9 +35,10 @@ func (s *server) operatorLeader(ctx context.Context, a *lease.Authority, leader 
 		ConfigModified: func(ctx context.Context) (time.Time, error) {
 			return s.state.ConfigModified(ctx, s.opts.Shard)
 		},
-		Status:   func() operatorapi.Leading { return s.leadingStatus(a) },
-		StepDown: sync.OnceFunc(func() { close(stepDown) }),
-		Events:   events, Journal: journal, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
+		OrphansConfirmed: s.orphansConfirmed,
+		Status:           func() operatorapi.Leading { return s.leadingStatus(a) },
+		StepDown:         sync.OnceFunc(func() { close(stepDown) }),
+		Events:           events, Journal: journal, Store: s.state, Issuer: issuer, Now: time.Now, Log: s.log,
 	}
 }
 

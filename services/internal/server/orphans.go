@@ -19,6 +19,9 @@ func (s *server) handleOrphanConfirmations(ctx context.Context) {
 			continue
 		}
 		vms := l.leader.State.ConfirmOrphans()
+		if len(vms) > 0 {
+			s.orphansConfirmed(ctx)
+		}
 		for _, vm := range vms {
 			s.log.Info("orphan confirmed", "instance", vm.Tags.Instance.String(), "tenant", vm.Tags.Tenant, "group",
 				vm.Tags.Group, "vm", vm.ProviderID)

@@ -13,7 +13,8 @@ import (
 // the election port once the cluster has a CA.
 func (s *server) openPeers(ctx context.Context, listener net.Listener) {
 	s.peers = peer.New(peer.Options{Self: s.identity.Peer(), Shard: s.opts.Shard, Source: s.endpoints.certificates,
-		Log: s.log, Sleep: s.env.Sleep, Joined: s.refreshForPeer})
+		Log: s.log, Sleep: s.env.Sleep, Joined: s.refreshForPeer,
+		Bucket: s.documents, Refused: s.metrics.StandbysRefused.Inc})
 	// A leader hands over to its heir after ctx has ended, so the network must outlive ctx.
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.endpoints.onStop(stop)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -10,19 +11,25 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 )
 
 // openBucket opens the shard's bucket. It makes no request.
 func (s *server) openBucket(ctx context.Context) error {
-	store := s.cfg.Bucket
+	store, at := s.cfg.Bucket, s.opts.Location
 	if store == nil {
 		var err error
-		if store, err = open.Open(ctx, s.opts.Location); err != nil {
+		if store, err = open.Open(ctx, at); err != nil {
+			return fmt.Errorf("open the bucket: %w", err)
+		}
+		if at, err = open.Canonical(ctx, at); err != nil {
 			return fmt.Errorf("open the bucket: %w", err)
 		}
 	}
+	at.Provider = cmp.Or(at.Provider, "custom") // Config.Bucket needs no location
+	s.here = clusterstate.BucketAt(at)
 	s.store = objstore.WithObserver(objstore.WithTimeouts(store, s.bucketTimeouts),
 		func(op string, took time.Duration, err error) { s.metrics.ObserveStorage(op, storageResult(err), took) })
 	s.documents = objstore.WithLimit(s.store, maxBucketRequests)
@@ -91,7 +98,7 @@ func (s *server) repeat(ctx context.Context, do func() error,
 // retryPause returns how long to wait after a failed try. The pause begins with 1 s, doubles up to maxRetryPause, and
 // is shortened by up to a quarter at random.
 func retryPause(try int) time.Duration {
-	longest := min(time.Second<<min(try-1, 10), maxRetryPause)
+	longest := reconnect.Backoff(time.Second, maxRetryPause, try)
 	var b [1]byte
 	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
 	return longest - longest/4*time.Duration(b[0])/256

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -35,6 +36,12 @@ const (
 	defaultReportAfter = 10 * time.Minute
 	reportInterval     = 5 * time.Second
 	reportTimeout      = 5 * time.Second // of one check, and of one call of the cloud
+	// crashes is the number of restarts after which a server that has not become ready counts as crashing.
+	crashes = 3
+	// stuckAfter is how long a server that has not become ready may give the same reason before it counts as stuck.
+	stuckAfter = time.Minute
+	// earlyInterval is the interval at which the problem of a crashing or stuck server is published.
+	earlyInterval = 15 * time.Second
 	// awaitFor is how long a ready server repeats its report to a scaling group that does not expect one. The group may
 	// begin to expect it only a moment after the boot.
 	awaitFor = time.Minute
@@ -44,7 +51,8 @@ const (
 // as a separate process, so that it also reports a server that does not start.
 func ReportHealth(ctx context.Context, o Options, clouds []infra.Cloud, log *slog.Logger) error {
 	name, group, _ := strings.Cut(os.Getenv(bootscript.ScalingGroupVariable), "/")
-	r := healthReport{check: checkHealth(o.HealthAddr), lastLog: lastLog, after: defaultReportAfter, log: log}
+	r := healthReport{check: checkHealth(o.HealthAddr), lastLog: lastLog, restarts: restarts,
+		after: defaultReportAfter, log: log}
 	if generation := os.Getenv(generationVariable); generation != "" {
 		r.publish = func(ctx context.Context, problem error) error {
 			return publishReport(ctx, o, record.ServerReport{Schema: record.ServerReportSchema, Generation: generation,
@@ -76,6 +84,8 @@ type healthReport struct {
 	check  func(context.Context) error
 	// lastLog returns the end of the server's log, or "".
 	lastLog func(context.Context) string
+	// restarts returns how often the server was restarted on this machine after it ended, or 0 if that is not known.
+	restarts func(context.Context) int
 	// publish writes to the bucket that the server became ready, or why it did not. It may be nil.
 	publish func(ctx context.Context, problem error) error
 	// after is how long a server may take to become ready, and how long a ready server may be unhealthy.
@@ -89,6 +99,10 @@ type healthReport struct {
 	readySince     time.Time
 	ready, settled bool
 	published      bool
+	// reason is the server's present problem, and reasonSince the time of the first check with this problem.
+	// reportedEarly is the time of the last report that the server crashes or is stuck.
+	reason                     string
+	reasonSince, reportedEarly time.Time
 }
 
 func (r *healthReport) run(ctx context.Context) error {
@@ -129,6 +143,12 @@ func (r *healthReport) step(ctx context.Context) {
 			r.logCall("the server is ready", err)
 		}
 	case now.Sub(r.since) < r.after:
+		if r.reason != problem.Error() {
+			r.reason, r.reasonSince = problem.Error(), now
+		}
+		if !r.ready && r.publish != nil && now.Sub(r.reportedEarly) >= earlyInterval {
+			r.publishEarly(ctx, now, problem)
+		}
 	case !r.ready && !r.settled:
 		r.publishOnce(ctx, problem)
 		err := r.member.Abandon(ctx)
@@ -137,6 +157,40 @@ func (r *healthReport) step(ctx context.Context) {
 	default:
 		r.logCall("the server is unhealthy: replace this machine", r.member.Replace(ctx))
 	}
+}
+
+// publishEarly writes to the bucket that the new server ends again and again, or is stuck, so that an apply that waits
+// for it gets the reason long before the server's time is over. It repeats the report, because a reader may ignore
+// reports from before its wait. If the server becomes ready after all, publishOnce replaces the report.
+func (r *healthReport) publishEarly(ctx context.Context, now time.Time, problem error) {
+	stuck := now.Sub(r.reasonSince)
+	switch n := r.restarts(ctx); {
+	case n >= crashes:
+		problem = fmt.Errorf("%w; the server ended and was restarted %d times", problem, n)
+	case stuck >= stuckAfter:
+		problem = fmt.Errorf("%w; it has been so for %s", problem, stuck.Round(time.Second))
+	default:
+		return
+	}
+	r.reportedEarly = now
+	if text := r.lastLog(ctx); text != "" {
+		problem = fmt.Errorf("%w; the end of the server's log: %s", problem, text)
+	}
+	if err := r.publish(ctx, problem); err != nil {
+		r.log.Warn("cannot write the report to the bucket", "error", err)
+	}
+}
+
+// restarts asks systemd how often the server was restarted.
+func restarts(ctx context.Context) int {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "systemctl", "show", "nstance-server", "-p", "NRestarts", "--value").Output()
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(strings.TrimSpace(string(out))) // 0 without a number
+	return n
 }
 
 // lastLog returns the last lines of the server's log. It returns "" if the machine has no journald, or if journald does

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -68,7 +69,8 @@ func TestHealthReport(t *testing.T) {
 					return nil
 				}, lastLog: func(context.Context) string {
 					return "unknown flag"
-				}, after: time.Minute, log: slog.New(slog.DiscardHandler),
+				}, restarts: func(context.Context) int { return 0 }, after: time.Minute,
+					log: slog.New(slog.DiscardHandler),
 					check: func(context.Context) error {
 						if at := time.Since(m.began); at < c.ready || at >= c.sick {
 							return unhealthy
@@ -98,6 +100,94 @@ func TestHealthReport(t *testing.T) {
 				}
 				if !slices.Equal(m.reports, c.want) {
 					t.Errorf("reports %q, want %q", m.reports, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestCrashIsReportedEarly checks that the problem of a server that ends again and again is published long before the
+// time is over in which the server should become ready, and that a server that becomes ready replaces the report.
+func TestCrashIsReportedEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var published []string
+		r := healthReport{member: &fakeMember{began: began},
+			lastLog:  func(context.Context) string { return "unknown flag" },
+			restarts: func(context.Context) int { return int(time.Since(began) / (3 * time.Second)) },
+			after:    10 * time.Minute, log: slog.New(slog.DiscardHandler),
+			check: func(context.Context) error {
+				if time.Since(began) < 45*time.Second {
+					return errors.New("connection refused")
+				}
+				return nil
+			},
+			publish: func(_ context.Context, problem error) error {
+				text := "ready"
+				if problem != nil {
+					text = problem.Error()
+				}
+				published = append(published, time.Since(began).String()+" "+text)
+				return nil
+			}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := r.run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		const says = " connection refused; the server ended and was restarted %d times; the end of the server's " +
+			"log: unknown flag"
+		want := []string{fmt.Sprintf("10s"+says, 3), fmt.Sprintf("25s"+says, 8), fmt.Sprintf("40s"+says, 13),
+			"45s ready"}
+		if !slices.Equal(published, want) {
+			t.Errorf("published %q, want %q", published, want)
+		}
+	})
+}
+
+// TestStuckServerIsReportedEarly checks that the problem of a server that runs, but gives the same reason for a minute, is
+// published long before its time is over. A server whose reason changes makes progress.
+func TestStuckServerIsReportedEarly(t *testing.T) {
+	for name, test := range map[string]struct {
+		reason func(after time.Duration) string
+		want   []string
+	}{
+		"stuck": {func(time.Duration) string { return "503: the key cannot be read" }, []string{
+			"1m0s 503: the key cannot be read; it has been so for 1m0s; the end of the server's log: denied",
+			"1m15s 503: the key cannot be read; it has been so for 1m15s; the end of the server's log: denied",
+			"1m25s ready"}},
+		"progress": {func(after time.Duration) string { return fmt.Sprintf("503: step %d", after/(50*time.Second)) },
+			[]string{"1m25s ready"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				var published []string
+				r := healthReport{member: &fakeMember{began: began},
+					lastLog:  func(context.Context) string { return "denied" },
+					restarts: func(context.Context) int { return 0 }, after: 10 * time.Minute,
+					log: slog.New(slog.DiscardHandler),
+					check: func(context.Context) error {
+						if after := time.Since(began); after < 85*time.Second {
+							return errors.New(test.reason(after))
+						}
+						return nil
+					},
+					publish: func(_ context.Context, problem error) error {
+						text := "ready"
+						if problem != nil {
+							text = problem.Error()
+						}
+						published = append(published, time.Since(began).String()+" "+text)
+						return nil
+					}}
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+				defer cancel()
+				if err := r.run(ctx); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(published, test.want) {
+					t.Errorf("published %q, want %q", published, test.want)
 				}
 			})
 		})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/highwater"
@@ -152,7 +153,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	}
 	sources := s.cfg.KeySources
 	if sources == nil {
-		sources = keysources.Sources()
+		sources = keysources.Sources(cloud.Access{})
 	}
 	ring, err := keyring.Load(ctx, shard.Cluster.Secrets, sources)
 	if err != nil {

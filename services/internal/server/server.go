@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/cache"
@@ -82,11 +83,13 @@ type server struct {
 	// documents is the store for everything but the lock. It limits concurrent requests, so that a burst of them does
 	// not delay the renewal of the lock.
 	documents objstore.Store
-	manager   *shardconfig.Manager
-	state     *clusterstate.State
-	secrets   secretstore.Store
-	machine   ownMachine
-	cache     *cache.Cache
+	// here is the name by which this server knows its bucket.
+	here    record.Bucket
+	manager *shardconfig.Manager
+	state   *clusterstate.State
+	secrets secretstore.Store
+	machine ownMachine
+	cache   *cache.Cache
 	// opened holds the resources of the last configuration that passed its trial while the server started. It is nil
 	// before the first such trial.
 	opened *resources
@@ -222,11 +225,9 @@ func (s *server) run(ctx context.Context) error {
 	if err := s.listen(ctx); err != nil {
 		return err
 	}
-	s.endpoints.mu.Lock()
-	if !s.endpoints.portTaken { // without that port the services are not served
-		s.probe.Ready()
+	if err := s.awaitHome(ctx); err != nil {
+		return ended(ctx, err)
 	}
-	s.endpoints.mu.Unlock()
 	s.env.Go("follow the CA", func() { s.pollCA(ctx) })
 	s.log.Info("ready", "config_etag", s.manager.Status().ETag)
 	return ended(ctx, s.elect(ctx))

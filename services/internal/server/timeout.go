@@ -5,7 +5,7 @@ import "time"
 const (
 	// startupTimeout bounds a bucket request while the shard's configuration, which contains request_timeout, is
 	// unknown.
-	startupTimeout = 10 * time.Second
+	startupTimeout = 30 * time.Second
 	// minListTimeout is the minimum timeout of a listing, which needs one request per thousand keys.
 	minListTimeout = 30 * time.Second
 	// maxBucketRequests is the maximum number of concurrent bucket requests. The election's requests do not count.

@@ -81,6 +81,7 @@ type inForce struct {
 	merged           map[config.GroupKey]config.Group
 	generation       uint64
 	restart, refused objstore.Object
+	looked           objstore.Token  // of the configuration that Refresh examined last
 	pending          *config.Shard   // the configuration in restart, with defaults filled in
 	successor        *config.Shard   // returned by Successor
 	problems         config.Problems // of refused, errors only
@@ -389,6 +390,17 @@ func (m *Manager) refuse(doc objstore.Object, problems config.Problems) {
 	}
 }
 
+// Changed reports whether the bucket has a configuration that neither is in force nor was examined by
+// [Manager.Refresh]. It makes one request and changes nothing.
+func (m *Manager) Changed(ctx context.Context) (bool, error) {
+	doc, err := m.readConfig(ctx)
+	if err != nil {
+		return false, err
+	}
+	now := m.view()
+	return doc.Token != now.current.Token && doc.Token != now.looked, nil
+}
+
 // Refresh reads the configuration and the groups again, and applies newer ones in place. It returns problems only with
 // the result Invalid. It returns an error if it cannot read the bucket or write the applied copy. After an error, the
 // former configuration stays in force.
@@ -420,6 +432,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	next := m.parse(doc, groups, false)
 	m.try(ctx, &next, false)
 	if m.noteSuccessor(&next) {
+		m.update(func(f *inForce) { f.looked = doc.Token })
 		m.refuse(objstore.Object{}, nil)
 		return Unchanged, nil, nil
 	}
@@ -430,6 +443,7 @@ func (m *Manager) Refresh(ctx context.Context) (Result, config.Problems, error) 
 	if ctx.Err() != nil {
 		return Unchanged, nil, ctx.Err() // an interrupted trial proves nothing
 	}
+	m.update(func(f *inForce) { f.looked = doc.Token })
 	if len(problems) > 0 {
 		problems = problems.Errors()
 		m.refuse(doc, problems)

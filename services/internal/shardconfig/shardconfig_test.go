@@ -242,6 +242,35 @@ func TestInvalidConfigurationKeepsTheCurrentOne(t *testing.T) {
 	}
 }
 
+// TestChanged checks that one look notices each new document, and that the leader examines each document once: also one
+// that it refuses, or for which it restarts.
+func TestChanged(t *testing.T) {
+	b := newBucket()
+	b.write(t, document("", ""))
+	l := lead(t, b, 1)
+	changed := func(what string, want bool) {
+		t.Helper()
+		if got, err := l.Changed(t.Context()); err != nil || got != want {
+			t.Errorf("%s: changed = %v, %v, want %v", what, got, err, want)
+		}
+	}
+	changed("in force", false)
+	for what, text := range map[string]string{
+		"in place": document(`"files": {},`, ""), "invalid": "{", "with a restart": strings.Replace(document("", ""),
+			`"kind": "mock"`, `"kind": "mock", "zone": "z"`, 1),
+		"without problems": document(`"certificates": {},`, ""),
+	} {
+		b.write(t, text)
+		changed(what, true)
+		if _, _, err := l.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		changed(what+", after a check", false)
+	}
+	b.write(t, document("", `, "vars": {"v": "x"}`))
+	changed("another document", true)
+}
+
 func TestInvalidFromTheStart(t *testing.T) {
 	b := newBucket()
 	m := New(b.state, shardName, slog.New(slog.DiscardHandler))

@@ -2,6 +2,7 @@ package shardstate
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -169,6 +170,22 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 	}
 	w.emit(events)
 	return true
+}
+
+// maxRefusal is the longest text about a refusal that the State keeps, in bytes.
+const maxRefusal = 512
+
+// Refused records why the leader refused a call of an instance's agent, or, with "", that it accepted the agent. It
+// ignores refusals while an agent is connected.
+func (w *State) Refused(id ident.ID, why string) {
+	if len(why) > maxRefusal {
+		why = strings.ToValidUTF8(why[:maxRefusal], "")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil && (why == "" || !inst.plan.Connected) {
+		inst.plan.Refused = why
+	}
 }
 
 // unhealthyReason says why an instance is not healthy.

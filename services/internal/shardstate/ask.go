@@ -43,8 +43,9 @@ type Asker struct {
 
 	mu      sync.Mutex
 	waiting map[ident.ID]struct{}
-	running bool // true while a task sends questions
-	singles int  // single calls that are running
+	awaited map[ident.ID][]chan error // the calls of Await that wait for an answer
+	running bool                      // true while a task sends questions
+	singles int                       // single calls that are running
 	listing bool
 	lastEnd time.Time // end of the last list
 }
@@ -58,6 +59,35 @@ func (a *Asker) Ask(ctx context.Context, id ident.ID) {
 	a.waiting[id] = struct{}{}
 	a.mu.Unlock()
 	a.startSending(ctx)
+}
+
+// Await queues a question about an instance like Ask, and waits for the answer until ctx ends. The question itself runs
+// under the context term, because it may be sent for several callers.
+func (a *Asker) Await(ctx, term context.Context, id ident.ID) error {
+	answer := make(chan error, 1)
+	a.mu.Lock()
+	if a.awaited == nil {
+		a.awaited = map[ident.ID][]chan error{}
+	}
+	a.awaited[id] = append(a.awaited[id], answer)
+	a.mu.Unlock()
+	a.Ask(term, id)
+	var err error
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-term.Done():
+		err = term.Err()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	left := slices.DeleteFunc(a.awaited[id], func(c chan error) bool { return c == answer })
+	if a.awaited[id] = left; len(left) == 0 {
+		delete(a.awaited, id)
+	}
+	return err
 }
 
 // startSending starts the sending task if questions wait and the task is not already running.
@@ -115,7 +145,7 @@ func (a *Asker) takeQueue() []ident.ID {
 }
 
 func (a *Asker) askOne(ctx context.Context, id ident.ID) {
-	a.recordAnswers(ctx, a.get(ctx, id), id)
+	a.recordAnswers(ctx, a.Get(ctx, id), id)
 	a.mu.Lock()
 	a.singles--
 	a.mu.Unlock()
@@ -135,9 +165,21 @@ func (a *Asker) askMany(ctx context.Context, ids []ident.ID) {
 func (a *Asker) recordAnswers(ctx context.Context, err error, ids ...ident.ID) {
 	unlisted, known := infra.UnlistedBy(err)
 	for _, id := range ids {
+		failed := !known
 		a.State.change(id, func(i *instance) {
-			i.plan = plan.ApplyAskResult(i.plan, !known || !plan.Covered(i.plan, unlisted), a.Env.Now())
+			failed = !known || !plan.Covered(i.plan, unlisted)
+			i.plan = plan.ApplyAskResult(i.plan, failed, a.Env.Now())
 		})
+		answer := err
+		if !failed {
+			answer = nil
+		}
+		a.mu.Lock()
+		for _, awaiting := range a.awaited[id] {
+			awaiting <- answer
+		}
+		delete(a.awaited, id)
+		a.mu.Unlock()
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -159,7 +201,9 @@ func (a *Asker) List(ctx context.Context) error {
 	return err
 }
 
-func (a *Asker) get(ctx context.Context, id ident.ID) error {
+// Get asks the provider for one instance and records the answer. Unlike Ask, it waits for the answer and sends the
+// question immediately.
+func (a *Asker) Get(ctx context.Context, id ident.ID) error {
 	known, ok := a.State.VM(id)
 	if !ok {
 		return nil
@@ -171,6 +215,9 @@ func (a *Asker) get(ctx context.Context, id ident.ID) error {
 		vm, err = a.Provider.FindByInstance(ctx, a.Owner, id)
 	} else {
 		vm, err = a.Provider.Get(ctx, known.ProviderID)
+		if err == nil && infra.CheckOwned("", vm.Tags, infra.Target(a.Owner, id, "").Tags) != nil {
+			err = infra.NotFound // the record names a VM that is not the instance's
+		}
 	}
 	switch {
 	case errors.Is(err, infra.NotFound):

@@ -35,6 +35,7 @@ const (
 	EventPendingDeletion InstanceEventType = "pending_deletion"
 	EventDeleted         InstanceEventType = "deleted"
 	EventFilesPushed     InstanceEventType = "files_pushed"
+	EventFlaps           InstanceEventType = "flaps" // the alert of that name was raised about the instance
 )
 
 // InstanceEvent is one step in the life of an instance.
@@ -109,8 +110,14 @@ func (w *State) RaiseError(key ErrorKey, message string) {
 		return
 	}
 	w.standing[key] = event
+	var events []InstanceEvent
+	if inst := w.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
+		inst.plan.FlapsRaised = true
+		events = append(events, w.event(inst, EventFlaps, message))
+	}
 	w.mu.Unlock()
 	w.opts.Events.Error(event)
+	w.emit(events)
 }
 
 // ResolveError resolves the error with the given key. It does nothing if there is none.
@@ -118,6 +125,9 @@ func (w *State) ResolveError(key ErrorKey) {
 	w.mu.Lock()
 	event, ok := w.standing[key]
 	delete(w.standing, key)
+	if inst := w.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
+		inst.plan.FlapsRaised = false
+	}
 	w.mu.Unlock()
 	if ok {
 		event.Resolved, event.At = true, w.opts.Now()

@@ -1,6 +1,7 @@
 package shardstate
 
 import (
+	"bytes"
 	"slices"
 	"time"
 
@@ -101,6 +102,18 @@ func (w *State) Record(id ident.ID) (rec record.Instance, token objstore.Token, 
 		return inst.record, inst.token, true
 	}
 	return record.Instance{}, "", false
+}
+
+// KeyHolder returns another instance than id whose agent has, or had before its last renewal, the given public key.
+func (w *State) KeyHolder(key []byte, id ident.ID) (holder ident.ID, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for other, inst := range w.instances {
+		if other != id && (bytes.Equal(inst.record.PublicKey, key) || bytes.Equal(inst.record.PreviousKey, key)) {
+			return other, true
+		}
+	}
+	return ident.ID{}, false
 }
 
 // Seen reports whether token is the version of the instance's record that the State holds. It searches instances,

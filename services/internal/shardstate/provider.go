@@ -170,6 +170,7 @@ func (w *State) EndStray(providerID string, gone bool) {
 }
 
 // Orphans returns the strays with an instance ID for which there is no live record, no tombstone and no reservation.
+// After a restore, those with a tombstone are among them.
 func (w *State) Orphans() []infra.VM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,7 +186,7 @@ func (w *State) orphans() []*stray {
 	return slices.DeleteFunc(w.sortedStrays(), func(s *stray) bool {
 		id := s.vm.Tags.Instance
 		_, left := w.leftovers[id]
-		return id.IsZero() || w.instances[id] != nil || w.tombstoned(id) || left
+		return id.IsZero() || w.instances[id] != nil || w.tombstoned(id) && !w.orphansWait || left
 	})
 }
 
@@ -208,11 +209,19 @@ func (w *State) ConfirmOrphans() []infra.VM {
 			s.confirmed = true
 			vms = append(vms, s.vm)
 		}
-		w.collectionDue = true
+		w.collectionDue, w.orphansWait = true, false
 	}
 	w.mu.Unlock()
 	w.opts.Wake()
 	return vms
+}
+
+// HoldOrphans stops garbage collection as long as there is any orphan. A call of ConfirmOrphans with an orphan alert
+// ends that.
+func (w *State) HoldOrphans() {
+	w.mu.Lock()
+	w.orphansWait = true
+	w.mu.Unlock()
 }
 
 // VM returns the provider's last description of an instance's VM.

@@ -84,6 +84,9 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 	if got := p.planned(t, id).Provider.Value; got != plan.ProviderStopped {
 		t.Errorf("an older answer made it %q", got)
 	}
+	if vm, ok := p.VM(id); !ok || vm.State != infra.Stopped {
+		t.Errorf("an older answer replaced the description of the VM: %+v, %t", vm, ok)
+	}
 	p.NotFound(id, early)
 	if got := p.planned(t, id).Provider.Value; got != plan.ProviderStopped {
 		t.Errorf("an older answer made it %q", got)
@@ -124,7 +127,7 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 
 	creating := record.Instance{ID: p.newID(t), State: record.Reserved, Tenant: workers.Tenant, Group: workers.Group,
 		CreatedAt: p.now}
-	p.Use(creating, "t")
+	p.Use(creating, "t", ident.ID{})
 	p.now = p.now.Add(time.Hour)
 	p.Listed(nil, nil, p.now)
 	if got := p.planned(t, creating.ID); got.Provider.Value != plan.ProviderUnknown || got.Work != plan.Creating ||

@@ -124,11 +124,11 @@ func (w *State) Leftover(id ident.ID) (Reservation, bool) {
 
 // Use turns a reservation into an instance of a group and marks it as being created. rec is the reservation's record
 // with group and parameters filled in. token is the version of the reservation in the bucket, which does not have these
-// fields yet.
-func (w *State) Use(rec record.Instance, token objstore.Token) {
+// fields yet. finishes is the result of [plan.Action.Finishes].
+func (w *State) Use(rec record.Instance, token objstore.Token, finishes ident.ID) {
 	w.mu.Lock()
 	inst := w.addInstance(&rec)
-	inst.record, inst.token, inst.plan.Work = rec, token, plan.Creating
+	inst.record, inst.token, inst.plan.Work, inst.plan.Finishes = rec, token, plan.Creating, finishes
 	inst.plan = plan.ApplyRecord(inst.plan, &rec, &rec, w.opts.Now())
 	w.mu.Unlock()
 }

@@ -79,6 +79,7 @@ func (w *State) ShardSnapshot() plan.ShardSnapshot {
 		Now:           w.opts.Now(),
 		Settings:      w.settings,
 		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: w.listedAll, At: w.listed},
+		OrphansWait:   w.orphansWait,
 		OrphansRaised: raised,
 	}
 	for _, stray := range w.sortedStrays() {

@@ -56,8 +56,10 @@ type State struct {
 	listed        time.Time         // when that list was asked for
 	dirty         map[config.GroupKey]struct{}
 	collectionDue bool
-	standing      map[ErrorKey]ErrorEvent
-	since         time.Time // when this State was created
+	// orphansWait is true after a restore, until a person has confirmed the orphans.
+	orphansWait bool
+	standing    map[ErrorKey]ErrorEvent
+	since       time.Time // when this State was created
 }
 
 // groupDefaults applies to a group that is missing from the configuration but still has instances.

@@ -215,6 +215,36 @@ func TestSameFaultIsRaisedOnce(t *testing.T) {
 	}
 }
 
+// TestFlapsAreAnEvent checks that the alert about an instance that flaps is an event of that instance, and is known to
+// the planner until it is resolved.
+func TestFlapsAreAnEvent(t *testing.T) {
+	p := newPicture(t)
+	id := p.serving(t)
+	p.instances = nil
+	key := shardstate.GroupError(plan.AlertFlaps, workers, id)
+	raised := func() bool {
+		s, _ := p.Snapshot(workers, nil)
+		for _, i := range s.Instances {
+			if i.ID == id {
+				return i.FlapsRaised
+			}
+		}
+		t.Fatalf("%s is not in the snapshot", id)
+		return false
+	}
+	for range 2 {
+		p.RaiseError(key, "it restarted 5 times")
+	}
+	if len(p.instances) != 1 || p.instances[0].Type != shardstate.EventFlaps || p.instances[0].Instance != id ||
+		p.instances[0].Reason != "it restarted 5 times" || !raised() {
+		t.Errorf("events %+v, raised %t; want one event", p.instances, raised())
+	}
+	p.ResolveError(key)
+	if raised() || len(p.instances) != 1 {
+		t.Errorf("after the end: events %+v, raised %t", p.instances, raised())
+	}
+}
+
 // TestErrorsEndWithTheirObject checks that the errors of an instance or group are resolved when it is removed. If they
 // were kept, they would accumulate in a leader that runs for months.
 func TestErrorsEndWithTheirObject(t *testing.T) {
@@ -367,7 +397,7 @@ func TestReservations(t *testing.T) {
 	}
 	// A call of Use must turn the reservation into an instance immediately.
 	rec := record.Instance{ID: ids[0], State: record.Reserved, Tenant: "default", Group: "workers", CreatedAt: p.now}
-	p.Use(rec, "t")
+	p.Use(rec, "t", ident.ID{})
 	if _, token, ok := p.Record(ids[0]); !ok || token != "t" {
 		t.Error("a used reservation is not known")
 	}

@@ -50,7 +50,7 @@ func (w *World) drawReportInterval() time.Duration {
 
 // pause returns the agent's pause before its next attempt. The pause doubles with each call, up to reconnect.MaxPause.
 func (a *agent) pause(d *dice) time.Duration {
-	longest := min(500*time.Millisecond<<min(a.tries, 10), reconnect.MaxPause)
+	longest := reconnect.Backoff(500*time.Millisecond, reconnect.MaxPause, a.tries+1)
 	a.tries++
 	return d.between(longest/2, longest)
 }

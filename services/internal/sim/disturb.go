@@ -165,6 +165,10 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 			w.provider.SetCapacity(mock.Place{Subnet: subnet}, 0)
 			w.sched.after(full, func() { w.provider.SetCapacity(mock.Place{Subnet: subnet}, -1) })
 		}
+	case bucketCrawls:
+		if ofShard("") {
+			w.slowBucket(d)
+		}
 	case spotScarce:
 		if scarce := d.between(time.Minute, 10*time.Minute); ofShard("for %v", scarce) {
 			w.scarceUntil = w.sched.now.Add(scarce)
@@ -187,7 +191,8 @@ func (w *World) strike(moment uint64, k Kind, d *dice) {
 		if ofShard("") {
 			w.refuseAll(d)
 		}
-	case lostVM, agentMute, allMute, allCutOff, refused, agentSick, checkFails, checksDown, notice, powerOff, reboot:
+	case lostVM, agentMute, allMute, allCutOff, refused, agentSick, checkFails, checksDown, notice, powerOff, reboot,
+		agentFlaps:
 		w.strikeVM(moment, k, d)
 	default:
 		w.people.act(moment, k, leader, d)
@@ -214,6 +219,9 @@ func (w *World) strikeVM(moment uint64, k Kind, d *dice) {
 		return
 	case allCutOff:
 		w.cutOffAgents(d)
+		return
+	case agentFlaps:
+		w.flapAgent(m, d)
 		return
 	case refused:
 		m.verdict.refused = w.sched.now.Add(24 * time.Hour)

@@ -16,7 +16,12 @@ type edge struct {
 	server *server
 }
 
-func (s *server) edge() objstore.Store { return edge{s.world.store, s} }
+func (s *server) edge() objstore.Store {
+	if s.copied != nil {
+		return s.copied
+	}
+	return edge{s.world.store, s}
+}
 
 // Put implements objstore.Store.
 func (e edge) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
@@ -63,10 +68,10 @@ func (c cloud) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, e
 }
 
 // Delete implements infra.Provider.
-func (c cloud) Delete(ctx context.Context, providerID string) error {
-	err := c.Provider.Delete(ctx, providerID)
-	if err == nil && c.world.caller().repeats(cloudRepeated, providerID) {
-		return c.Provider.Delete(again(ctx), providerID)
+func (c cloud) Delete(ctx context.Context, vm infra.VM) error {
+	err := c.Provider.Delete(ctx, vm)
+	if err == nil && c.world.caller().repeats(cloudRepeated, vm.ProviderID) {
+		return c.Provider.Delete(again(ctx), vm)
 	}
 	return err
 }

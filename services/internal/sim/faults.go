@@ -44,6 +44,12 @@ func (w *World) injectStore(ctx context.Context, r mem.Request) mem.Fault {
 		w.bucket.entered(s, r)
 	}
 	f := w.storeFault(s, r)
+	if r.Key == lockKey {
+		s.delayed(f.Before + f.After)
+		if f.Err != nil || f.Lost || f.Late > 0 {
+			s.disturbed()
+		}
+	}
 	if r.Op == mem.Put && (f.Err != nil || f.Lost || f.Late > 0) {
 		w.bucket.doubt(r.Key, r.Body)
 	}
@@ -55,6 +61,8 @@ func (w *World) storeFault(s *server, r mem.Request) mem.Fault {
 	d := dice{occasion}
 	f := mem.Fault{Before: d.between(time.Millisecond, 20*time.Millisecond),
 		After: d.between(time.Millisecond, 20*time.Millisecond)}
+	slow := w.bucketLatency(&d)
+	f.Before, f.After = f.Before+slow/2, f.After+slow/2
 	switch {
 	case s.cut[cutBoth]+s.cut[cutBucket] > 0:
 		return mem.Fault{Before: 2 * time.Second, Err: ambiguous(r, errCut)}

@@ -46,20 +46,21 @@ const (
 
 // Faults of servers and their networks and clocks.
 const (
-	killed9     Kind = "server killed"
-	killedMach  Kind = "machine terminated"
-	killedAll   Kind = "all servers killed"
-	stopped     Kind = "server stopped" // SIGTERM
-	paused      Kind = "server paused"  // SIGSTOP or suspension: clocks keep running
-	frozen      Kind = "clock stopped"  // paused, and its clock stops too
-	cutBoth     Kind = "cut off"        // from the bucket and the provider
-	cutBucket   Kind = "cut from bucket"
-	cutCloud    Kind = "cut from provider"
-	cutAnswers  Kind = "answers cut" // requests arrive, answers do not
-	deafened    Kind = "cut from agents"
-	clockStep   Kind = "time of day steps"
-	lockRemoved Kind = "lock removed"
-	wiped       Kind = "everything deleted" // every process, cache and VM at the same time
+	killed9      Kind = "server killed"
+	killedMach   Kind = "machine terminated"
+	killedAll    Kind = "all servers killed"
+	stopped      Kind = "server stopped" // SIGTERM
+	paused       Kind = "server paused"  // SIGSTOP or suspension: clocks keep running
+	frozen       Kind = "clock stopped"  // paused, and its clock stops too
+	cutBoth      Kind = "cut off"        // from the bucket and the provider
+	cutBucket    Kind = "cut from bucket"
+	cutCloud     Kind = "cut from provider"
+	cutAnswers   Kind = "answers cut" // requests arrive, answers do not
+	deafened     Kind = "cut from agents"
+	clockStep    Kind = "time of day steps"
+	lockRemoved  Kind = "lock removed"
+	bucketCrawls Kind = "bucket slow for minutes" // for all servers
+	wiped        Kind = "everything deleted"      // every process, cache and VM at the same time
 )
 
 // Faults of VMs and agents.
@@ -78,6 +79,7 @@ const (
 	notice      Kind = "spot notice"
 	powerOff    Kind = "power off"
 	reboot      Kind = "reboot"
+	agentFlaps  Kind = "agent flaps" // falls silent again and again
 	stranger    Kind = "VM without record"
 	subnetFull  Kind = "subnet full"
 	addressGone Kind = "address taken"
@@ -89,6 +91,7 @@ const (
 
 // Actions of people and of the operator.
 const (
+	bucketCopied Kind = "bucket copied" // and a server uses the copy
 	resize       Kind = "size changed"
 	newInfra     Kind = "infra changed"
 	newRuntime   Kind = "runtime changed"
@@ -141,7 +144,7 @@ var (
 		{heirKilled, 1}, {heirPaused, 1},
 		{pairKilled, 0.5}, {pairCut, 0.5}, {newRollout, 1.5}, {newImage, 0.6},
 		{protectedOne, 1.5}, {spotScarce, 2}, {allCutOff, 0.5},
-		{refused, 0.7}, {refusedAll, 0.5},
+		{refused, 0.7}, {refusedAll, 0.5}, {agentFlaps, 0.7}, {bucketCrawls, 0.7},
 	}
 )
 
@@ -152,6 +155,7 @@ var ofHeirs = []Kind{messageLost, messageLate, messageTwice, linkLost, linkFlaps
 // Kinds returns all kinds, in a fixed order.
 func Kinds() []Kind {
 	var kinds []Kind
+	kinds = append(kinds, bucketCopied) // planCopies decides on it
 	for _, all := range [][]odds{ofRequests, ofAgents, ofMessages, ofTimes} {
 		for _, o := range all {
 			kinds = append(kinds, o.kind)

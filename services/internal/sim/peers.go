@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/election"
 )
 
@@ -88,7 +89,10 @@ func (s *server) dialLater(in, pause time.Duration) {
 			return
 		}
 		leader := w.processOf(s.follows)
-		again := min(2*pause, redialMost)
+		if s.copied != nil { // the leader refuses it
+			leader = nil
+		}
+		again := reconnect.Backoff(pause, redialMost, 2)
 		switch {
 		case process.paused:
 			s.dialLater(time.Second, pause)

@@ -25,6 +25,7 @@ const (
 	// refusedByBalancer means that the instance's load balancers call it unhealthy.
 	refusedByBalancer
 	rotation // age or drift
+	flaps    // it recovered, or it fails again and again
 	first    // age or drift, before its replacement is healthy
 )
 
@@ -39,6 +40,8 @@ var reasons = []struct {
 	{"it was never healthy", unfit},
 	{"its health check fails", failing},
 	{"it is unhealthy in load balancer", refusedByBalancer},
+	{"it recovered, but its replacement is under way", flaps},
+	{"it restarted or became unhealthy", flaps},
 	{"it has reached its age, and max_unavailable", first},
 	{"its infra configuration is out of date, and max_unavailable", first},
 	{oldImage + ", and max_unavailable", first},
@@ -109,6 +112,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	switch why {
 	case scaleDown:
 		w.checkScaleDown(t, d)
+		w.checkFinished(t, key, d, least)
 		if n := w.remaining(t, key, func(*document) bool { return true }); n < least {
 			w.fail(ruleScaledDown, "%s is scaled down, and %d of %d are left: %s", d.ID, n, least, w.describe(key))
 		}
@@ -122,7 +126,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	case refusedByBalancer:
 		w.checkRefused(t, key, d)
 		w.checkReplaced(t, key, d, next, least)
-	case rotation:
+	case rotation, flaps:
 		w.checkReplaced(t, key, d, next, least)
 	case first:
 		w.checkFirst(t, key, d, next, least)

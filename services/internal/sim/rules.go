@@ -46,6 +46,9 @@ const (
 	rulePerHour   rule = "per hour"        // nor more than max_per_hour
 	ruleVerdict   rule = "balancer health" // verdicts of load balancers replace instances, and new ones wait for them
 	ruleBalancers rule = "load balancers"  // members are the instances of the groups that name them
+	ruleFinish    rule = "finish"          // a replacement is finished even if the replaced instance recovers
+	ruleSlow      rule = "slow bucket"     // a leader keeps its lease while the latency of the bucket permits it
+	ruleHome      rule = "home"            // no server leads in a copy of the bucket
 	ruleNoPanic   rule = "no panic"
 	ruleSimulator rule = "simulator's own" // the simulator does not understand what it observes
 )

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -46,9 +47,15 @@ type server struct {
 	stillFrom   time.Duration // elapsed; 0: its clock runs
 	fooled      bool
 	thawedAt    time.Time
-	slowAt      time.Time      // when it was last paused, or waited long for an answer
-	pausedUntil time.Time      // when its last pause ends or ended
-	asked       map[uint64]int // number of requests by object
+	slowAt      time.Time // when it was last paused, or waited long for an answer
+	pausedUntil time.Time // when its last pause ends or ended
+	// slowest is the latency of a recent request for the lock, sent at slowestAt. disturbedAt is when something other
+	// than latency last disturbed the election of this server.
+	slowest                time.Duration
+	slowestAt, disturbedAt time.Time
+	holds                  record.Lock    // the last lock that it knows to be written
+	asked                  map[uint64]int // number of requests by object
+	copied                 *mem.Store     // the copy of the bucket that it uses; nil: it uses the bucket
 	// index is the server's position among the servers. options configure its election.
 	index   int
 	options election.Options
@@ -95,7 +102,7 @@ func (s *server) start() {
 	identity := election.Identity{ID: s.name, Incarnation: s.process.name, Machine: s.machine()}
 	w.provider.SetMachine(identity.Machine, infra.Running)
 	s.elector = election.New(identity, s.options)
-	w.sched.after(0, func() { s.give(election.Tick{}) })
+	s.stand()
 }
 
 // machine returns the provider's ID of the machine on which the server's present process runs.
@@ -186,6 +193,7 @@ func (s *server) lateness() time.Duration {
 			rate *= float64(s.options.PeerInterval) / float64(s.options.Renew) // it has more timers
 		}
 		if d := (dice{occasion}); d.chance(rate) && w.faults.admit(occasion, timerLate) {
+			s.disturbed()
 			return d.between(time.Millisecond, w.lease/20)
 		}
 	}
@@ -200,6 +208,7 @@ func (s *server) pause(d time.Duration, freeze bool) {
 	}
 	process := s.process
 	s.slowAt, s.pausedUntil = s.world.sched.now, s.world.sched.now.Add(d)
+	s.disturbedAt = s.pausedUntil
 	if freeze {
 		s.stillFrom, s.fooled = s.world.sched.elapsed, true
 	}
@@ -262,10 +271,10 @@ func (s *server) io(name string, limit time.Duration, given election.Input,
 func (s *server) perform(action election.Action) {
 	switch a := action.(type) {
 	case election.ReadLock:
-		s.io("read lock", s.options.Lease/8, election.ReadFailed{}, s.readLock)
+		s.io("read lock", s.elector.RequestTimeout(s.clock()), election.ReadFailed{}, s.readLock)
 	case election.WriteLock:
 		s.flies(a)
-		s.io("write lock", s.options.Lease/8, election.WriteUnknown{}, func(func()) election.Input {
+		s.io("write lock", s.elector.RequestTimeout(s.clock()), election.WriteUnknown{}, func(func()) election.Input {
 			return s.writeLock(a)
 		})
 	case election.AskMachine:
@@ -279,6 +288,7 @@ func (s *server) perform(action election.Action) {
 		s.send(a)
 	case election.LostLeadership:
 		s.world.trace("%s lost term %d: %s", s.process.name, a.Term, a.Reason)
+		s.checkExpired(a.Reason)
 		if t := s.term; t != nil {
 			s.stopLeading()
 			t.whenEnded(func() { s.give(election.LeaderStopped{}) })
@@ -361,6 +371,7 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}
+		s.holds = a.Lock
 		return election.LockWritten{Token: token}
 	case errors.Is(err, objstore.ErrConflict):
 		return election.WriteConflict{}

@@ -19,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/election"
 	"github.com/nstance-kit/nstance/services/internal/execute"
 	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/plan"
 	"github.com/nstance-kit/nstance/services/internal/shardconfig"
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
@@ -58,7 +59,9 @@ type term struct {
 	called    map[ident.ID]bool // instances with a create call that it has sent
 	// recovering holds the instances that the leader must give time to recover.
 	recovering map[ident.ID]recovery
-	image      string // the image that the leader found; "": none yet
+	// finishes names the instance that each new one replaces because it was silent or unhealthy.
+	finishes map[ident.ID]ident.ID
+	image    string // the image that the leader found; "": none yet
 }
 
 var errLost = errors.New("leadership was lost")
@@ -110,12 +113,16 @@ func (t *term) Refuse(higher uint64) {
 func (s *server) lead(number uint64) {
 	w := s.world
 	w.trace("%s leads in term %d", s.process.name, number)
+	if s.copied != nil {
+		w.fail(ruleHome, "%s leads in a copy of the bucket", s.process.name)
+		return
+	}
 	w.checkTerm(s, number)
 	t := &term{server: s, number: number, began: w.sched.now, scope: newScope(context.Background()),
 		marked:    map[ident.ID]uint64{},
 		rolloutAt: map[config.GroupKey]time.Time{},
 		confirmed: map[string]bool{}, deleting: map[ident.ID]int{}, learnt: map[ident.ID]lesson{},
-		called: map[ident.ID]bool{}, recovering: map[ident.ID]recovery{}}
+		called: map[ident.ID]bool{}, recovering: map[ident.ID]recovery{}, finishes: map[ident.ID]ident.ID{}}
 	s.term = t
 	t.env = w.sched.env(s.process, s.wallSkew, func() { t.tasks++ }, t.taskEnded)
 	state := s.state(t.env)
@@ -144,7 +151,12 @@ func (t *term) takeOver() {
 		}
 		return false
 	}
-	configured := retry(func() error { return t.configure(t.scope) })
+	configured := retry(func() error {
+		if _, err := s.state(t.env).ClaimHome(t.scope, s.here()); err != nil {
+			return err
+		}
+		return t.configure(t.scope)
+	})
 	if configured && t.Remaining() > 0 { // with its lease over, it does nothing more, and no recorded term is needed
 		w.checkRecordedTerm(s, t.number)
 	}
@@ -281,6 +293,10 @@ func (e events) Instance(event shardstate.InstanceEvent) {
 	switch {
 	case event.Type == shardstate.EventCreating && !event.Replaces.IsZero():
 		w.result.Replaced++
+		if e.term != nil && event.Cause != plan.CauseDrift && event.Cause != plan.CauseExpired &&
+			event.Cause != plan.CauseReturnToSpot && event.Cause != plan.CauseGone {
+			e.term.finishes[event.Instance] = event.Replaces
+		}
 		if why := whyOf(event.Reason); why == silence || why == unfit {
 			w.checkOutage(e.term, event.Replaces, "replaced")
 		}

@@ -77,6 +77,7 @@ type World struct {
 	store    *mem.Store
 	provider *mock.Provider
 	servers  []*server
+	stranger *server         // uses a copy of the bucket; nil: there is none
 	outside  context.Context // for requests without faults
 
 	bucket  bucket
@@ -88,6 +89,7 @@ type World struct {
 	quiet   bool
 	// scarceUntil is when the provider has spot capacity again.
 	scarceUntil time.Time
+	crawl       crawl
 	lease       time.Duration
 	promise     time.Duration // of an heir; 0: no server has an heir
 	// reportInterval is the interval at which agents report.
@@ -197,6 +199,7 @@ func (w *World) Run() (result Result, err error) {
 		})
 	}
 	w.plan()
+	w.planCopies()
 	w.operate.run()
 	broken := func() bool { return w.err != nil }
 
@@ -238,8 +241,8 @@ const settled = 5 * time.Minute
 
 // end cancels every coroutine.
 func (w *World) end() {
-	for _, s := range w.servers {
-		if s.alive() {
+	for _, s := range append(w.servers, w.stranger) {
+		if s != nil && s.alive() {
 			s.stopLeading()
 			w.sched.kill(s.process)
 		}

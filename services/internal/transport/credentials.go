@@ -26,8 +26,8 @@ type Peer struct {
 	PublicKey ed25519.PublicKey
 	NotAfter  time.Time
 	// Expired reports that the certificate had expired when the connection was made. The client may then call only
-	// RenewCertificate, for at most RenewalGrace after the expiry. Connections with a valid certificate are closed when
-	// it expires.
+	// RenewCertificate, which refuses it when RenewalGrace has passed since the expiry. Connections with a valid
+	// certificate are closed when it expires.
 	Expired bool
 	// Number identifies the connection. It increases with each connection of a [Source].
 	Number uint64
@@ -145,11 +145,11 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 // closeInTime starts a timer that closes the client's connection when the client's certificate may no longer be used.
 // It returns a function that stops the timer and calls leave.
 func (s *serverCredentials) closeInTime(client *Peer, leave func()) func() {
-	until := client.NotAfter
+	left := client.NotAfter.Sub(s.source.options.Now())
 	if client.Expired {
-		until = until.Add(RenewalGrace)
+		left = max(left+RenewalGrace, refusalTime)
 	}
-	timer := time.AfterFunc(until.Sub(s.source.options.Now()), client.Close)
+	timer := time.AfterFunc(left, client.Close)
 	return func() {
 		timer.Stop()
 		leave()

@@ -255,6 +255,9 @@ func TestZeroWindow(t *testing.T) {
 		if err := raw.WriteData(1, true, make([]byte, 5)); err != nil {
 			t.Fatal(err)
 		}
+		for end := time.Now().Add(10 * time.Second); p.sent.Load() == 0 && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond)
+		}
 		if how := raw.Reset(1, 300*time.Millisecond); how != "open" {
 			t.Errorf("the stream: %s", how)
 		}

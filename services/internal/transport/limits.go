@@ -2,6 +2,7 @@ package transport
 
 import (
 	"container/list"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 )
@@ -222,4 +225,35 @@ func sourceOf(from net.Addr) netip.Addr {
 // not apply to such a client.
 func isLocal(addr netip.Addr) bool {
 	return !addr.IsValid() || addr == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || addr == netip.IPv6Loopback()
+}
+
+// following limits the open streams of each client. It is safe for concurrent use.
+type following struct {
+	limit int
+
+	mu      sync.Mutex
+	streams map[authority.Identity]int
+}
+
+// add counts a stream until leave is called.
+func (f *following) add(ctx context.Context) (leave func(), err error) {
+	client, err := PeerOf(ctx)
+	if err != nil {
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	}
+	id := client.Identity
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.streams[id] >= f.limit {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"%s already follows or watches in %d streams, which is the limit: end some of them", id.ID, f.limit)
+	}
+	f.streams[id]++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.streams[id]--; f.streams[id] == 0 {
+			delete(f.streams, id)
+		}
+	}, nil
 }

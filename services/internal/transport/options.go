@@ -26,6 +26,9 @@ const (
 	// If a connection has no traffic for pingAfter, the server sends a ping. It closes the connection if no answer
 	// arrives within pingTimeout.
 	pingAfter, pingTimeout = 20 * time.Second, 10 * time.Second
+	// refusalTime is how long the connection of a client stays open whose certificate expired too long ago. The client
+	// needs it to learn why it is refused.
+	refusalTime = 10 * time.Second
 	// handshakeTimeout limits the total time for the TLS handshake and HTTP/2's preface.
 	handshakeTimeout = 10 * time.Second
 	// writeBuffer is small because there may be thousands of connections, nearly all of them quiet.
@@ -41,6 +44,9 @@ type portLimits struct {
 	message int
 	// streams is per connection.
 	streams uint32
+	// following is the limit of calls per client certificate that the server answers with a stream; zero is no limit. A
+	// client that does not read them occupies up to 200 KiB of the server with each.
+	following int
 	// connections is the limit of open connections per client certificate.
 	connections int
 	// Each client certificate has a token bucket for handshakes. handshakesPerSecond is its rate, and handshakeBurst is
@@ -68,7 +74,7 @@ var limitsOf = map[authority.Role]portLimits{
 		bytesPerSecond: 64 << 10, byteBurst: 64 << 10, idle: 5 * time.Minute},
 	// A group has vars of up to 96 KiB and args of up to 64 KiB. Several nstance-admin processes may share a
 	// certificate.
-	authority.RoleOperator: {message: 512 << 10, streams: 32, connections: 16, handshakesPerSecond: 10,
+	authority.RoleOperator: {message: 512 << 10, streams: 32, following: 64, connections: 16, handshakesPerSecond: 10,
 		handshakeBurst: 50, bytesPerSecond: 256 << 10, byteBurst: 1 << 20, idle: 5 * time.Minute},
 	authority.RoleServer: {message: 1 << 20, streams: 4, connections: 8, handshakesPerSecond: 10,
 		handshakeBurst: 50, bytesPerSecond: 256 << 10, byteBurst: 1 << 20, idle: 5 * time.Minute},
@@ -86,6 +92,9 @@ func newRegistrationLimiter(source *Source) *rateLimiter[netip.Addr] {
 func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc.ServerOption {
 	limits := limitsOf[role]
 	creds, g := &serverCredentials{source: source, role: role}, guard{role: role, now: source.options.Now, log: log}
+	if limits.following > 0 {
+		g.following = &following{limit: limits.following, streams: map[authority.Identity]int{}}
+	}
 	creds.bytes = &rateLimiter[any]{perSecond: limits.bytesPerSecond, burst: limits.byteBurst, now: time.Now}
 	creds.foreignBytes = &rateLimiter[any]{perSecond: 8 << 10, burst: 64 << 10, now: time.Now}
 	if role == "" {
@@ -125,6 +134,7 @@ func ServerOptions(source *Source, role authority.Role, log *slog.Logger) []grpc
 type guard struct {
 	role          authority.Role
 	registrations *rateLimiter[netip.Addr]
+	following     *following // nil: no limit
 	now           func() time.Time
 	log           *slog.Logger
 }
@@ -143,6 +153,13 @@ func (g guard) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	defer g.recoverPanic(info.FullMethod, &err)
 	if err := g.checkCaller(stream.Context(), info.FullMethod); err != nil {
 		return err
+	}
+	if g.following != nil {
+		leave, err := g.following.add(stream.Context())
+		if err != nil {
+			return err
+		}
+		defer leave()
 	}
 	return handler(srv, stream)
 }
@@ -182,12 +199,11 @@ func (g guard) checkCaller(ctx context.Context, method string) error {
 	return nil
 }
 
-// inTime reports whether a client's certificate is still valid. It also returns true if an agent renews its certificate
-// at most RenewalGrace after the expiry.
+// inTime reports whether a client's certificate is still valid. It also returns true if an agent renews a certificate
+// that had expired when the connection was made.
 func (g guard) inTime(client *Peer, method string) bool {
-	now := g.now()
-	if client.Expired && g.role == authority.RoleAgent && strings.HasSuffix(method, "/RenewCertificate") {
-		return !now.After(client.NotAfter.Add(RenewalGrace))
+	if client.Expired {
+		return g.role == authority.RoleAgent && strings.HasSuffix(method, "/RenewCertificate")
 	}
-	return !client.Expired && !now.After(client.NotAfter)
+	return !g.now().After(client.NotAfter)
 }

@@ -25,7 +25,7 @@ type RefusalLog struct {
 // Admits reports whether err is a refusal that may be logged now.
 func (l *RefusalLog) Admits(err error) bool {
 	switch status.Code(err) {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.NotFound:
+	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.AlreadyExists:
 		return l.Allows()
 	}
 	return false

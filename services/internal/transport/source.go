@@ -23,6 +23,7 @@ import (
 )
 
 // RenewalGrace is how long after the expiry of an agent's certificate the agent may still exchange it for a new one.
+// The handler of RenewCertificate checks it, so that the agent and the leader learn why there is no new certificate.
 const RenewalGrace = 30 * 24 * time.Hour
 
 // Options of a [Source]. All are required.
@@ -150,17 +151,14 @@ func (s *Source) clientAuthConfig() *tls.Config {
 	return config
 }
 
-// verify checks a client's certificate chain. If the certificate expired at most RenewalGrace ago, expired is true, and
-// verify checks the certificate as if it had not expired yet.
+// verify checks a client's certificate chain. If the certificate has expired, expired is true, and verify checks the
+// certificate as if it had not expired yet.
 func (s *Source) verify(chain []*x509.Certificate) (expired bool, err error) {
 	if len(chain) != 1 {
 		return false, fmt.Errorf("client certificate: %d certificates, want only the client's own", len(chain))
 	}
 	leaf, now := chain[0], s.options.Now()
 	if now.After(leaf.NotAfter) {
-		if now.Sub(leaf.NotAfter) > RenewalGrace {
-			return false, fmt.Errorf("client certificate: expired at %s", leaf.NotAfter.Format(time.RFC3339))
-		}
 		expired, now = true, leaf.NotAfter
 	}
 	_, err = leaf.Verify(x509.VerifyOptions{Roots: s.roots.Load(), CurrentTime: now,

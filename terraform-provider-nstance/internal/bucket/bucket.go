@@ -15,9 +15,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
@@ -28,6 +32,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	secretstores "github.com/nstance-kit/nstance/services/contract/secretstore/open"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
 // Time limits of one request to the store and of one listing.
@@ -61,8 +66,10 @@ type Settings struct {
 type Connection struct {
 	settings Settings
 
-	mu    sync.Mutex
-	store objstore.Store
+	mu      sync.Mutex
+	store   objstore.Store
+	service secretstore.Store // nil if the secrets are in the bucket
+	claimed map[string]bool   // keys that a resource of this run creates
 }
 
 // New returns a connection. It performs no I/O.
@@ -75,6 +82,21 @@ func Of(data any) *Connection {
 		return holder.Bucket()
 	}
 	return nil
+}
+
+// Claim reports whether the caller is the first in this run that creates the object with the given key. Two resources
+// of one object would otherwise both believe that they created it, because they run at the same time.
+func (c *Connection) Claim(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.claimed[key] {
+		return false
+	}
+	if c.claimed == nil {
+		c.claimed = map[string]bool{}
+	}
+	c.claimed[key] = true
+	return true
 }
 
 // Known reports whether the location of the bucket is known.
@@ -128,16 +150,24 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	ring, err := keyring.Load(ctx, c.settings.Secrets, keysources.Sources())
+	ring, err := keyring.Load(ctx, c.settings.Secrets, keysources.Sources(c.access()))
 	if err != nil {
 		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	return ring, nil
 }
 
+// access returns how to call services of the bucket's cloud that hold secrets and keys.
+func (c *Connection) access() cloud.Access {
+	if c.settings.Storage == nil {
+		return cloud.Access{}
+	}
+	return open.Access(*c.settings.Storage)
+}
+
 // Key reads the encryption key from one source. It returns [ErrKey] if the key cannot be read.
 func (c *Connection) Key(ctx context.Context, source config.KeySource) (envelope.Key, error) {
-	ring, err := keyring.Load(ctx, config.Secrets{EncryptionKey: &source}, keysources.Sources())
+	ring, err := keyring.Load(ctx, config.Secrets{EncryptionKey: &source}, keysources.Sources(c.access()))
 	if err != nil {
 		return envelope.Key{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
@@ -158,7 +188,16 @@ func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.R
 	if c.Sealed() {
 		return c.SealedSecrets(ctx, cluster, ring)
 	}
-	return secretstores.Open(ctx, c.settings.Secrets, secretstore.Options{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.service == nil {
+		store, err := secretstores.Open(ctx, c.settings.Secrets, secretstore.Options{Access: c.access()})
+		if err != nil {
+			return nil, err
+		}
+		c.service = store
+	}
+	return c.service, nil
 }
 
 // SealedSecrets returns the secrets of a cluster whose secrets are in the bucket.
@@ -201,7 +240,52 @@ func (c *Connection) KeyID(ctx context.Context, name string, known types.String)
 		return types.StringNull(), err
 	}
 	id, err := envelope.KeyID(object.Body)
+	if errors.Is(err, envelope.ErrFormat) {
+		err = fmt.Errorf("%w: %w", clusterstate.ErrDamaged, err)
+	}
 	return types.StringValue(id.String()), err
+}
+
+// glanceTimeout bounds what a plan reads only to warn earlier than the apply.
+const glanceTimeout = 10 * time.Second
+
+// Glance calls read with a short time limit if the bucket is known. The caller ignores errors: a plan must work without
+// the bucket.
+func (c *Connection) Glance(ctx context.Context, read func(ctx context.Context)) {
+	if !c.Known() || c.settings.Storage == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, glanceTimeout)
+	defer cancel()
+	read(ctx)
+}
+
+// CheckCluster returns an error that matches [clusterstate.ErrForeign] if the CA in the bucket is that of another
+// cluster. It returns nil if there is no CA yet, or if the CA cannot be read.
+func (c *Connection) CheckCluster(ctx context.Context, cluster string) error {
+	state, err := c.Shard(ctx, cluster, "")
+	if err != nil {
+		return nil //nolint:nilerr // the caller's own access to the bucket reports it
+	}
+	bundle, err := state.UnverifiedCABundle(ctx) // it only shows whether this is the same cluster
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	for _, cert := range bundle {
+		if err := authority.CheckCluster(cert, cluster); err != nil {
+			return fmt.Errorf("%w: %s: %w", clusterstate.ErrForeign, keys.ClusterCA(), err)
+		}
+	}
+	return nil
+}
+
+// ForeignCluster returns the diagnostic for an error of [Connection.CheckCluster]. `at` is the attribute with the name
+// of the cluster.
+func (c *Connection) ForeignCluster(cluster string, at path.Path, err error) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: fmt.Sprintf("The bucket is not that of cluster %s", cluster), Where: c.Place(keys.ClusterCA()), Why: err,
+		Do: "Correct the name of the cluster, or the bucket and its prefix in the provider's storage.",
+	}.At(at)
 }
 
 // SecretPlace describes the location of a secret for messages.
@@ -270,6 +354,13 @@ func Advice(err error) string {
 			"are there."
 	case errors.Is(err, objstore.ErrUnconditional):
 		return "Nothing was written. Use a store with conditional writes, or a newer version of this one."
+	}
+	if hint := open.Hint(err); hint != "" {
+		return strings.ToUpper(hint[:1]) + hint[1:] + "."
+	}
+	switch {
+	case objstore.Interrupted(err):
+		return ""
 	case errors.Is(err, objstore.ErrIndeterminate):
 		return "It is unknown whether the write happened. Check that the store can be reached, and apply again: the " +
 			"next run reads what is there."

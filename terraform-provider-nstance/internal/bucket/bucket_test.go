@@ -88,3 +88,27 @@ func TestUnconditionalStoreIsRefused(t *testing.T) {
 		t.Errorf("the store was written before it was proven: %q", puts)
 	}
 }
+
+// TestKnownAndSealed checks what settings that are unknown or not set mean.
+func TestKnownAndSealed(t *testing.T) {
+	var none *bucket.Connection
+	unknown := bucket.New(bucket.Settings{StorageUnknown: true})
+	if none.Known() || unknown.Known() || !bucket.New(bucket.Settings{}).Known() {
+		t.Error("the bucket is known while its settings are not, or the other way round")
+	}
+	for c, want := range map[*bucket.Connection]error{none: bucket.ErrUnknown, unknown: bucket.ErrUnknown,
+		bucket.New(bucket.Settings{}): bucket.ErrNotSet} {
+		if _, err := c.Store(t.Context()); !errors.Is(err, want) {
+			t.Errorf("store: %v, want %v", err, want)
+		}
+	}
+	for provider, want := range map[string]bool{"": true, config.ObjectStorage: true, "aws-secrets-manager": false} {
+		if got := bucket.New(bucket.Settings{Secrets: config.Secrets{Provider: provider}}).Sealed(); got != want {
+			t.Errorf("secrets of provider %q are sealed in the bucket: %v", provider, got)
+		}
+	}
+	first := bucket.New(bucket.Settings{})
+	if !first.Claim("a") || first.Claim("a") || !first.Claim("b") {
+		t.Error("two resources claim one key")
+	}
+}

@@ -6,8 +6,6 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
@@ -96,10 +94,18 @@ func badKey(err error) diag.Diagnostic {
 // refuses a new encryption key if the old key is not available. If the replacement of the CA is due, ModifyPlan adds it
 // to the plan.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	var plan, config, before model
 	if req.State.Raw.IsNull() {
+		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+		if cluster := plan.ID.ValueString(); cluster != "" {
+			r.bucket.Glance(ctx, func(ctx context.Context) {
+				if err := r.bucket.CheckCluster(ctx, cluster); err != nil {
+					resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("id"), err))
+				}
+			})
+		}
 		return
 	}
-	var plan, config, before model
 	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
 	destroys := req.Plan.Raw.IsNull()
 	if !destroys {
@@ -118,7 +124,11 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			Do: "Nothing was changed. To destroy the cluster, set deletion_protection = false, apply, and destroy " +
 				"again.",
 		}.Error())
-	case !destroys && r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
+	case destroys:
+		if warning := r.warnOfDestroy(ctx, before); warning != nil {
+			resp.Diagnostics.Append(warning)
+		}
+	case r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
 		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
 	}
 	if !destroys && !resp.Diagnostics.HasError() && rotationDue(plan, before, time.Now()) {
@@ -129,6 +139,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
 	var plan, config model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
@@ -187,10 +198,9 @@ func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.
 // observe fills in the computed attributes from the bucket. It needs no encryption key.
 func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model,
 	readBundle func(context.Context) ([]*x509.Certificate, error), what string) diag.Diagnostics {
-	fail := func(key string, err error) diag.Diagnostics { return diag.Diagnostics{r.failure(what, key, err)} }
 	bundle, err := readBundle(ctx)
 	if err != nil {
-		return fail(keys.ClusterCA(), err)
+		return diag.Diagnostics{r.failure(what, keys.ClusterCA(), err)}
 	}
 	ca := bundle[0]
 	m.CARotating = types.BoolValue(len(bundle) > 1)
@@ -201,9 +211,30 @@ func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *mo
 	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
 	m.CAKeyID = types.StringValue(hex.EncodeToString(ca.SubjectKeyId))
 	if m.EncryptionKeyID, err = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID); err != nil {
-		return fail(keys.ClusterSecret(secretstore.CAKey), err)
+		return diag.Diagnostics{r.failure(what, keys.ClusterSecret(secretstore.CAKey), err)}
 	}
 	return nil
+}
+
+// damaged returns a warning if an object that [Resource.observe] reads is damaged, and else nil. With an error instead,
+// the plan of everything else would fail too.
+func (r *Resource) damaged(ctx context.Context, m model,
+	readBundle func(context.Context) ([]*x509.Certificate, error)) diag.Diagnostic {
+	failure := diagnostic.Failure{
+		What:  "The CA of cluster " + m.ID.ValueString() + " cannot be read",
+		Where: r.bucket.Place(keys.ClusterCA()),
+		Do:    "Delete the object: the next apply derives it from the CA's key.",
+	}
+	if _, failure.Why = readBundle(ctx); !errors.Is(failure.Why, clusterstate.ErrDamaged) {
+		failure.Where = r.bucket.SecretPlace(secretstore.CAKey)
+		failure.Do = "Restore the object from a backup or from an older version of it: no second CA is made, because " +
+			"no agent that runs would trust it."
+		_, failure.Why = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID)
+	}
+	if !errors.Is(failure.Why, clusterstate.ErrDamaged) {
+		return nil
+	}
+	return failure.Warning()
 }
 
 // sameCertificate reports whether a PEM text, in any formatting, contains exactly the certificate cert.
@@ -217,6 +248,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
 	}
+	defer r.bucket.AfterRead(ctx, resp)
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() {
@@ -254,10 +286,32 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
 	}
+	if warning := r.damaged(ctx, m, knownCA(state, m)); warning != nil {
+		resp.Diagnostics.Append(warning)
+		return
+	}
+	resp.Diagnostics.Append(r.copied(ctx, state)...)
 	resp.Diagnostics.Append(r.observe(ctx, state, &m, knownCA(state, m), what)...)
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
 	}
+}
+
+// copied warns if the bucket is not the home of the cluster's shards. It describes the first such shard.
+func (r *Resource) copied(ctx context.Context, state *clusterstate.State) (diags diag.Diagnostics) {
+	r.bucket.Glance(ctx, func(ctx context.Context) {
+		shards, err := state.Shards(ctx)
+		if err != nil {
+			return
+		}
+		for _, shard := range shards {
+			if failure, ok := r.bucket.NotHome(r.bucket.CheckHome(ctx, shard)); ok {
+				diags.Append(failure.Warning())
+				return
+			}
+		}
+	})
+	return diags
 }
 
 // Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key. If the
@@ -306,112 +360,6 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	if !resp.Diagnostics.HasError() {
 		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
 	}
-}
-
-// Delete implements resource.Resource.
-func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	var m model
-	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
-	if resp.Diagnostics.HasError() {
-		return
-	}
-	what := "Cannot destroy cluster " + m.ID.ValueString()
-	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
-	if err != nil {
-		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
-		return
-	}
-	instances, err := state.ListAllInstances(ctx)
-	if err != nil {
-		resp.Diagnostics.Append(r.failure(what, "shard/", err))
-		return
-	}
-	if len(instances) > 0 && !m.ForceDestroy.ValueBool() {
-		resp.Diagnostics.Append(diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.InstancePrefix(instances[0].Shard)),
-			Why: fmt.Errorf(
-				"there are records of %d instances, such as %s in shard %s: without the CA their agents cannot connect",
-				len(instances), instances[0].ID, instances[0].Shard),
-			Do: "Destroy the cluster's shards first (let every nstance_shard depend on the nstance_cluster). If the " +
-				"instances are gone or should be given up, set force_destroy = true, " +
-				"apply, and destroy again.",
-		}.Error())
-		return
-	}
-	if err := r.remove(ctx, state, m.ID.ValueString(), m.CAFingerprint.ValueString()); err != nil {
-		resp.Diagnostics.Append(r.failure(what, "cluster/", err))
-	}
-}
-
-// remove deletes the operators, the secrets and the CA of the cluster. It deletes the sealed CA key last: after an
-// interruption, the CA's certificate can still be derived from that key.
-func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
-	store, err := r.bucket.Store(ctx)
-	if err != nil {
-		return err
-	}
-	bundle, err := state.UnverifiedCABundle(ctx) // it only shows whether this is the same cluster
-	known := slices.ContainsFunc(bundle, func(cert *x509.Certificate) bool {
-		return authority.Fingerprint(cert) == fingerprint
-	})
-	switch {
-	case errors.Is(err, objstore.ErrNotFound):
-	case err != nil:
-		return err
-	case !known:
-		return fmt.Errorf("%w: the CA there is not %s", clusterstate.ErrForeign, fingerprint)
-	}
-	if !r.bucket.Sealed() {
-		return r.removeFromService(ctx, store, cluster)
-	}
-	last := []string{keys.ClusterCA(), keys.ClusterSecret(secretstore.CAKey)}
-	for _, prefix := range []string{keys.OperatorPrefix(), keys.SecretPrefix()} {
-		entries, err := store.List(ctx, prefix)
-		if err != nil {
-			return err
-		}
-		for _, entry := range entries {
-			if slices.Contains(last, entry.Key) {
-				continue
-			}
-			if err := store.Delete(ctx, entry.Key); err != nil {
-				return err
-			}
-		}
-	}
-	for _, key := range last {
-		if err := store.Delete(ctx, key); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// removeFromService deletes the operators and the CA of a cluster whose secrets are in a service. It deletes only the
-// cluster's well-known secrets: others with the same prefix may belong to other programs.
-func (r *Resource) removeFromService(ctx context.Context, store objstore.Store, cluster string) error {
-	secrets, err := r.bucket.Secrets(ctx, cluster, keyring.Ring{})
-	if err != nil {
-		return err
-	}
-	operators, err := store.List(ctx, keys.OperatorPrefix())
-	if err != nil {
-		return err
-	}
-	for _, operator := range operators {
-		if err := store.Delete(ctx, operator.Key); err != nil {
-			return err
-		}
-	}
-	for _, name := range []string{secretstore.NonceKey, secretstore.WorkloadCAKey, secretstore.NextCAKey} {
-		if err := secrets.Delete(ctx, name); err != nil {
-			return err
-		}
-	}
-	if err := store.Delete(ctx, keys.ClusterCA()); err != nil {
-		return err
-	}
-	return secrets.Delete(ctx, secretstore.CAKey)
 }
 
 // ImportState implements resource.ResourceWithImportState. The import ID is the name of the cluster.

@@ -64,7 +64,8 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 		MarkdownDescription: "The keys that all shards of a cluster share: the CA and the key that signs " +
 			"registration nonces. They are sealed in the bucket, or kept in the service that the provider's " +
 			"`secrets` names. The resource uses existing keys, and makes missing ones.\n\nDestroying the resource " +
-			"is refused while there are records of instances in the bucket.",
+			"is refused while a shard has a configuration or records of instances in the bucket. It removes the " +
+			"cluster's secrets and operators too, and its journal.",
 		Attributes: map[string]schema.Attribute{
 			"id": schema.StringAttribute{
 				MarkdownDescription: "Name of the cluster, at most 30 characters. Also the import ID.",
@@ -143,8 +144,9 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Optional: true,
 			},
 			"force_destroy": schema.BoolAttribute{
-				MarkdownDescription: "Let a destroy remove the cluster's keys although there are records of " +
-					"instances. The agents of these instances can never connect again.",
+				MarkdownDescription: "Let a destroy remove the cluster's keys although shards have a configuration " +
+					"or " +
+					"records of instances. Their servers and agents can never connect again.",
 				Optional: true,
 			},
 			"ca_fingerprint": computed("SHA-256 of the CA's certificate, in hexadecimal."),

@@ -9,8 +9,11 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
 	"github.com/hashicorp/terraform-plugin-framework/path"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
@@ -19,11 +22,16 @@ type Failure struct {
 	What  string // summary, one line
 	Where string // location, such as bucket and key; "" if What contains it
 	Why   error
-	Do    string // full sentences
+	Do    string // full sentences; "" if nothing is to be done
 }
 
-// Detail returns the text below the summary.
+// Detail returns the text below the summary. If the person interrupted the run, neither the bucket nor a server is to
+// blame, and the advice is only how to go on.
 func (f Failure) Detail() string {
+	if objstore.Interrupted(f.Why) || status.Code(f.Why) == codes.Canceled {
+		f.Why = fmt.Errorf("the run was interrupted: %w", f.Why)
+		f.Do = "Run this again: it reads what was done, and goes on from there."
+	}
 	var b strings.Builder
 	if f.Where != "" {
 		fmt.Fprintf(&b, "Where: %s\n", f.Where)
@@ -31,8 +39,10 @@ func (f Failure) Detail() string {
 	if f.Why != nil {
 		fmt.Fprintf(&b, "Why: %v\n", f.Why)
 	}
-	fmt.Fprintf(&b, "What to do: %s", f.Do)
-	return b.String()
+	if f.Do != "" {
+		fmt.Fprintf(&b, "What to do: %s", f.Do)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // Error returns f as an error diagnostic.
@@ -48,7 +58,7 @@ func (f Failure) At(at path.Path) diag.Diagnostic {
 
 const (
 	wrong   = "Invalid shard configuration"
-	ignored = "Part of the shard configuration is ignored"
+	ignored = "The shard configuration has a part that may not do what it says"
 )
 
 // OfTyped returns a diagnostic for each problem of a configuration that consists of typed attributes. The diagnostic

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
@@ -153,7 +154,7 @@ func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 
 // replaced returns a copy of an object in which the given attributes are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
-	out := attributesOf(raw)
+	out := maps.Clone(attributesOf(raw)) // As shares the map of the value
 	for name, v := range with {
 		out[name] = v
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
 	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -97,5 +98,54 @@ func TestSame(t *testing.T) {
 	zero := 0
 	if same(config.GroupSpec{Template: "worker"}, config.GroupSpec{Template: "worker", Size: &zero}) {
 		t.Error("no size and a size of 0 are the same")
+	}
+}
+
+// TestComplete checks when an apply stops waiting for a group's instances.
+func TestComplete(t *testing.T) {
+	group := func(change func(*nstancev1.GroupStatus)) *nstancev1.GroupStatus {
+		g := &nstancev1.GroupStatus{Size: 2, ActualSize: 2, Healthy: 2}
+		change(g)
+		return g
+	}
+	for name, test := range map[string]struct {
+		fleet fleet
+		want  bool
+	}{
+		"complete":     {fleet{group: group(func(*nstancev1.GroupStatus) {})}, true},
+		"no group":     {fleet{}, false},
+		"drifted":      {fleet{group: group(func(*nstancev1.GroupStatus) {}), drifted: 1}, false},
+		"deleting":     {fleet{group: group(func(g *nstancev1.GroupStatus) { g.Deleting = true })}, false},
+		"too few":      {fleet{group: group(func(g *nstancev1.GroupStatus) { g.ActualSize = 1 })}, false},
+		"surge":        {fleet{group: group(func(g *nstancev1.GroupStatus) { g.ActualSize = 3 })}, false},
+		"not healthy":  {fleet{group: group(func(g *nstancev1.GroupStatus) { g.Healthy = 1 })}, false},
+		"size 0, gone": {fleet{group: new(nstancev1.GroupStatus)}, true},
+	} {
+		if got := test.fleet.complete(); got != test.want {
+			t.Errorf("%s: %v, %s", name, got, test.fleet)
+		}
+	}
+}
+
+// TestRequestClearsOnlyWhatWasSet checks that a request for a group without optional fields clears the fields that the
+// group has, and no others.
+func TestRequestClearsOnlyWhatWasSet(t *testing.T) {
+	small := config.GroupSpec{Template: "worker"}
+	if req := request("fleet", small, small); len(req.GetClearFields()) > 0 || req.GetArgsJson() != "" ||
+		req.GetSetVars() {
+		t.Errorf("%v", req)
+	}
+	if req := request("fleet", small, full()); len(req.GetClearFields()) != 14 {
+		t.Errorf("%d fields are cleared: %v", len(req.GetClearFields()), req.GetClearFields())
+	}
+}
+
+// TestReplaced checks that a copy with other attributes leaves the original as it was.
+func TestReplaced(t *testing.T) {
+	typ := tftypes.Object{AttributeTypes: map[string]tftypes.Type{"id": tftypes.String}}
+	before := tftypes.NewValue(typ, map[string]tftypes.Value{"id": textValue("old")})
+	after := replaced(before, map[string]tftypes.Value{"id": textValue("new")})
+	if from, to := textOf(attributesOf(before)["id"]), textOf(attributesOf(after)["id"]); from != "old" || to != "new" {
+		t.Errorf("the original became %q, the copy is %q", from, to)
 	}
 }

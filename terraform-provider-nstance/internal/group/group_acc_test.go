@@ -210,3 +210,59 @@ func (w testShard) names(t *testing.T) []string {
 	}
 	return slices.Sorted(maps.Keys(groups.Tenants["default"]))
 }
+
+// TestAccGroupScaledBetweenPlanAndApply checks that a scaling between plan and apply fails no apply that does not change
+// the size, and that it is kept.
+func TestAccGroupScaledBetweenPlanAndApply(t *testing.T) {
+	acctest.Acceptance(t)
+	w := newTestShard(t)
+	const ignored = "\n size = 0\n lifecycle { ignore_changes = [size] }"
+	cli := acctest.NewCLI(t, w.group(small+ignored))
+	cli.Run(t, "apply", "-auto-approve", "-no-color")
+	cli.Write(t, "main.tf", w.group(small+ignored+"\n max_surge = 2"))
+	cli.Run(t, "plan", "-out=plan", "-no-color")
+	w.edit(t, func(s *config.GroupSpec) { s.Size = ptr(2) })
+	cli.Run(t, "apply", "-no-color", "plan")
+	if spec := w.spec(t, "default", "fleet"); spec == nil || *spec.Size != 2 || *spec.MaxSurge != 2 {
+		t.Errorf("%+v", spec)
+	}
+	if out := cli.Run(t, "plan", "-no-color"); !strings.Contains(out, "No changes") {
+		t.Errorf("after the apply:\n%s", out)
+	}
+	cli.Write(t, "main.tf", w.group(small+ignored+"\n max_surge = 3"))
+	cli.Run(t, "plan", "-out=plan", "-no-color")
+	w.edit(t, func(s *config.GroupSpec) { s.MaxSurge = ptr(5) })
+	out, err := cli.Try("apply", "-no-color", "plan")
+	if err == nil || !strings.Contains(squeeze(out), "max_surge") || !strings.Contains(out, "changed meanwhile") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestAccGroupDestroyWithoutServer checks that the error of a destroy without a server names the way out.
+func TestAccGroupDestroyWithoutServer(t *testing.T) {
+	acctest.Acceptance(t)
+	w := newTestShard(t)
+	cli := acctest.NewCLI(t, w.group(small))
+	cli.Run(t, "apply", "-auto-approve", "-no-color")
+	w.server.Stop()
+	out, err := cli.Try("destroy", "-auto-approve", "-no-color")
+	if err == nil || !strings.Contains(squeeze(out), "Cannot destroy group fleet") ||
+		!strings.Contains(squeeze(out), "state rm") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	body, token, err := w.State(t).ReadConfig(t.Context(), acctest.Shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, problems := config.Parse("config", body)
+	if err := problems.Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Terminating = true
+	if _, err := w.State(t).WriteConfig(t.Context(), acctest.Shard, config.Encode(s), token); err != nil {
+		t.Fatal(err)
+	}
+	if out := cli.Run(t, "destroy", "-auto-approve", "-no-color"); !strings.Contains(squeeze(out), "is terminating") {
+		t.Errorf("%s", out)
+	}
+}

@@ -58,10 +58,10 @@ func TestAccGroupOfVMs(t *testing.T) {
 		t.Errorf("the apply did not wait for the replacement: %v", second)
 	}
 
-	// An apply fails if another client changed the group after the plan was made.
+	// An apply fails if another client changed the same field after the plan was made.
 	cli.Write(t, "main.tf", w.group(small+"\n size = 0\n instance_type = \"large\""))
 	cli.Run(t, "plan", "-out=plan")
-	w.edit(t, func(s *config.GroupSpec) { s.MaxSurge = ptr(4) })
+	w.edit(t, func(s *config.GroupSpec) { s.Size = ptr(2) })
 	out, err := cli.Try("apply", "plan")
 	if err == nil || !strings.Contains(out, "Group fleet was changed meanwhile") ||
 		!strings.Contains(squeeze(out), "Plan again") {

@@ -176,13 +176,16 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		return
 	}
 	// The same apply may change the group's template, which changes the group's ETag, too. So the group's own fields,
-	// not the ETag, show whether another client changed the group.
+	// not the ETag, show whether another client changed the group. The state keeps the plan's values of the fields that
+	// only the other client changed: the next plan shows them, unless they are in ignore_changes.
 	now, err := specOf(group)
-	if err == nil && !same(now, have.Spec) {
-		err = status.Error(codes.Aborted, "the group changed after the plan was made")
+	to := merged(canonical(have.Spec), canonical(want.Spec), canonical(now))
+	if names := conflicts(canonical(have.Spec), canonical(want.Spec), canonical(now)); err == nil && len(names) > 0 {
+		err = status.Errorf(codes.Aborted, "the plan changes %s, which changed after the plan was made",
+			strings.Join(names, ", "))
 	}
-	if err == nil && !same(now, want.Spec) {
-		upsert := request(k.name, want.Spec, have.Spec)
+	if err == nil && !same(now, to) {
+		upsert := request(k.name, to, now)
 		upsert.MustExist, upsert.ExpectedEtag = true, group.GetEtag()
 		group, err = r.upsert(ctx, k, upsert)
 	}
@@ -252,7 +255,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	update := computed(k, group)
 	if before := typedconfig.ReadGroup(attributes); !same(before.Spec, spec) {
 		types := req.State.Schema.Type().TerraformType(ctx).(tftypes.Object).AttributeTypes
-		for name, v := range typedconfig.WriteGroup(spec, types) {
+		for name, v := range typedconfig.KeepGroup(attributes, typedconfig.WriteGroup(spec, types)) {
 			update[name] = v
 		}
 	}
@@ -269,6 +272,9 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	group, err := r.readGroup(ctx, k)
 	switch {
 	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
+		return
+	case errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress):
+		resp.Diagnostics.Append(r.withoutServer(ctx, k, err))
 		return
 	case err != nil:
 		resp.Diagnostics.Append(failure("Cannot destroy", k, err))
@@ -293,6 +299,38 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	if diagnose := r.awaitGone(ctx, req.State.GetAttribute, k); diagnose != nil {
 		resp.Diagnostics.Append(diagnose)
 	}
+}
+
+// withoutServer returns the diagnostic for the destroy of a group while no server of its shard answers. If the shard is
+// terminating, it is a warning: the group goes with the shard.
+func (r *Resource) withoutServer(ctx context.Context, k key, err error) diag.Diagnostic {
+	terminating := false
+	r.servers.Bucket().Glance(ctx, func(ctx context.Context) {
+		state, err := r.servers.Bucket().Shard(ctx, "", k.shard)
+		if err != nil {
+			return
+		}
+		body, _, err := state.ReadConfig(ctx, k.shard)
+		if err != nil {
+			terminating = errors.Is(err, objstore.ErrNotFound) // the shard was destroyed
+			return
+		}
+		s, _ := config.ParseStored(k.shard, body)
+		terminating = s != nil && s.Terminating
+	})
+	if terminating {
+		return diagnostic.Failure{
+			What: "Group " + k.name + " was not deleted, because its shard is terminating", Where: "shard " + k.shard,
+			Why: err, Do: "Do nothing: the destroy of the shard deletes the group's instances.",
+		}.Warning()
+	}
+	return diagnostic.Failure{
+		What: "Cannot destroy group " + k.name, Where: "shard " + k.shard, Why: err,
+		Do: servers.Advice(err) +
+			" If the shard will have no server any more, let Terraform forget the group: write a " +
+			"removed block with destroy = false, or run terraform state rm <address of the nstance_group>. Then " +
+			"destroy the nstance_shard, with force_destroy = true: it removes the group too.",
+	}.Error()
 }
 
 // ImportState implements resource.ResourceWithImportState. The import ID is shard/tenant/name.

@@ -18,6 +18,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-testing/terraform"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/registration"
@@ -232,4 +234,28 @@ func TestAccOperatorRefusals(t *testing.T) {
 			{Config: b.Provider()},
 		},
 	})
+}
+
+// TestAccOperatorDamaged destroys an operator whose record is damaged.
+func TestAccOperatorDamaged(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cluster(t, b)
+	cli := acctest.NewCLI(t, operator(b, newKey(t), ""))
+	cli.Run(t, "apply", "-auto-approve")
+	all, _ := live(t, b, "default")
+	if len(all) != 1 {
+		t.Fatalf("%d operators", len(all))
+	}
+	key := keys.ClusterOperator("default", all[0].ID.Storage())
+	if _, err := b.Put(t.Context(), key, []byte("{"), objstore.Always()); err != nil {
+		t.Fatal(err)
+	}
+	out := strings.Join(strings.Fields(cli.Run(t, "destroy", "-auto-approve", "-no-color")), " ")
+	for _, want := range []string{"was not removed, because its record is damaged", key,
+		"Servers refuse the operator"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output lacks %q:\n%s", want, out)
+		}
+	}
 }

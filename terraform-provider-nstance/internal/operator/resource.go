@@ -78,6 +78,7 @@ func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, err
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
 	var m model
 	if resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
@@ -132,6 +133,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
 	}
+	defer r.bucket.AfterRead(ctx, resp)
 	var m model
 	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
@@ -151,6 +153,14 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	switch {
 	case errors.Is(err, registration.ErrRemoved):
 		resp.State.RemoveResource(ctx)
+		return
+	case errors.Is(err, clusterstate.ErrDamaged):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("The record of operator %s cannot be read", m.ID.ValueString()),
+			Where: r.bucket.Place(key), Why: err,
+			Do: "Servers refuse the operator. Restore the object from a backup or from an older version of it. Or " +
+				"delete the object: the next apply then registers another operator.",
+		}.Warning())
 		return
 	case err != nil:
 		resp.Diagnostics.Append(r.failure(what, key, err))
@@ -234,7 +244,8 @@ func (r *Resource) renew(ctx context.Context, m model) (registration.Operator, e
 	return registration.Renew(ctx, state, m.Tenant.ValueString(), id, ttl, writer)
 }
 
-// Delete implements resource.Resource. It replaces the operator's record with a tombstone.
+// Delete implements resource.Resource. It replaces the operator's record with a tombstone. A damaged record stays as it
+// is.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
 	var m model
 	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
@@ -247,7 +258,16 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 			err = registration.Remove(ctx, state, m.Tenant.ValueString(), id, writer)
 		}
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, clusterstate.ErrDamaged), errors.Is(err, authority.ErrUnsigned),
+		errors.Is(err, authority.ErrSignature):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("Operator %s was not removed, because its record is damaged", m.ID.ValueString()),
+			Where: r.bucket.Place(key), Why: err,
+			Do: "Servers refuse the operator. Do not restore an older version of the object: it would permit the " +
+				"operator again.",
+		}.Warning())
+	case err != nil:
 		resp.Diagnostics.Append(r.failure("Cannot remove operator "+m.ID.ValueString(), key, err))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
@@ -18,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
@@ -37,6 +39,7 @@ var (
 type model struct {
 	ClusterID  types.String `tfsdk:"cluster_id"`
 	Tenant     types.String `tfsdk:"tenant"`
+	Role       types.String `tfsdk:"role"`
 	Expiry     types.String `tfsdk:"expiry"`
 	Nonce      types.String `tfsdk:"nonce"`
 	OperatorID types.String `tfsdk:"operator_id"`
@@ -64,6 +67,8 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
 			"tenant": schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.",
 				Optional: true},
+			"role": schema.StringAttribute{MarkdownDescription: "What the operator may do: `viewer`, `operator` or " +
+				"`admin`. Default: `operator`.", Optional: true},
 			"expiry": schema.StringAttribute{
 				MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
 			"nonce": schema.StringAttribute{
@@ -92,6 +97,7 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 	}{
 		{"cluster_id", m.ClusterID, ident.ValidateClusterName},
 		{"tenant", m.Tenant, ident.ValidateTenantName},
+		{"role", m.Role, checkRole},
 		{"expiry", m.Expiry, func(s string) error { _, err := parseExpiry(s); return err }},
 	} {
 		if c.value.IsNull() || c.value.IsUnknown() {
@@ -102,6 +108,13 @@ func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateCon
 				"."}.At(path.Root(c.name)))
 		}
 	}
+}
+
+func checkRole(text string) error {
+	if !slices.Contains(record.OperatorRoles, record.OperatorRole(text)) {
+		return errors.New("it is not viewer, operator or admin")
+	}
+	return nil
 }
 
 // parseExpiry parses the lifetime of a nonce. The minimum is one second, and package [authority] limits the maximum.
@@ -161,6 +174,7 @@ func (r *Resource) mint(ctx context.Context, m model) (authority.Nonce, authorit
 	if !m.Tenant.IsNull() {
 		spec.Tenant = m.Tenant.ValueString()
 	}
+	spec.OperatorRole = record.OperatorRole(m.Role.ValueString()) // "" without a value
 	if !m.Expiry.IsNull() {
 		var err error
 		if spec.TTL, err = parseExpiry(m.Expiry.ValueString()); err != nil {

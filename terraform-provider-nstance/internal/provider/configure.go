@@ -11,9 +11,11 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types/basetypes"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
@@ -35,12 +37,21 @@ type (
 		Operator          types.Object `tfsdk:"operator"`
 	}
 	storageModel struct {
-		Provider  types.String `tfsdk:"provider"`
-		Bucket    types.String `tfsdk:"bucket"`
-		Prefix    types.String `tfsdk:"prefix"`
-		Region    types.String `tfsdk:"region"`
-		Endpoint  types.String `tfsdk:"endpoint"`
-		PathStyle types.Bool   `tfsdk:"path_style"`
+		Provider   types.String `tfsdk:"provider"`
+		Bucket     types.String `tfsdk:"bucket"`
+		Prefix     types.String `tfsdk:"prefix"`
+		Region     types.String `tfsdk:"region"`
+		Endpoint   types.String `tfsdk:"endpoint"`
+		PathStyle  types.Bool   `tfsdk:"path_style"`
+		Profile    types.String `tfsdk:"profile"`
+		AssumeRole types.Object `tfsdk:"assume_role"`
+		Encrypt    types.Bool   `tfsdk:"encrypt"`
+		KMSKeyID   types.String `tfsdk:"kms_key_id"`
+	}
+	roleModel struct {
+		ARN         types.String `tfsdk:"role_arn"`
+		ExternalID  types.String `tfsdk:"external_id"`
+		SessionName types.String `tfsdk:"session_name"`
 	}
 	secretsModel struct {
 		Provider  types.String `tfsdk:"provider"`
@@ -81,6 +92,16 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 		settings.Storage = &objstore.Location{
 			Provider: s.Provider.ValueString(), Bucket: s.Bucket.ValueString(), Prefix: s.Prefix.ValueString(),
 			Region: s.Region.ValueString(), Endpoint: s.Endpoint.ValueString(), PathStyle: s.PathStyle.ValueBool(),
+			Profile: s.Profile.ValueString(), Encrypt: s.Encrypt.ValueBool(), KMSKeyID: s.KMSKeyID.ValueString(),
+		}
+		if !s.AssumeRole.IsNull() {
+			var r roleModel
+			resp.Diagnostics.Append(s.AssumeRole.As(ctx, &r, basetypes.ObjectAsOptions{})...)
+			settings.Storage.AssumeRole = cloud.Role{ARN: r.ARN.ValueString(),
+				ExternalID: r.ExternalID.ValueString(), SessionName: r.SessionName.ValueString()}
+		}
+		if err := open.Validate(*settings.Storage); err != nil {
+			resp.Diagnostics.AddAttributeError(path.Root("storage"), "The provider's storage is wrong", err.Error()+".")
 		}
 	}
 	if !m.Secrets.IsNull() && !settings.StoreUnknown {
@@ -103,6 +124,9 @@ func (p *Provider) Configure(ctx context.Context, req provider.ConfigureRequest,
 		for _, k := range old {
 			settings.Secrets.OldEncryptionKeys = append(settings.Secrets.OldEncryptionKeys, k.source())
 		}
+	}
+	if settings.StorageUnknown { // its profile and role are also for the services that hold secrets and keys
+		settings.StoreUnknown, settings.KeysUnknown = true, true
 	}
 	operator, diags := m.operator(ctx)
 	resp.Diagnostics.Append(diags...)

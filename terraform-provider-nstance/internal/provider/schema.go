@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"regexp"
 
 	"github.com/hashicorp/terraform-plugin-framework-validators/mapvalidator"
 	"github.com/hashicorp/terraform-plugin-framework-validators/stringvalidator"
@@ -46,7 +47,9 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 		Attributes: map[string]schema.Attribute{
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket with the cluster's objects. Credentials come from the usual places " +
-					"of its SDK: environment, profiles, roles.",
+					"of its SDK: environment, profiles, roles. `profile`, `assume_role` and, without an `endpoint`, " +
+					"`region` also apply to the services of the same cloud in `secrets`, `encryption_key` and " +
+					"`old_encryption_keys`.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{
@@ -67,12 +70,52 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 					"path_style": schema.BoolAttribute{
 						MarkdownDescription: "Name the bucket in the path of the URL and not in its host, as most " +
 							"S3-compatible stores require.", Optional: true},
+					"profile": schema.StringAttribute{
+						MarkdownDescription: "Profile in the AWS configuration and credentials files. For `s3`. " +
+							"Default: the variable `AWS_PROFILE`.",
+						Optional:   true,
+						Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
+					},
+					"assume_role": schema.SingleNestedAttribute{
+						MarkdownDescription: "IAM role that the provider assumes. For `s3`.",
+						Optional:            true,
+						Attributes: map[string]schema.Attribute{
+							"role_arn": schema.StringAttribute{
+								MarkdownDescription: "ARN of the role.", Required: true,
+								Validators: []validator.String{stringvalidator.RegexMatches(
+									regexp.MustCompile(`^arn:[a-z-]+:iam::[0-9]{12}:role/.+$`),
+									"must be the ARN of a role, such as arn:aws:iam::123456789012:role/state")},
+							},
+							"external_id": schema.StringAttribute{
+								MarkdownDescription: "External ID that the role's trust policy demands.",
+								Optional:            true},
+							"session_name": schema.StringAttribute{
+								MarkdownDescription: "Name of the session, which AWS's logs show. Default: a number.",
+								Optional:            true,
+								Validators: []validator.String{stringvalidator.RegexMatches(
+									regexp.MustCompile(`^[\w+=,.@-]{2,64}$`),
+									"must have 2 to 64 letters, digits and _+=,.@-")},
+							},
+						},
+					},
+					"encrypt": schema.BoolAttribute{
+						MarkdownDescription: "Ask the store to encrypt each object with its own keys (SSE-S3), as " +
+							"some bucket policies demand. Without `encrypt` and `kms_key_id`, the bucket's default " +
+							"encryption applies. For `s3`.",
+						Optional: true,
+					},
+					"kms_key_id": schema.StringAttribute{
+						MarkdownDescription: "ARN or ID of the KMS key with which the store must encrypt each object " +
+							"(SSE-KMS). For `s3`.",
+						Optional:   true,
+						Validators: []validator.String{stringvalidator.LengthAtLeast(1)},
+					},
 				},
 			},
 			"secrets": schema.SingleNestedAttribute{
 				MarkdownDescription: "Where the cluster's secrets are kept, the same as in `cluster.secrets` of its " +
-					"`nstance_shard`s. Default: sealed in the bucket. Credentials and region of a secrets service " +
-					"come from the usual places of its SDK.",
+					"`nstance_shard`s. Default: sealed in the bucket. Credentials and region of a service in " +
+					"another cloud than the bucket come from the usual places of its SDK.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{

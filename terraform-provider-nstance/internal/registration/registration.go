@@ -131,7 +131,7 @@ func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, 
 // Remove replaces an operator's record with a tombstone. Servers then refuse the operator. A server that has already
 // read the record may accept the operator for some minutes. Remove returns nil if the operator does not exist.
 func Remove(ctx context.Context, state *clusterstate.State, tenant string, id ident.ID, writer string) error {
-	for {
+	for conflicts := (objstore.Conflicts{}); ; {
 		rec, token, err := Find(ctx, state, tenant, id)
 		if errors.Is(err, ErrRemoved) {
 			return nil
@@ -142,7 +142,7 @@ func Remove(ctx context.Context, state *clusterstate.State, tenant string, id id
 		rec.Revision++
 		rec.Writer, rec.RemovedAt = incarnation(writer), time.Now().UTC()
 		_, err = state.PutOperator(ctx, rec, token)
-		if errors.Is(err, objstore.ErrConflict) && ctx.Err() == nil {
+		if conflicts.Again(ctx, err) {
 			continue // another client renewed the certificate
 		}
 		return err
@@ -158,24 +158,7 @@ func incarnation(writer string) string {
 
 // ParsePublicKey parses one PEM block with an Ed25519 key in PKIX form.
 func ParsePublicKey(text string) (ed25519.PublicKey, error) {
-	block, rest := pem.Decode([]byte(text))
-	switch {
-	case block == nil || !bytes.HasPrefix(bytes.TrimSpace([]byte(text)), []byte("-----BEGIN ")):
-		return nil, errors.New("it is not PEM")
-	case block.Type != "PUBLIC KEY":
-		return nil, errors.New(`its PEM block is not a "PUBLIC KEY"`)
-	case len(block.Headers) > 0 || len(bytes.TrimSpace(rest)) > 0:
-		return nil, errors.New("want one PEM block without headers, and nothing else")
-	}
-	parsed, err := authority.ParsePublicKey(block.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	key, ok := parsed.(ed25519.PublicKey)
-	if !ok {
-		return nil, fmt.Errorf("it is a %T, want an Ed25519 key", parsed)
-	}
-	return key, nil
+	return authority.ParsePublicKeyPEM([]byte(text))
 }
 
 // EncodePublicKey returns a key in the form that [ParsePublicKey] parses.

@@ -19,6 +19,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
@@ -37,6 +38,7 @@ func New() resource.Resource { return &Resource{} }
 
 var (
 	_ resource.ResourceWithConfigure    = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan   = (*Resource)(nil)
 	_ resource.ResourceWithImportState  = (*Resource)(nil)
 	_ resource.ResourceWithUpgradeState = (*Resource)(nil)
 )
@@ -118,6 +120,9 @@ func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition)
 	if m.ValueWO.IsUnknown() {
 		return none, fmt.Errorf("%w: the value is not known yet", secretstore.ErrInvalid)
 	}
+	if err := r.bucket.CheckCluster(ctx, m.ClusterID.ValueString()); err != nil {
+		return none, err
+	}
 	ring, err := r.bucket.Ring(ctx)
 	if err != nil {
 		return none, err
@@ -136,8 +141,31 @@ func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition)
 	return types.StringValue(ring.Current.ID().String()), nil
 }
 
+// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses the name of another cluster than the bucket's: no
+// server could open the secret.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() {
+		return
+	}
+	var plan, before model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	if !req.State.Raw.IsNull() {
+		resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
+	}
+	cluster := plan.ClusterID.ValueString()
+	if resp.Diagnostics.HasError() || cluster == "" || plan.ClusterID.Equal(before.ClusterID) {
+		return
+	}
+	r.bucket.Glance(ctx, func(ctx context.Context) {
+		if err := r.bucket.CheckCluster(ctx, cluster); err != nil {
+			resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("cluster_id"), err))
+		}
+	})
+}
+
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
 	var config, plan model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
@@ -188,6 +216,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
 	}
+	defer r.bucket.AfterRead(ctx, resp)
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() {
@@ -203,6 +232,14 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		return
 	case err == nil:
 		m.EncryptionKeyID, err = r.bucket.KeyID(ctx, name, m.EncryptionKeyID)
+	}
+	if errors.Is(err, clusterstate.ErrDamaged) {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: fmt.Sprintf("Secret %s cannot be opened", name), Where: r.bucket.SecretPlace(name), Why: err,
+			Do: "Change value_wo_version: the apply then stores the value again. Or restore the object from a backup " +
+				"or from an older version of it.",
+		}.Warning())
+		return
 	}
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot read secret "+name, name, err))

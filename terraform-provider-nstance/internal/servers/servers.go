@@ -21,6 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 )
 
@@ -125,6 +126,9 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 	if addrs := c.settings.Addresses[shard]; len(addrs) > 0 {
 		return slices.Clone(addrs), nil
 	}
+	if err := c.bucket.CheckHome(ctx, shard); err != nil {
+		return nil, fmt.Errorf("%w %s: its lock names a leader in another bucket: %w", ErrNoAddress, shard, err)
+	}
 	state, err := c.bucket.Shard(ctx, cluster, shard)
 	if err != nil {
 		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress,
@@ -161,6 +165,7 @@ func try(ctx context.Context, identity operatorclient.Identity, shard, addr stri
 // Advice returns what a user can do about an error of [Connection.Call].
 func Advice(err error) string {
 	var peer *operatorclient.PeerError
+	var copied *clusterstate.NotHomeError
 	switch {
 	case errors.Is(err, ErrUnknown):
 		return "First apply the resources that the provider's operator block depends on, for example with -target, " +
@@ -172,6 +177,9 @@ func Advice(err error) string {
 	case errors.Is(err, ErrIdentity):
 		return "Correct the identity in the provider's operator block: nstance-admin cluster register-operator, or " +
 			"the ephemeral resource nstance_operator_identity, makes a new one."
+	case errors.As(err, &copied):
+		return "Set the provider's storage to the home of the shard, or make this bucket its home: nstance-admin " +
+			"cluster restore."
 	case errors.Is(err, ErrNoAddress):
 		return "Set operator.servers in the provider's configuration, such as { us-west-2a = \"10.0.0.100:8993\" }, " +
 			"or the storage, in which the leader's lock names its address."

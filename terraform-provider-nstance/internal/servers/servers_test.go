@@ -22,6 +22,10 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/objstore/open"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
 )
@@ -140,17 +144,27 @@ func TestCallFindsTheLeader(t *testing.T) {
 	leader := &api{}
 	leading := serve(t, ca, server("leader"), leader)
 	nobody, wrong := "", "127.0.0.1:1"
+	elsewhere := server("elsewhere")
+	elsewhere.Shard = "b"
 	for name, addrs := range map[string][]string{
-		"the leader":           {leading},
-		"a standby names it":   {serve(t, ca, server("standby"), &api{leader: &leading})},
-		"a standby, then it":   {serve(t, ca, server("standby"), &api{leader: &nobody}), leading},
-		"no server, then it":   {wrong, leading},
-		"a standby errs on it": {serve(t, ca, server("standby"), &api{leader: &wrong}), leading},
+		"the leader":               {leading},
+		"a standby names it":       {serve(t, ca, server("standby"), &api{leader: &leading})},
+		"a standby, then it":       {serve(t, ca, server("standby"), &api{leader: &nobody}), leading},
+		"no server, then it":       {wrong, leading},
+		"a standby errs on it":     {serve(t, ca, server("standby"), &api{leader: &wrong}), leading},
+		"another shard's, then it": {serve(t, ca, elsewhere, &api{}), leading},
 	} {
 		leader.calls = 0
 		if found, err := groups(t, me, addrs...); err != nil || len(found) != 1 || leader.calls != 1 {
 			t.Errorf("%s: %v, %v, %d calls", name, found, err, leader.calls)
 		}
+	}
+	// A standby that names itself is not asked again.
+	own := new(string)
+	itself := &api{leader: own}
+	*own = serve(t, ca, server("itself"), itself)
+	if _, err := groups(t, me, *own); !errors.Is(err, servers.ErrUnreachable) || itself.calls != 1 {
+		t.Errorf("%v, %d calls", err, itself.calls)
 	}
 	// Each of two standbys returns the other's address as the address of the leader. This must not cause an endless
 	// loop.
@@ -204,6 +218,10 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, found.Who, err)
 		}
 	}
+	var none *servers.Connection
+	if _, err := none.Identity(); !errors.Is(err, servers.ErrUnknown) || none.Known(shard) {
+		t.Errorf("while Terraform only validates: %v", err)
+	}
 	otherKey := me
 	otherKey.PrivateKey = identity(t, ca, authority.RoleOperator, time.Now()).PrivateKey
 	noCA := me
@@ -241,6 +259,50 @@ func newAged(t *testing.T) authority.CA {
 		t.Fatal(err)
 	}
 	return ca
+}
+
+// TestCopiedLockIsNotFollowed calls the leader of a shard from a copy of its bucket. The copied lock names the leader of
+// the original, which must not be changed by who works on the copy.
+func TestCopiedLockIsNotFollowed(t *testing.T) {
+	ca := newCA(t, cluster)
+	leader := &api{}
+	at := objstore.Location{Provider: "file", Bucket: t.TempDir()}
+	store, err := open.Open(t.Context(), at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := record.Home{Schema: record.HomeSchema, Buckets: []record.Bucket{{Provider: "file", Name: "/original"}}}
+	lock := record.Lock{LeaderID: "server-1", Incarnation: "incarnation-1", Term: 1, Revision: 1,
+		LeaseMS: 4000, RenewMS: 1000,
+		Addresses: record.LockAddresses{Operator: serve(t, ca, server("leader"), leader)}}
+	call := func() error {
+		return servers.New(identity(t, ca, authority.RoleOperator, time.Now()),
+			bucket.New(bucket.Settings{Storage: &at})).Call(t.Context(), shard,
+			func(ctx context.Context, c servers.Client) error {
+				_, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+				return err
+			})
+	}
+	body, err := record.EncodeLock(lock)
+	if err == nil {
+		_, err = store.Put(t.Context(), keys.Leader(shard), body, objstore.IfAbsent())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := call(); err != nil || leader.calls != 1 {
+		t.Fatalf("without a home: %v, %d calls", err, leader.calls)
+	}
+	if body, err = home.Encode(); err == nil {
+		_, err = store.Put(t.Context(), keys.Home(shard), body, objstore.IfAbsent())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := call(); leader.calls != 1 || !errors.Is(err, servers.ErrNoAddress) ||
+		!strings.Contains(err.Error(), "/original") || !strings.Contains(servers.Advice(err), "cluster restore") {
+		t.Errorf("in a copy: %v, %d calls", err, leader.calls)
+	}
 }
 
 func TestNoAddress(t *testing.T) {

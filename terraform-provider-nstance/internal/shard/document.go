@@ -1,6 +1,8 @@
 package shard
 
 import (
+	"errors"
+	"maps"
 	"slices"
 	"strings"
 
@@ -88,6 +90,9 @@ func read(raw tftypes.Value) document {
 			break
 		}
 		d.unknown = reading.Unknown
+		if d.nameUnknown() {
+			break
+		}
 		d.shard, d.groupsKnown = reading.Shard, !slices.ContainsFunc(reading.Unknown, concernsGroups)
 		d.subnetsUnknown = !d.groupsKnown && !slices.ContainsFunc(reading.Unknown, func(at string) bool {
 			return concernsGroups(at) && !concernsSubnets(at)
@@ -99,11 +104,29 @@ func read(raw tftypes.Value) document {
 	return d
 }
 
+// nameUnknown reports whether the name of the shard is known only after the apply.
+func (d document) nameUnknown() bool {
+	return slices.Contains(d.unknown, "server") || slices.Contains(d.unknown, "server.shard")
+}
+
+// checkName returns an error in a plan for which the name of the shard is not known. While Terraform only validates,
+// the variables of modules are not known either, so ValidateConfig accepts such a name.
+func (d document) checkName() diag.Diagnostics {
+	if !d.nameUnknown() {
+		return nil
+	}
+	return diag.Diagnostics{diagnostic.Failure{
+		What: "The name of the shard is not known",
+		Why:  errors.New("it depends on a resource that is not applied yet"),
+		Do:   "Write the name itself, or take it from a variable. It is part of the key of the configuration.",
+	}.At(path.Root("server").AtName("shard"))}
+}
+
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
 // addresses cannot change them. So a plan can list the groups with instances to replace even while these addresses are
 // unknown.
 func concernsGroups(at string) bool {
-	return !strings.HasPrefix(at, "server.") || concernsSubnets(at)
+	return !typedconfig.IsLeaderAddress(at)
 }
 
 // concernsSubnets reports whether the value at a path may change the subnets of groups, but nothing else of groups.
@@ -135,7 +158,7 @@ func groupHashes(s *config.Shard) tftypes.Value {
 
 // replaced returns a copy of an object in which the given attributes are replaced.
 func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
-	out := attributesOf(raw)
+	out := maps.Clone(attributesOf(raw)) // As shares the map of the value
 	for name, v := range with {
 		out[name] = v
 	}

@@ -10,8 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
-// TestAccLeaderAppliesAtOnce runs `apply` against a real server that polls the bucket every three minutes. With an
-// operator block, an apply ends when the leader has applied the configuration, even if the leader must restart for
+// TestAccLeaderAppliesAtOnce runs `apply` against a real server. With an operator block, an apply ends when the leader has applied the configuration, even if the leader must restart for
 // that. If the leader refuses the configuration, the apply fails with the leader's reasons. A destroy does not wait for
 // the next poll.
 func TestAccLeaderAppliesAtOnce(t *testing.T) {
@@ -112,4 +111,27 @@ resource "nstance_shard" "test" {
 	if !strings.Contains(out, "cannot create all instances") || !strings.Contains(out, "static: ") {
 		t.Errorf("the apply does not say that the group is blocked:\n%s", out)
 	}
+}
+
+// TestAccLeaderNoticesAConfiguration runs `apply` without an operator block, so that the provider cannot tell the leader
+// that there is a new configuration. The leader must notice it in time for an apply that waits for one minute.
+func TestAccLeaderNoticesAConfiguration(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	acctest.Serve(t, b)
+	body, _, err := b.State(t).ReadConfig(t.Context(), acctest.Shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := acctest.NewCLI(t, b.Provider("")+`
+resource "nstance_shard" "test" {
+  config_jsonc    = file("shard.jsonc")
+  wait_for_leader = true
+  timeouts        = { update = "1m", delete = "1m" }
+}
+`)
+	cli.Write(t, "shard.jsonc", string(body))
+	cli.Run(t, "import", address, acctest.Shard)
+	cli.Write(t, "shard.jsonc", strings.Replace(string(body), `"environment": "test"`, `"environment": "changed"`, 1))
+	cli.Run(t, "apply", "-auto-approve")
 }

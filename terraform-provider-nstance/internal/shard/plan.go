@@ -22,20 +22,34 @@ func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfig
 	resp.Diagnostics.Append(read(req.Config.Raw).diags...)
 }
 
-// ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not access the
-// bucket.
-func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+// ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state. It looks into the bucket
+// only for a new name of the cluster, and for what operators set at run time.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
 	protected := flagOf(attributesOf(req.State.Raw)["deletion_protection"])
 	if req.Plan.Raw.IsNull() && protected {
 		resp.Diagnostics.Append(protectedError(textOf(attributesOf(req.State.Raw)["shard"])))
+	}
+	if req.Plan.Raw.IsNull() && !protected {
+		resp.Diagnostics.Append(endsWarning(read(req.State.Raw))...)
 	}
 	if req.Plan.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
 		return
 	}
 	after := read(req.Plan.Raw)
+	after.diags.Append(after.checkName()...)
 	if after.diags.HasError() {
 		resp.Diagnostics.Append(after.diags...) // errors in values that were unknown to ValidateConfig
 		return
+	}
+	if cluster := after.cluster(); cluster != textOf(attributesOf(req.State.Raw)["cluster_id"]) {
+		r.bucket.Glance(ctx, func(ctx context.Context) {
+			if err := r.checkCluster(ctx, after); err != nil {
+				resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("cluster"), err))
+			}
+		})
+		if resp.Diagnostics.HasError() {
+			return
+		}
 	}
 	planned := map[string]tftypes.Value{}
 	if name := after.name(); name != "" {
@@ -47,6 +61,12 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	if after.groupsKnown {
 		planned["group_hashes"] = groupHashes(after.shard)
 		planned["rolling_groups"] = rollingGroups(nil)
+	}
+	if req.State.Raw.IsNull() && after.groupsKnown {
+		change := config.ChangeOf(&config.Shard{}, after.shard, false)
+		if summary, detail := change.Warning(); summary != "" {
+			resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
+		}
 	}
 	if state := attributesOf(req.State.Raw); state != nil {
 		before := read(req.State.Raw)
@@ -65,6 +85,9 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 			resp.Diagnostics.Append(protectedError(textOf(state["shard"])))
 			return
 		}
+		if len(resp.RequiresReplace) > 0 {
+			resp.Diagnostics.Append(endsWarning(before)...)
+		}
 		if len(resp.RequiresReplace) == 0 && after.shard != nil && movesLeader(before, after) {
 			resp.Diagnostics.AddWarning("The address of the leader of shard "+after.name()+" changes", "The present "+
 				"leader tells connected VMs the new address. A VM that is not connected while the servers "+
@@ -77,9 +100,58 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 			if summary, detail := change.Warning(); summary != "" {
 				resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
 			}
+			resp.Diagnostics.Append(r.overridden(ctx, before, after)...)
 		}
 	}
 	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
+}
+
+// endsWarning returns the warning of a plan that destroys or replaces a shard. It returns nil if the shard has no
+// static group with instances and no template for dynamic groups.
+func endsWarning(before document) diag.Diagnostics {
+	if before.shard == nil {
+		return nil
+	}
+	var groups []string
+	merged, _ := before.shard.Merged(config.Groups{})
+	for key, group := range merged {
+		if group.Size > 0 {
+			groups = append(groups, key.String())
+		}
+	}
+	if len(groups)+len(before.shard.Templates) == 0 {
+		return nil
+	}
+	slices.Sort(groups)
+	which := "those of all dynamic groups"
+	if len(groups) > 0 {
+		which = "those of the static groups (" + strings.Join(groups, ", ") + ") and of all dynamic groups"
+	}
+	return diag.Diagnostics{diag.NewWarningDiagnostic("All instances of shard "+before.name()+" will end",
+		"The shard is destroyed, also if another shard replaces it. Its instances are drained and deleted first: "+
+			which+".")}
+}
+
+// overridden warns of changes that have no effect, because an operator set another value at run time.
+func (r *Resource) overridden(ctx context.Context, before, after document) (diags diag.Diagnostics) {
+	if before.shard == nil || bytes.Equal(before.body, after.body) {
+		return nil
+	}
+	r.bucket.Glance(ctx, func(ctx context.Context) {
+		state, err := r.bucket.Shard(ctx, after.cluster(), after.name())
+		if err != nil {
+			return
+		}
+		overrides, _, _, err := state.ReadGroups(ctx)
+		if err != nil {
+			return
+		}
+		if lines := config.Overridden(before.shard, after.shard, overrides); len(lines) > 0 {
+			diags.AddWarning("Values that were set at run time override changes in shard "+after.name(),
+				strings.Join(lines, "\n"))
+		}
+	})
+	return diags
 }
 
 // protectedError is the error of a plan that destroys or replaces a protected shard.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
@@ -27,7 +28,8 @@ import (
 const parallel = 32
 
 // Delete implements resource.Resource. It marks the shard as terminating, waits until the leader has deleted all
-// instances, and then deletes the remaining objects of the shard.
+// instances, and then deletes the remaining objects of the shard. In a copy of the shard's home, it refuses, or with
+// force_destroy deletes only the objects.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
 	attributes := attributesOf(req.State.Raw)
 	name := textOf(attributes["shard"])
@@ -41,6 +43,14 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(r.failure("Cannot destroy shard "+name, name, err))
 		return
 	}
+	force := flagOf(attributes["force_destroy"])
+	failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name))
+	if copied && !force {
+		failure.Do += " To give up this copy, delete its objects, and let Terraform forget its resources " +
+			"(terraform state rm), or set force_destroy = true, apply, and destroy again."
+		resp.Diagnostics.Append(failure.Error())
+		return
+	}
 	token, terminating, failed := r.terminate(ctx, state, read(req.State.Raw), name,
 		objstore.Token(textOf(attributes["etag"])))
 	if failed != nil {
@@ -52,7 +62,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	if terminating != nil {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, terminating, token)...)
 	}
-	leader := leaderWatch{state: state, shard: name}
+	leader := leaderWatch{state: state, shard: name, copied: copied}
 	shard := contents{state: state, gone: map[ident.ID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -61,7 +71,6 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		_, err = r.refreshLeader(ctx, &leader, token)
 		tflog.Info(ctx, "asked the leader to empty the shard", map[string]any{"shard": name, "answer": fmt.Sprint(err)})
 	}
-	force := flagOf(attributes["force_destroy"])
 	reported := ""
 	err = poll.Until(waiting, func(ctx context.Context) (bool, error) {
 		if err := errors.Join(leader.readLock(ctx), shard.readContents(ctx)); err != nil {
@@ -93,7 +102,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(r.failure("Cannot read whether shard "+name+" is empty", name, err))
 		return
 	}
-	if orphans := shard.orphans(); orphans != "" {
+	if orphans := shard.orphans(); orphans != "" && !copied { // the VMs of a copy belong to the home
 		resp.Diagnostics.AddWarning("VMs of shard "+name+" may still run", "The shard had no server that could "+
 			"terminate them, and force_destroy is set. Terminate them: "+orphans+".")
 	}
@@ -203,18 +212,30 @@ func (c *contents) String() string {
 	if len(c.left) == 0 {
 		return "no instances are left"
 	}
+	vms := slices.Clone(c.left)
+	vms = slices.DeleteFunc(vms, func(rec record.Instance) bool {
+		return rec.State == record.Reserved && rec.Group == "" // an ID in store
+	})
+	reserved := len(c.left) - len(vms)
+	if len(vms) == 0 {
+		return fmt.Sprintf("no VM is left; %d reserved IDs without a VM are", reserved)
+	}
 	var names []string
-	for _, rec := range c.left[:min(len(c.left), most)] {
+	for _, rec := range vms[:min(len(vms), most)] {
 		what := string(rec.State)
 		if rec.State == record.Deleting {
 			what = "deleting since " + rec.DeletingAt.UTC().Format("15:04:05Z")
 		}
 		names = append(names, fmt.Sprintf("%s of %s/%s (%s)", rec.ID, rec.Tenant, rec.Group, what))
 	}
-	if more := len(c.left) - most; more > 0 {
+	if more := len(vms) - most; more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	return fmt.Sprintf("%d instances are left: %s", len(c.left), strings.Join(names, ", "))
+	text := fmt.Sprintf("%d instances are left: %s", len(vms), strings.Join(names, ", "))
+	if reserved > 0 {
+		text += fmt.Sprintf("; and %d reserved IDs without a VM", reserved)
+	}
+	return text
 }
 
 // remove deletes all objects of an empty shard if the configuration still has the version with the given token. It
@@ -237,7 +258,7 @@ func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objsto
 			doomed = append(doomed, entry.Key)
 		}
 	}
-	doomed = append(doomed, keys.Groups(name), keys.Applied(name), keys.ServerReport(name))
+	doomed = append(doomed, keys.Groups(name), keys.Applied(name), keys.ServerReport(name), keys.Home(name))
 	if err := checkConfig(ctx, leader.state, name, token); err != nil {
 		return err
 	}

@@ -67,9 +67,14 @@ func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
 	want := read(req.Plan.Raw)
 	resp.Diagnostics.Append(want.diags.Errors()...)
 	if resp.Diagnostics.HasError() {
+		return
+	}
+	if there, diags := r.existing(ctx, want); there {
+		resp.Diagnostics.Append(diags...)
 		return
 	}
 	token, diags := r.write(ctx, want, "")
@@ -141,11 +146,51 @@ func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	}
 }
 
+// existing reports whether the shard that a resource creates has a configuration already, and returns the errors. A
+// resource does not take over a configuration that another resource wrote, even one with the same content: the destroy
+// of one of the two would empty the shard.
+func (r *Resource) existing(ctx context.Context, want document) (bool, diag.Diagnostics) {
+	name := want.name()
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return true, diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	if !r.bucket.Claim(keys.Config(name)) {
+		return true, diag.Diagnostics{r.existsError(name, errors.New("another nstance_shard of this run creates it"))}
+	}
+	_, token, err := state.ReadConfig(ctx, name)
+	switch {
+	case err == nil:
+		return true, diag.Diagnostics{r.existsError(name,
+			fmt.Errorf("the bucket has version %s, which this resource did not write", token))}
+	case !errors.Is(err, objstore.ErrNotFound):
+		return true, diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	return false, nil
+}
+
+// existsError is the error of a resource that creates a shard that has a configuration.
+func (r *Resource) existsError(name string, why error) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: fmt.Sprintf("Shard %s has a configuration already", name), Where: r.bucket.Place(keys.Config(name)),
+		Why: why,
+		Do: fmt.Sprintf(
+			"If the resource was renamed, write a moved block from its former address. If an apply was interrupted, "+
+				"or "+
+				"if this resource should manage the shard from now on, import it: terraform import <address of the "+
+				"nstance_shard> %s. If another Terraform configuration manages it, give this shard another name. "+
+				"Nothing was written.", name),
+	}.Error()
+}
+
 // write stores the configuration in the bucket and returns its version. It replaces only the version with the given
 // token, or creates the configuration if token is "". If the bucket already holds the same text, write returns the
 // bucket's version.
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
+	if err := r.checkCluster(ctx, want); err != nil {
+		return "", diag.Diagnostics{r.bucket.ForeignCluster(want.cluster(), path.Root("cluster_id"), err)}
+	}
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {
 		return "", diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
 	}
@@ -171,11 +216,8 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	conflict := diagnostic.Failure{Where: r.bucket.Place(keys.Config(name))}
 	switch {
 	case token == "":
-		conflict.What = fmt.Sprintf("Shard %s has a configuration already", name)
-		conflict.Why = fmt.Errorf("the bucket has version %s, which this resource did not write", haveToken)
-		conflict.Do = fmt.Sprintf(
-			"If this resource should manage it, import it: terraform import <address of the nstance_shard> %s. "+
-				"If another Terraform configuration does, give this shard another name. Nothing was written.", name)
+		return "", diag.Diagnostics{r.existsError(name,
+			fmt.Errorf("the bucket has version %s, which this resource did not write", haveToken))}
 	case missing:
 		conflict.What = fmt.Sprintf("The configuration of shard %s was removed meanwhile", name)
 		conflict.Why = fmt.Errorf("the plan was made from version %s, and the bucket has no version now", token)
@@ -191,6 +233,15 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	return "", diag.Diagnostics{conflict.Error()}
 }
 
+// checkCluster returns an error if the configuration names another cluster than the CA in the bucket. A configuration
+// that has the cluster's objects in another bucket is not checked.
+func (r *Resource) checkCluster(ctx context.Context, want document) error {
+	if want.shard == nil || want.cluster() == "" || want.shard.Cluster.Storage != nil {
+		return nil
+	}
+	return r.bucket.CheckCluster(ctx, want.cluster())
+}
+
 // Read implements resource.Resource. If the bucket holds another version of the configuration than the state, Read
 // copies that version to the state, and the plan shows the differences. Read also warns if the leader has not applied
 // the version in the bucket, because a plan does not show that.
@@ -198,6 +249,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	if !r.bucket.Known() {
 		return // planning must work without the bucket
 	}
+	defer r.bucket.AfterRead(ctx, resp)
 	attributes := attributesOf(req.State.Raw)
 	name, seen := textOf(attributes["shard"]), textOf(attributes["etag"])
 	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
@@ -214,7 +266,11 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
 		return
 	}
-	resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
+	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+		resp.Diagnostics.Append(failure.Warning())
+	} else {
+		resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
+	}
 	if string(token) != seen {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
 	}
@@ -248,7 +304,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 	case s != nil && before.body != nil && bytes.Equal(config.Encode(s), before.body):
 		update = map[string]tftypes.Value{} // the same content in another format
 	case s != nil:
-		update = typedconfig.Write(s, types)
+		update = typedconfig.Keep(attributes, typedconfig.Write(s, types))
 	}
 	update["etag"] = textValue(string(token))
 	if s != nil {

@@ -39,8 +39,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"mark the new shard as tainted, and the next apply would empty it.\n\nIf the provider has an `operator` " +
 			"block and the leader answers, an apply always makes the leader apply the configuration immediately, " +
 			"waits for that, and reports why the leader refuses it. If no leader answers, an apply without " +
-			"`wait_for_leader` ends when the configuration is in the bucket. The leader polls the bucket every " +
-			"three minutes.",
+			"`wait_for_leader` ends when the configuration is in the bucket. The leader looks for a new " +
+			"configuration " +
+			"every 10 s.",
 		Optional: true,
 	}
 	attributes["deletion_protection"] = schema.BoolAttribute{

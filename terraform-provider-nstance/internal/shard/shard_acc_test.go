@@ -441,12 +441,37 @@ func TestAccWarnsOfReplacements(t *testing.T) {
 		main := strings.Replace(typed(b, options{size: 2}), `["a", "b"]`, pool, 1)
 		cli.Write(t, "main.tf", main+`resource "terraform_data" "subnet" { input = ["c"] }`)
 		out = squeeze(cli.Run(t, "plan", "-no-color"))
-		for _, want := range []string{"Instances in subnets that leave their pool are replaced, in waves of up to " +
-			"max_surge, in the groups: default/workers, prod/others.", "Subnets that are not known before apply " +
-			"count as new ones."} {
+		for _, want := range []string{"Warning: Instances may be replaced in shard dev-1", "Instances in subnets " +
+			"that leave their pool are replaced, in waves of up to max_surge: default/workers, prod/others."} {
 			if !strings.Contains(out, want) {
 				t.Errorf("with the pool %s the output lacks %q:\n%s", pool, want, out)
 			}
+		}
+	}
+}
+
+// TestAccWarnsOfOverride changes the size of a group whose size an operator has set.
+func TestAccWarnsOfOverride(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	cli := acctest.NewCLI(t, typed(b, options{size: 2}))
+	cli.Run(t, "apply", "-auto-approve")
+	const warning = "The change of size in group default/workers from 2 to 3 has no effect: an operator set 5 at " +
+		"run time"
+	cli.Write(t, "main.tf", typed(b, options{size: 3}))
+	if out := squeeze(cli.Run(t, "plan", "-no-color")); strings.Contains(out, "has no effect") {
+		t.Errorf("a warning without an override:\n%s", out)
+	}
+	size := 5
+	_, err := b.State(t).WriteGroups(t.Context(), config.Groups{Term: 1, Revision: 1,
+		Tenants: map[string]map[string]config.GroupSpec{"default": {"workers": {Size: &size}}}}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := squeeze(cli.Run(t, "plan", "-no-color"))
+	for _, want := range []string{warning, "nstance-admin group delete workers --shard dev-1"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the plan lacks %q:\n%s", want, out)
 		}
 	}
 }

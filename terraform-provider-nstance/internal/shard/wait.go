@@ -26,7 +26,8 @@ import (
 
 // wait makes the leader apply the configuration's version with the given token. It returns when that version is in
 // force and no VM is left in the subnets of `released`, or when limit has passed. If no leader answers, it waits only
-// if `wait_for_leader` is set or `released` is not empty. changed means that this apply wrote the configuration.
+// if `wait_for_leader` is set or `released` is not empty. changed means that this apply wrote the configuration. In a
+// copy of the shard's home, wait does not wait, because no server leads there.
 func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
 	changed bool, released release) diag.Diagnostic {
 	var wanted types.Bool
@@ -34,6 +35,12 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		return diags[0]
 	}
 	name := want.name()
+	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+		if wanted.ValueBool() {
+			return failure.Error()
+		}
+		return failure.Warning()
+	}
 	if _, err := r.servers.Identity(); !wanted.ValueBool() && released.isEmpty() && (err != nil || !changed) {
 		return nil
 	}
@@ -59,7 +66,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 			return true, nil
 		}
 		must = must || err == nil // a leader that answered once is waited for
-		applied = applied || watch.applied(token)
+		applied = applied || watch.applied(token) || recordsApplied(ctx, state, token)
 		if len(released.subnets) > 0 {
 			if err := shard.readContents(ctx); err != nil {
 				return false, err
@@ -152,23 +159,37 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
 	token objstore.Token) diag.Diagnostics {
 	leader := leaderWatch{state: state, shard: name}
-	if err := leader.readLock(ctx); err != nil {
+	err := leader.readLock(ctx)
+	if errors.Is(err, clusterstate.ErrDamaged) {
+		return diag.Diagnostics{diagnostic.Failure{
+			What: "The lock of shard " + name + " cannot be read", Where: r.bucket.Place(keys.Leader(name)), Why: err,
+			Do: "The plan does not know what the leader has applied. If no server of the shard leads, stop them, " +
+				"delete the object, and start them again.",
+		}.Warning()}
+	}
+	if err != nil {
 		return diag.Diagnostics{r.failure("Cannot read the lock of shard "+name, name, err)}
 	}
 	if leader.leaderless() || leader.applied(token) {
 		return nil
 	}
-	// The leader first records a version as applied. The lock contains that version only after the next renewal.
-	if applied, err := state.UnverifiedApplied(ctx); err == nil && applied.Source == string(token) {
+	if recordsApplied(ctx, state, token) {
 		return nil
 	}
 	return diag.Diagnostics{diagnostic.Failure{
 		What:  fmt.Sprintf("The leader of shard %s has not applied the configuration in the bucket", name),
 		Where: r.bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the bucket has version %s, and %s", token, &leader),
-		Do: "A leader applies a new version within three minutes, unless it refuses it. `nstance-admin config " +
+		Do: "A leader applies a new version within seconds, unless it refuses it. `nstance-admin config " +
 			"status` shows the reasons for a refusal.",
 	}.Warning()}
+}
+
+// recordsApplied reports whether a leader recorded the version of the configuration as applied. A leader does so
+// immediately before it applies the version. The lock contains the version only after the lock's next renewal.
+func recordsApplied(ctx context.Context, state *clusterstate.State, token objstore.Token) bool {
+	applied, err := state.UnverifiedApplied(ctx)
+	return err == nil && applied.Source == string(token)
 }
 
 // refusedError means that the leader refuses the configuration in the bucket.
@@ -209,6 +230,8 @@ func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token
 type leaderWatch struct {
 	state *clusterstate.State
 	shard string
+	// copied means that the bucket is a copy, so that the lock names a leader that uses another bucket.
+	copied bool
 
 	lock  record.Lock
 	there bool
@@ -235,11 +258,11 @@ func (w *leaderWatch) applied(token objstore.Token) bool {
 	return w.there && w.lock.AppliedETag == string(token)
 }
 
-// leaderless reports whether the shard certainly has no leader. That holds in three cases: there is no lock, the leader
-// released it, or the lock has not changed for its lease plus one renewal interval. It measures the elapsed time on
-// this machine, because the clocks of other machines may differ.
+// leaderless reports whether the shard certainly has no leader. That holds in four cases: the bucket is a copy, there
+// is no lock, the leader released it, or the lock has not changed for its lease plus one renewal interval. It measures
+// the elapsed time on this machine, because the clocks of other machines may differ.
 func (w *leaderWatch) leaderless() bool {
-	return !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
+	return w.copied || !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
 }
 
 func (w *leaderWatch) String() string {

@@ -38,11 +38,31 @@ func (c *Cloud) authorize(call *wire.Call, r *http.Request, action, resource str
 	maps.Copy(ctx, conditions)
 	request := policy.Request{Action: action, Resource: resource, Caller: caller, Context: ctx}
 	d := policy.Evaluate(policies, request)
+	if c.control != nil && d.Allowed {
+		request.Caller.ARN = "" // the policy also binds the account's own key
+		if d = policy.Evaluate(policy.Policies{Identity: []*policy.Document{c.control}}, request); !d.Allowed {
+			d.Reason = "User: " + p.ARN + " is not authorized to perform: " + action + " on resource: " + resource +
+				" with an explicit deny in a service control policy"
+		}
+	}
 	check := Check{Action: action, Resource: resource, Allowed: d.Allowed}
 	if !d.Allowed {
 		check.Reason = d.Reason
 	}
 	return check
+}
+
+// SetControlPolicy sets the service control policy of the account's organization. It limits all callers, also the
+// account's own key.
+func (c *Cloud) SetControlPolicy(text string) error {
+	document, err := policy.Parse(policy.Identity, text)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.control = document
+	return nil
 }
 
 // globals returns the condition keys that every request has. aws:SecureTransport is true even for a call over plain

@@ -19,6 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/elbv2"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/iam"
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/rate"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/s3"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
@@ -60,6 +61,7 @@ type Cloud struct {
 	handlers map[string]map[string]wire.Handler // by service and action
 	streams  map[string]wire.Streamer           // by service
 	faults   fault.Set                          // has its own lock
+	control  *policy.Document                   // nil: none
 
 	iam         *iam.Service
 	ec2         *ec2.Service

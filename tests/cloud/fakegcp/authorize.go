@@ -2,6 +2,7 @@ package fakegcp
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -107,7 +108,8 @@ func (c *Cloud) secretNeeds(call *rest.Call, method string) []need {
 // computeTypes maps the name of a collection to the resource type for IAM conditions.
 // https://cloud.google.com/iam/docs/conditions-resource-attributes
 var computeTypes = map[string]string{"instances": "compute.googleapis.com/Instance",
-	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image"}
+	"disks": "compute.googleapis.com/Disk", "images": "compute.googleapis.com/Image",
+	"snapshots": "compute.googleapis.com/Snapshot"}
 
 // on returns a need for the given permission on one Compute Engine resource. link is the resource's URL or path.
 func on(permission, link string) need {
@@ -173,17 +175,50 @@ func (c *Cloud) computeNeeds(call *rest.Call) []need {
 	return nil
 }
 
+// fieldNeeds maps fields of a new instance to the permission on the instance that the caller needs if they are set. The
+// permissions are those of "Required permissions" in
+// https://cloud.google.com/compute/docs/instances/create-start-instance, of the descriptions of the fields in
+// https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert, and of the methods that change the fields
+// later.
+var fieldNeeds = map[string]string{
+	"deletionProtection":         "compute.instances.setDeletionProtection",
+	"labels":                     "compute.instances.setLabels",
+	"metadata":                   "compute.instances.setMetadata",
+	"params.resourceManagerTags": "compute.instances.createTagBinding",
+	"resourcePolicies":           "compute.instances.addResourcePolicies",
+	"serviceAccounts":            "compute.instances.setServiceAccount",
+	"tags":                       "compute.instances.setTags",
+}
+
+// diskNeeds is like fieldNeeds for the fields of initializeParams. The permissions are on the new disk.
+var diskNeeds = map[string]string{
+	"labels":              "compute.disks.setLabels",
+	"resourceManagerTags": "compute.disks.createTagBinding",
+	"resourcePolicies":    "compute.disks.addResourcePolicies",
+}
+
+// named maps fields that name other resources to the permission on these resources.
+var named = map[string]string{
+	"sourceImage":        "compute.images.useReadOnly",
+	"sourceSnapshot":     "compute.snapshots.useReadOnly",
+	"sourceMachineImage": "compute.machineImages.useReadOnly",
+	"storagePool":        "compute.storagePools.use",
+	"resourcePolicies":   "compute.resourcePolicies.use",
+}
+
 // insertNeeds returns the permissions to create an instance with the labels, disks and other parts in the request.
 func (c *Cloud) insertNeeds(call *rest.Call, path string) []need {
 	needs := []need{on("compute.instances.create", path)}
-	for field, permission := range map[string]string{"labels": "setLabels", "metadata": "setMetadata",
-		"tags": "setTags", "serviceAccounts": "setServiceAccount"} {
-		if call.Body[field] != nil {
-			needs = append(needs, on("compute.instances."+permission, path))
-		}
-	}
+	needs = append(needs, fields(call.Body, fieldNeeds, path)...)
 	for i, disk := range compute.Objects(call.Body["disks"]) {
 		params, _ := disk["initializeParams"].(map[string]any)
+		if source := rest.Text(disk, "source"); source != "" {
+			permission := "compute.disks.use"
+			if disk["mode"] == "READ_ONLY" {
+				permission = "compute.disks.useReadOnly"
+			}
+			needs = append(needs, on(permission, source))
+		}
 		if params == nil {
 			continue
 		}
@@ -193,20 +228,61 @@ func (c *Cloud) insertNeeds(call *rest.Call, path string) []need {
 		}
 		made := compute.Scope(call) + "/disks/" + name
 		needs = append(needs, on("compute.disks.create", made))
-		if params["labels"] != nil {
-			needs = append(needs, on("compute.disks.setLabels", made))
-		}
-		if image := rest.Text(params, "sourceImage"); image != "" {
-			needs = append(needs, on("compute.images.useReadOnly", image))
-		}
+		needs = append(needs, fields(params, diskNeeds, made)...)
 	}
 	for _, nic := range compute.Objects(call.Body["networkInterfaces"]) {
 		needs = append(needs, on("compute.subnetworks.use", rest.Text(nic, "subnetwork")))
-		if len(compute.Objects(nic["accessConfigs"])) > 0 {
+		external := slices.Concat(compute.Objects(nic["accessConfigs"]), compute.Objects(nic["ipv6AccessConfigs"]))
+		if len(external) > 0 {
 			needs = append(needs, on("compute.subnetworks.useExternalIp", rest.Text(nic, "subnetwork")))
+		}
+		for _, config := range external {
+			if config["natIP"] != nil || config["externalIpv6"] != nil {
+				needs = append(needs, on("compute.addresses.use", "projects/"+Project))
+			}
 		}
 	}
 	return slices.Concat(needs, c.actAs(call.Body))
+}
+
+// fields returns the permissions for those of the fields that are set in an object. "made" is the resource that is made
+// from the object.
+func fields(object map[string]any, known map[string]string, made string) (needs []need) {
+	for field, permission := range known {
+		var value any = object
+		for _, name := range strings.Split(field, ".") {
+			inner, _ := value.(map[string]any)
+			value = inner[name]
+		}
+		if value != nil && value != false {
+			needs = append(needs, on(permission, made))
+		}
+	}
+	for field, permission := range named {
+		links, _ := object[field].([]any)
+		if link := rest.Text(object, field); link != "" {
+			links = append(links, link)
+		}
+		for _, link := range links {
+			needs = append(needs, on(permission, fmt.Sprint(link)))
+		}
+	}
+	for _, value := range tagValues(object) {
+		needs = append(needs, on("resourcemanager.tagValueBindings.create", value))
+	}
+	return needs
+}
+
+// tagValues returns the tag values that an object binds to the new resource.
+func tagValues(object map[string]any) (values []string) {
+	params, _ := object["params"].(map[string]any)
+	for _, in := range []map[string]any{object, params} {
+		tags, _ := in["resourceManagerTags"].(map[string]any)
+		for _, value := range tags {
+			values = append(values, fmt.Sprint(value))
+		}
+	}
+	return values
 }
 
 // actAs returns the permissions to use the service accounts that a request for an instance contains.

@@ -59,6 +59,7 @@ type storage struct {
 type token struct {
 	secret string
 	acl    map[string][]string // privileges by path
+	used   map[string][]string // those that calls needed
 }
 
 type vm struct {
@@ -123,7 +124,7 @@ func Start(t testing.TB) *Cluster {
 			"ceph":      {shared: true, content: []string{"images"}, volumes: map[string][]byte{}},
 		},
 		pools:  map[string]bool{},
-		tokens: map[string]*token{TokenID: {secret: Secret, acl: maps.Clone(Role)}},
+		tokens: map[string]*token{TokenID: {secret: Secret, acl: maps.Clone(Role), used: map[string][]string{}}},
 		vms:    map[int]*vm{}, tasks: map[string]*task{},
 	}
 	for _, name := range []string{"pve1", "pve2"} {
@@ -251,6 +252,18 @@ func (c *Cluster) Revoke(privilege string) {
 		acl[path] = slices.DeleteFunc(slices.Clone(privileges), func(p string) bool { return p == privilege })
 	}
 	c.tokens[TokenID].acl = acl
+}
+
+// Used returns the privileges of the API token that calls have needed so far, sorted, by the path on which they were
+// granted. If one of several privileges is enough for a call, Used has the one in Proxmox VE's list that comes first.
+func (c *Cluster) Used() map[string][]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	used := map[string][]string{}
+	for path, privileges := range c.tokens[TokenID].used {
+		used[path] = slices.Compact(slices.Sorted(slices.Values(privileges)))
+	}
+	return used
 }
 
 // Migrate moves a VM to another node.

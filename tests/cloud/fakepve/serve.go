@@ -172,22 +172,33 @@ func (c *Cluster) call(op operation, in request) (any, *apiError) {
 	return op.run(c, in)
 }
 
-// allowed reports whether a token has a privilege on a path. A token has the privileges that were granted on the path,
-// or else on the nearest parent path. On a VM, it also has those that were granted on the VM's pool.
+// allowed reports whether a token has a privilege on a path, and records it for [Cluster.Used] if so.
 func (c *Cluster) allowed(tokenID, on, privilege string) bool {
+	path, ok := c.granted(tokenID, on, privilege)
+	if ok {
+		used := c.tokens[tokenID].used
+		used[path] = append(used[path], privilege)
+	}
+	return ok
+}
+
+// granted returns the path on which a token was granted the privilege that it has on a path. A token has the privileges
+// that were granted on the path, or else on the nearest parent path. On a VM, it also has those that were granted on
+// the VM's pool.
+func (c *Cluster) granted(tokenID, on, privilege string) (grantedOn string, ok bool) {
 	t := c.tokens[tokenID]
 	var id int
 	if _, err := fmt.Sscanf(on, "/vms/%d", &id); err == nil {
 		if v := c.vms[id]; v != nil && v.pool != "" && slices.Contains(t.acl["/pool/"+v.pool], privilege) {
-			return true
+			return "/pool/" + v.pool, true
 		}
 	}
 	for {
 		if privileges, set := t.acl[on]; set {
-			return slices.Contains(privileges, privilege)
+			return on, slices.Contains(privileges, privilege)
 		}
 		if on == "/" {
-			return false
+			return "", false
 		}
 		on = path.Dir(on)
 	}
@@ -209,7 +220,7 @@ func (c *Cluster) permissions(in request) (any, *apiError) {
 	found := map[string]int{}
 	for _, privileges := range c.tokens[in.tokenID].acl {
 		for _, p := range privileges {
-			if c.allowed(in.tokenID, on, p) {
+			if _, ok := c.granted(in.tokenID, on, p); ok {
 				found[p] = 1
 			}
 		}

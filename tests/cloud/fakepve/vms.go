@@ -241,6 +241,12 @@ func (c *Cluster) writeConfig(in request) (any, *apiError) {
 			return nil, failed
 		}
 	}
+	if on, _, ok := strings.Cut(in.Get("ide2"), ":"); ok && // check_volume_access of PVE::Storage
+		!c.allowed(in.tokenID, "/storage/"+on, "Datastore.AllocateSpace") {
+		if failed := c.need(in, "/storage/"+on, "Datastore.Audit"); failed != nil {
+			return nil, failed
+		}
+	}
 	if failed := v.checkLock(); failed != nil {
 		return nil, failed
 	}

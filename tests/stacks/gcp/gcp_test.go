@@ -18,6 +18,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/modules"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"
 	"github.com/nstance-kit/nstance/tests/stacks/scenario"
 )
@@ -99,6 +100,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	c := newCloud(t, "us-central1-a")
 	c.makeKey(t)
 	c.KMS.Add(stateKey)
+	c.addNamed()
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "solo", "encryption_key": "projects/" + fakegcp.Project + "/secrets/key",
 		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-amd64-1",
@@ -162,7 +164,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	deleted := s.Workers()[0]
 	zone.vanish(deleted)
 	s.Settled(t, 2, []string{deleted})
-	s.Rolls(t, stack, vars, `{"scheduling": {"provisioningModel": "SPOT"}, "networkInterfaces": [{"accessConfigs": [{}]}]}`)
+	s.Rolls(t, stack, vars, everyPermission)
 	s.ReplacesInterrupted(t, 2)
 
 	// The server's VM disappears without a delete operation. The instance group must notice this by itself, and make a
@@ -196,6 +198,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 		changesAddress(t, s, zone, stack, count)
 	}
 
+	flips(t, s, stack, vars)
 	s.OutlivesServers(t, stack, vars, 2)
 
 	calls.Allow(c.IAM.Granted()...)
@@ -204,6 +207,32 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	if diff := cmp.Diff(before, c.Inventory()); diff != "" {
 		t.Errorf("after destroy (-before apply +now):\n%s", diff)
 	}
+}
+
+// everyPermission is the args of a Spot VM that need all permissions which Google checks for the fields that args may
+// have.
+const everyPermission = `{
+	"scheduling": {"provisioningModel": "SPOT"},
+	"networkInterfaces": [{"accessConfigs": [{}]}],
+	"resourcePolicies": ["regions/us-central1/resourcePolicies/compact"],
+	"disks": [
+		{"boot": true, "initializeParams": {"sourceImage": "` + images + `nstance-agent-amd64-1",
+			"resourcePolicies": ["regions/us-central1/resourcePolicies/daily"],
+			"storagePool": "zones/us-central1-a/storagePools/pool"}},
+		{"initializeParams": {"sourceSnapshot": "global/snapshots/data"}},
+		{"source": "zones/us-central1-a/disks/shared", "mode": "READ_ONLY"}
+	]
+}`
+
+// addNamed adds the resources that everyPermission names.
+func (c *cloud) addNamed() {
+	c.Compute.Do(func() {
+		for _, path := range []string{"global/snapshots/data", "zones/us-central1-a/disks/shared",
+			"zones/us-central1-a/storagePools/pool", "regions/us-central1/resourcePolicies/daily",
+			"regions/us-central1/resourcePolicies/compact"} {
+			c.Compute.Put("projects/"+fakegcp.Project+"/"+path, map[string]any{})
+		}
+	})
 }
 
 // changesAddress changes the number of servers, which gives the leader another address. The connected VMs must learn
@@ -239,6 +268,43 @@ func changesAddress(t *testing.T, s *scenario.Shard, zone shard, stack *lab.Stac
 	s.Settled(t, len(kept), nil)
 	if now := s.Workers(); !slices.Equal(now, kept) {
 		t.Errorf("the VMs are %v, want %v, as before", now, kept)
+	}
+}
+
+// flips sets the booleans and enumerations with a value in modules.Flips to that value, all with one apply, and back
+// with another. No server and no VM may be replaced. First flips checks that a plan refuses those that cannot change on
+// a live shard.
+func flips(t *testing.T, s *scenario.Shard, stack *lab.Stack, vars map[string]any) {
+	t.Helper()
+	override, example := modules.Overrides("gcp")
+	before, servers, workers := maps.Clone(vars), s.Servers(), s.Workers()
+	for _, flip := range modules.Refusals("gcp") {
+		stack.Write(t, "flips_override.tf", flip.File())
+		if output := stack.PlanFails(t); !strings.Contains(output, flip.Refusal) {
+			t.Errorf("the errors of %s = %s lack %q:\n%s", flip.Variable, flip.To, flip.Refusal, output)
+		}
+	}
+	for _, set := range []bool{true, false} {
+		if set {
+			stack.Write(t, "flips_override.tf", override)
+			maps.Copy(vars, example)
+		} else {
+			stack.Write(t, "flips_override.tf", "")
+			clear(vars)
+			maps.Copy(vars, before)
+		}
+		stack.Apply(t)
+		s.Healthy(t)
+		s.Settled(t, len(workers), nil)
+		if now := s.Servers(); !slices.Equal(now, servers) {
+			t.Errorf("after the flips (%v) the servers are %v, want %v, as before", set, now, servers)
+		}
+		if now := s.Workers(); !slices.Equal(now, workers) {
+			t.Errorf("after the flips (%v) the VMs are %v, want %v, as before", set, now, workers)
+		}
+		if code, output := stack.Plan(t); code != 0 {
+			t.Errorf("a plan after the flips (%v) finds changes (exit code %d):\n%s", set, code, output)
+		}
 	}
 }
 

@@ -64,6 +64,7 @@ type Lab struct {
 	Cloud     *fakeaws.Cloud
 	Machines  *machine.Runner
 	Endpoint  string
+	StateKey  string // the KMS key that a bucket's policy demands; may be empty
 	cliConfig string
 	logs      string // the directory of the machines' logs
 }
@@ -265,7 +266,7 @@ func (l *Lab) store(t *testing.T, bucket string) objstore.Store {
 	t.Helper()
 	access, secret := l.Cloud.Credentials()
 	store, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: l.Cloud.Region(), Endpoint: l.Endpoint,
-		PathStyle:   true,
+		PathStyle: true, Encrypt: true, KMSKeyID: l.StateKey,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
 	if err != nil {
 		t.Fatal(err)

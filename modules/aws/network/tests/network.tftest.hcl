@@ -58,7 +58,7 @@ run "ipv4" {
     error_message = "gateways are not as asked for"
   }
   assert {
-    condition     = toset(keys(aws_route_table_association.public)) == toset(["public/us-west-2a/0", "public/us-west-2b/0"]) && length(aws_route_table_association.private) == 4
+    condition     = toset([for key, a in aws_route_table_association.this : key if a.route_table_id == aws_route_table.public[0].id]) == toset(["public/us-west-2a/0", "public/us-west-2b/0"]) && length(aws_route_table_association.this) == 6
     error_message = "every subnet needs its route table"
   }
   assert {

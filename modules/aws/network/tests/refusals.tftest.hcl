@@ -280,3 +280,14 @@ run "no_such_zone" {
 
   expect_failures = [aws_subnet.this["web/us-west-2z/0"]]
 }
+
+run "elastic_ips" {
+  command = plan
+
+  variables {
+    elastic_ips = 1
+    subnets     = { public = { us-west-2a = [{ ipv4_cidr = "10.0.0.0/24", public = true, nat_gateway = true }], us-west-2b = [{ ipv4_cidr = "10.0.1.0/24", public = true, nat_gateway = true }] } }
+  }
+
+  expect_failures = [aws_eip.nat]
+}

@@ -13,6 +13,9 @@ mock_provider "aws" {
   mock_data "aws_subnet" {
     defaults = { cidr_block = "10.0.1.0/24" }
   }
+  mock_resource "aws_network_interface" {
+    defaults = { id = "eni-0000000000000000a", mac_address = "02:00:00:ab:cd:ef", private_ip = "10.0.1.100" }
+  }
   mock_resource "aws_launch_template" {
     defaults = { id = "lt-0000000000000000a", latest_version = 1 }
   }

@@ -149,6 +149,10 @@ run "standby" {
   }
 
   assert {
+    condition     = aws_autoscaling_group.server.wait_for_capacity_timeout == "${var.server_ready_timeout + 300}s"
+    error_message = "an apply does not notice that a server's machine cannot start"
+  }
+  assert {
     condition     = aws_autoscaling_group.server.min_size == 2 && aws_autoscaling_group.server.max_size == 2 && aws_autoscaling_group.server.desired_capacity == 2 && nstance_shard.this.wait_for_leader
     error_message = "the number of servers is not 2"
   }
@@ -282,14 +286,13 @@ run "balanced" {
     error_message = "AWS checks another path"
   }
   assert {
-    condition = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => [rule.from_port, coalesce(rule.cidr_ipv4, rule.referenced_security_group_id)] } == {
-      election                        = [8991, "sg-0000000000000000a"]
-      registration                    = [8992, "sg-0000000000000000a"]
-      agent                           = [8994, "sg-0000000000000000a"]
-      "operator-group-0"              = [8993, "sg-0000000000000000c"]
-      "operator-group-0-registration" = [8992, "sg-0000000000000000c"]
-      "health-ipv4-0"                 = [8990, "10.0.9.0/24"]
-      "checks-group-0"                = [8990, "sg-0000000000000000b"]
+    condition = { for key, rule in aws_vpc_security_group_ingress_rule.server : key => [rule.from_port, rule.to_port, coalesce(rule.cidr_ipv4, rule.referenced_security_group_id)] } == {
+      election           = [8991, 8991, "sg-0000000000000000a"]
+      registration       = [8992, 8992, "sg-0000000000000000a"]
+      agent              = [8994, 8994, "sg-0000000000000000a"]
+      "operator-group-0" = [8992, 8993, "sg-0000000000000000c"]
+      "health-ipv4-0"    = [8990, 8990, "10.0.9.0/24"]
+      "checks-group-0"   = [8990, 8990, "sg-0000000000000000b"]
     }
     error_message = "open: ${jsonencode(keys(aws_vpc_security_group_ingress_rule.server))}"
   }

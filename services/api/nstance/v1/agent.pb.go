@@ -1018,7 +1018,10 @@ type FilesCommit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	RuntimeHash string                 `protobuf:"bytes,1,opt,name=runtime_hash,json=runtimeHash,proto3" json:"runtime_hash,omitempty"`
 	// Names of all files that belong to the instance now. The agent removes other files that it received earlier.
-	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	// SHA-256 sums (hexadecimal) of these files, by name. A sum is missing if the server does not know the file's content.
+	// The agent does not store runtime_hash while a file has another sum, and reports such files.
+	Sha256        map[string]string `protobuf:"bytes,3,rep,name=sha256,proto3" json:"sha256,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1063,6 +1066,13 @@ func (x *FilesCommit) GetRuntimeHash() string {
 func (x *FilesCommit) GetNames() []string {
 	if x != nil {
 		return x.Names
+	}
+	return nil
+}
+
+func (x *FilesCommit) GetSha256() map[string]string {
+	if x != nil {
+		return x.Sha256
 	}
 	return nil
 }
@@ -1596,9 +1606,12 @@ func (x *KeyState) GetError() string {
 
 // TerminationNotice is the cloud's announcement that it will terminate the VM, such as a spot VM that it preempts.
 type TerminationNotice struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Kind     string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// The time from the sending of this report to the deadline, if the agent knows the deadline only from its own clock.
+	// The server counts it on its own clock, which may differ from the agent's.
+	Remaining     *durationpb.Duration `protobuf:"bytes,3,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1643,6 +1656,13 @@ func (x *TerminationNotice) GetKind() string {
 func (x *TerminationNotice) GetDeadline() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Deadline
+	}
+	return nil
+}
+
+func (x *TerminationNotice) GetRemaining() *durationpb.Duration {
+	if x != nil {
+		return x.Remaining
 	}
 	return nil
 }
@@ -1855,10 +1875,14 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x04File\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04kind\x18\x03 \x01(\tR\x04kind\"F\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\"\xbe\x01\n" +
 	"\vFilesCommit\x12!\n" +
 	"\fruntime_hash\x18\x01 \x01(\tR\vruntimeHash\x12\x14\n" +
-	"\x05names\x18\x02 \x03(\tR\x05names\"\xa6\x05\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12;\n" +
+	"\x06sha256\x18\x03 \x03(\v2#.nstance.v1.FilesCommit.Sha256EntryR\x06sha256\x1a9\n" +
+	"\vSha256Entry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x05\n" +
 	"\x13ReportHealthRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
@@ -1913,10 +1937,11 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\bKeyState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"_\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x98\x01\n" +
 	"\x11TerminationNotice\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x126\n" +
-	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\x16\n" +
+	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x127\n" +
+	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x16\n" +
 	"\x14ReportHealthResponse\"e\n" +
 	"#AgentServiceRenewCertificateRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
@@ -1957,7 +1982,7 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(KeyAlgorithm)(0),                            // 0: nstance.v1.KeyAlgorithm
 	(StoppingReason)(0),                          // 1: nstance.v1.StoppingReason
@@ -1986,8 +2011,9 @@ var file_nstance_v1_agent_proto_goTypes = []any{
 	(*ReportHealthResponse)(nil),                 // 24: nstance.v1.ReportHealthResponse
 	(*AgentServiceRenewCertificateRequest)(nil),  // 25: nstance.v1.AgentServiceRenewCertificateRequest
 	(*AgentServiceRenewCertificateResponse)(nil), // 26: nstance.v1.AgentServiceRenewCertificateResponse
-	(*durationpb.Duration)(nil),                  // 27: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),                // 28: google.protobuf.Timestamp
+	nil,                           // 27: nstance.v1.FilesCommit.Sha256Entry
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
 	5,  // 0: nstance.v1.KeyGenRequestsResponse.keys:type_name -> nstance.v1.KeyRequest
@@ -2000,37 +2026,39 @@ var file_nstance_v1_agent_proto_depIdxs = []int32{
 	12, // 7: nstance.v1.HealthChecks.checks:type_name -> nstance.v1.HealthCheck
 	13, // 8: nstance.v1.HealthCheck.exec:type_name -> nstance.v1.ExecProbe
 	14, // 9: nstance.v1.HealthCheck.http:type_name -> nstance.v1.HttpProbe
-	27, // 10: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
-	27, // 11: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
-	27, // 12: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
-	27, // 13: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
-	20, // 14: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
-	21, // 15: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
-	22, // 16: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
-	23, // 17: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
-	1,  // 18: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
-	18, // 19: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
-	19, // 20: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
-	2,  // 21: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
-	28, // 22: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
-	28, // 23: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
-	28, // 24: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	28, // 25: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 26: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
-	6,  // 27: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
-	9,  // 28: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
-	17, // 29: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
-	25, // 30: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
-	4,  // 31: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
-	8,  // 32: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
-	10, // 33: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
-	24, // 34: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
-	26, // 35: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	28, // 10: nstance.v1.HealthCheck.interval:type_name -> google.protobuf.Duration
+	28, // 11: nstance.v1.HealthCheck.timeout:type_name -> google.protobuf.Duration
+	28, // 12: nstance.v1.HealthCheck.start_period:type_name -> google.protobuf.Duration
+	27, // 13: nstance.v1.FilesCommit.sha256:type_name -> nstance.v1.FilesCommit.Sha256Entry
+	28, // 14: nstance.v1.ReportHealthRequest.uptime:type_name -> google.protobuf.Duration
+	20, // 15: nstance.v1.ReportHealthRequest.metrics:type_name -> nstance.v1.Metrics
+	21, // 16: nstance.v1.ReportHealthRequest.files:type_name -> nstance.v1.FileState
+	22, // 17: nstance.v1.ReportHealthRequest.keys:type_name -> nstance.v1.KeyState
+	23, // 18: nstance.v1.ReportHealthRequest.termination:type_name -> nstance.v1.TerminationNotice
+	1,  // 19: nstance.v1.ReportHealthRequest.stopping:type_name -> nstance.v1.StoppingReason
+	18, // 20: nstance.v1.ReportHealthRequest.health_checks:type_name -> nstance.v1.HealthCheckReport
+	19, // 21: nstance.v1.HealthCheckReport.states:type_name -> nstance.v1.HealthCheckState
+	2,  // 22: nstance.v1.HealthCheckState.status:type_name -> nstance.v1.HealthCheckState.Status
+	29, // 23: nstance.v1.FileState.not_before:type_name -> google.protobuf.Timestamp
+	29, // 24: nstance.v1.FileState.not_after:type_name -> google.protobuf.Timestamp
+	29, // 25: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	28, // 26: nstance.v1.TerminationNotice.remaining:type_name -> google.protobuf.Duration
+	29, // 27: nstance.v1.AgentServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 28: nstance.v1.AgentService.KeyGenRequests:input_type -> nstance.v1.KeyGenRequestsRequest
+	6,  // 29: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.SubmitPublicKeysRequest
+	9,  // 30: nstance.v1.AgentService.ReceiveFiles:input_type -> nstance.v1.ReceiveFilesRequest
+	17, // 31: nstance.v1.AgentService.ReportHealth:input_type -> nstance.v1.ReportHealthRequest
+	25, // 32: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.AgentServiceRenewCertificateRequest
+	4,  // 33: nstance.v1.AgentService.KeyGenRequests:output_type -> nstance.v1.KeyGenRequestsResponse
+	8,  // 34: nstance.v1.AgentService.SubmitPublicKeys:output_type -> nstance.v1.SubmitPublicKeysResponse
+	10, // 35: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.ReceiveFilesResponse
+	24, // 36: nstance.v1.AgentService.ReportHealth:output_type -> nstance.v1.ReportHealthResponse
+	26, // 37: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.AgentServiceRenewCertificateResponse
+	33, // [33:38] is the sub-list for method output_type
+	28, // [28:33] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -2055,7 +2083,7 @@ func file_nstance_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

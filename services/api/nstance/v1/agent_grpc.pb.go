@@ -32,7 +32,9 @@ const (
 //
 // AgentService is for agents, which authenticate by mutual TLS with an agent certificate. If a message has another
 // instance ID than the certificate, the call fails with PERMISSION_DENIED. If an agent connects a second time, the
-// streams of its first connection end.
+// streams of its first connection end. The request header "nstance-agent-process" has a random text that the agent made
+// when its process started. With it, the server tells an agent that restarted from a second agent with a copy of the
+// identity, and serves only one of the two.
 type AgentServiceClient interface {
 	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
 	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the
@@ -138,7 +140,9 @@ func (c *agentServiceClient) RenewCertificate(ctx context.Context, in *AgentServ
 //
 // AgentService is for agents, which authenticate by mutual TLS with an agent certificate. If a message has another
 // instance ID than the certificate, the call fails with PERMISSION_DENIED. If an agent connects a second time, the
-// streams of its first connection end.
+// streams of its first connection end. The request header "nstance-agent-process" has a random text that the agent made
+// when its process started. With it, the server tells an agent that restarted from a second agent with a copy of the
+// identity, and serves only one of the two.
 type AgentServiceServer interface {
 	// KeyGenRequests streams the names of key pairs that the instance's template needs. Agents call it only if the
 	// response header of ReportHealth has no "nstance-key-requests". A server with this header sends the names on the

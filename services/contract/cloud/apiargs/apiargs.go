@@ -72,6 +72,12 @@ func (d *Decoder) Report(path []any, hint, format string, args ...any) {
 		Hint: hint})
 }
 
+// ReportWritten is [Decoder.Report] for a problem that is an error only when a configuration is written.
+func (d *Decoder) ReportWritten(path []any, hint, format string, args ...any) {
+	d.Report(path, hint, format, args...)
+	d.Found[len(d.Found)-1].WhenWritten = true
+}
+
 // value returns a value in the type of its field, or nil if it is absent or wrong.
 func (d *Decoder) value(path []any, value any, typ string) any {
 	switch {

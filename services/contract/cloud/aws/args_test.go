@@ -75,18 +75,84 @@ func TestWrongArgs(t *testing.T) {
 		`{"MetadataOptions": {"HttpEndpoint": "disabled"}}`: `MetadataOptions.HttpEndpoint: is always "enabled"`,
 		`{"NetworkInterfaces": [{"SubnetId": "x"}]}`:        `NetworkInterfaces[0].SubnetId: cannot be set in args`,
 		`{"NetworkInterfaces": [{"DeviceIndex": 1}]}`:       `NetworkInterfaces: none has DeviceIndex 0`,
-		`{"NetworkInterfaces": [{"DeviceIndex": 0, "NetworkInterfaceId": "x"}]}`:                                  `NetworkInterfaces[0].NetworkInterfaceId: only one instance`,
-		`{"NetworkInterfaces": [{"DeviceIndex": 0}], "SecurityGroupIds": ["x"]}`:                                  `SecurityGroupIds: cannot be set beside NetworkInterfaces`,
-		`{"Placement": {"AvailabilityZone": "x"}}`:                                                                `Placement: the zone is the shard's`,
-		`{"TagSpecifications": [{"Tags": []}]}`:                                                                   `TagSpecifications[0].ResourceType: is missing`,
-		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:shard", "Value": "x"}]}]}`: `TagSpecifications[0].Tags[0].Key: tags that begin with nstance:`,
-		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "AWS:x", "Value": "x"}]}]}`:         `TagSpecifications[0].Tags[0]: tag "AWS:x"`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 0, "NetworkInterfaceId": "x"}]}`:                                                 `NetworkInterfaces[0].NetworkInterfaceId: only one instance`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 0}], "SecurityGroupIds": ["x"]}`:                                                 `SecurityGroupIds: cannot be set beside NetworkInterfaces`,
+		`{"IamInstanceProfile": {"Arn": "a", "Name": "b"}}`:                                                                      `IamInstanceProfile: has Arn and Name`,
+		`{"LaunchTemplate": {"LaunchTemplateId": "a", "LaunchTemplateName": "b"}}`:                                               `LaunchTemplate: has LaunchTemplateId and LaunchTemplateName`,
+		`{"Placement": {"GroupId": "a", "GroupName": "b"}}`:                                                                      `Placement: has GroupId and GroupName`,
+		`{"Placement": {"HostId": "a", "HostResourceGroupArn": "b"}}`:                                                            `Placement: has HostId and HostResourceGroupArn`,
+		`{"Placement": {"AvailabilityZoneId": "x"}}`:                                                                             `Placement: the zone is the shard's`,
+		`{"Placement": {"AvailabilityZone": "x"}}`:                                                                               `Placement: the zone is the shard's`,
+		`{"TagSpecifications": [{"Tags": []}]}`:                                                                                  `TagSpecifications[0].ResourceType: is missing`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:shard", "Value": "x"}]}]}`:                `TagSpecifications[0].Tags[0].Key: tags that begin with nstance:`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": ""}, {"Key": "a", "Value": "x"}]}]}`: `TagSpecifications[0].Tags[1].Key: tag "a" is there twice`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "AWS:x", "Value": "x"}]}]}`:                        `TagSpecifications[0].Tags[0]: tag "AWS:x"`,
+		`{"ImageId": "resolve:ssm:/aws/service/debian/release/12/latest/amd64"}`:                                                 `ImageId: a parameter of Systems Manager is not permitted (name`,
 	} {
 		for _, templates := range []bool{true, false} {
 			_, problems := DecodeArgs(tree(t, text), templates)
 			if len(problems) != 1 || !strings.HasPrefix(describe(problems[0]), want) {
 				t.Errorf("%s, templates allowed: %t:\ngot  %+v\nwant %s", text, templates, problems, want)
 			}
+		}
+	}
+}
+
+// TestAllowedArgs checks args that are near to wrong ones.
+func TestAllowedArgs(t *testing.T) {
+	for _, text := range []string{
+		`{"IamInstanceProfile": {"Arn": "a"}, "LaunchTemplate": {"LaunchTemplateName": "b"}}`,
+		`{"Placement": {"GroupName": "a", "HostId": "b", "Tenancy": "host"}}`,
+		`{"MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2}}`,
+		`{"NetworkInterfaces": [{"DeviceIndex": 1, "SubnetId": "other"}, {"DeviceIndex": 0}]}`,
+		`{"NetworkInterfaces": [{"Groups": ["sg-1"]}], "SecurityGroupIds": []}`,
+		`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": ""}]},
+			{"ResourceType": "volume", "Tags": [{"Key": "a", "Value": ""}]}]}`,
+	} {
+		if _, problems := DecodeArgs(tree(t, text), false); len(problems) > 0 {
+			t.Errorf("%s: %v", text, problems)
+		}
+	}
+}
+
+// TestMostTags counts the tags for each type of resource: EC2 accepts 50, and the server adds its own to some.
+func TestMostTags(t *testing.T) {
+	spec := func(resource, key string, n int) string {
+		tags := make([]string, n)
+		for i := range tags {
+			tags[i] = fmt.Sprintf(`{"Key": "%s%d", "Value": ""}`, key, i)
+		}
+		return fmt.Sprintf(`{"ResourceType": %q, "Tags": [%s]}`, resource, strings.Join(tags, ","))
+	}
+	const name = `{"ResourceType": "instance", "Tags": [{"Key": "Name", "Value": "x"}]}`
+	for text, want := range map[string]int{
+		spec("instance", "k", maxTags-ServerTags):                   0,
+		spec("instance", "k", maxTags-ServerTags) + "," + name:      0,
+		spec("instance", "k", maxTags-ServerTags+1):                 1,
+		spec("instance", "k", 30) + "," + spec("instance", "l", 10): 1,
+		spec("instance", "k", 30) + "," + spec("volume", "l", 30):   0,
+		spec("elastic-gpu", "k", maxTags):                           0,
+		spec("elastic-gpu", "k", maxTags+1):                         1,
+	} {
+		_, problems := DecodeArgs(tree(t, `{"TagSpecifications": [`+text+`]}`), false)
+		if len(problems) != want {
+			t.Errorf("%.60s…: %v, want %d problems", text, problems, want)
+		}
+	}
+}
+
+func TestCheckTag(t *testing.T) {
+	for _, tag := range [][2]string{{"k", ""}, {"k", "v"}, {strings.Repeat("é", maxTagKey), strings.Repeat("é",
+		maxTagValue)}} {
+		if err := CheckTag(tag[0], tag[1]); err != nil {
+			t.Errorf("%.20q: %v", tag, err)
+		}
+	}
+	for _, tag := range [][2]string{{"", "v"}, {"aws:k", "v"}, {"\xff", "v"}, {"k", "\xff"}, {"k\n", "v"},
+		{"k", "v\x00"},
+		{strings.Repeat("k", maxTagKey+1), "v"}, {"k", strings.Repeat("v", maxTagValue+1)}} {
+		if CheckTag(tag[0], tag[1]) == nil {
+			t.Errorf("%.20q is accepted", tag)
 		}
 	}
 }

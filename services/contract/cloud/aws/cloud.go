@@ -29,6 +29,7 @@ var Block = cloud.Block{
 	HasImages:         true,
 	SpotArgs:          [][]any{{"InstanceMarketOptions"}},
 	Attestation:       Attestation,
+	MaxUserdata:       16 << 10, // before the encoding in base64
 
 	AttestationCertificates: true,
 

@@ -3,6 +3,7 @@ package aws
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -17,7 +18,14 @@ const TagPrefix = "nstance:"
 const (
 	maxTagKey   = 128
 	maxTagValue = 256
+	maxTags     = 50
 )
+
+// ServerTags is the number of tags that the server adds to each resource of an instance: its own, and Name.
+const ServerTags = 14
+
+// taggedByServer holds the resource types to which the server adds its tags.
+var taggedByServer = []string{"instance", "volume", "network-interface", "spot-instances-request"}
 
 // CheckTag reports a tag that AWS refuses or changes.
 func CheckTag(key, value string) error {
@@ -45,7 +53,19 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 		"InstanceMarketOptions", "SpotOptions", "SpotInstanceType")
 	d.checkFixed(args, "terminate", "every other behaviour needs a persistent request",
 		"InstanceMarketOptions", "SpotOptions", "InstanceInterruptionBehavior")
+	if image, _ := args["ImageId"].(string); strings.HasPrefix(image, "resolve:ssm:") {
+		// EC2 reads the parameter with the server's permissions.
+		d.ReportWritten([]any{"ImageId"}, "name the image in images", "a parameter of Systems Manager is not permitted")
+	}
+	if names, _ := args["SecurityGroups"].([]any); len(names) > 0 {
+		d.ReportWritten([]any{"SecurityGroups"}, "EC2 takes names only without a subnet: use SecurityGroupIds",
+			apiargs.SetByServer)
+	}
 	d.checkInterfaces(args)
+	d.checkExclusive(args, "IamInstanceProfile", "Arn", "Name")
+	d.checkExclusive(args, "LaunchTemplate", "LaunchTemplateId", "LaunchTemplateName")
+	d.checkExclusive(args, "Placement", "GroupId", "GroupName")
+	d.checkExclusive(args, "Placement", "HostId", "HostResourceGroupArn")
 	if placement, ok := args["Placement"].(map[string]any); ok &&
 		(placement["AvailabilityZone"] != nil || placement["AvailabilityZoneId"] != nil) {
 		d.Report([]any{"Placement"}, "", "the zone is the shard's, server.provider.zone")
@@ -62,6 +82,13 @@ func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path 
 	}
 	if text, _ := value.(string); text != "" && text != want && !d.IsTemplate(text) {
 		d.Report(path, reason, "is always %q", want)
+	}
+}
+
+// checkExclusive reports an object that has both fields, of which EC2 accepts only one.
+func (d *argsDecoder) checkExclusive(args map[string]any, object, one, other string) {
+	if fields, ok := args[object].(map[string]any); ok && fields[one] != nil && fields[other] != nil {
+		d.ReportWritten([]any{object}, "remove one of them", "has %s and %s, which exclude each other", one, other)
 	}
 }
 
@@ -83,9 +110,7 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	if primary < 0 {
 		d.Report([]any{"NetworkInterfaces"}, "", "none has DeviceIndex 0")
 	}
-	ids, _ := args["SecurityGroupIds"].([]any)
-	names, _ := args["SecurityGroups"].([]any)
-	if len(ids) > 0 || len(names) > 0 {
+	if ids, _ := args["SecurityGroupIds"].([]any); len(ids) > 0 {
 		d.Report([]any{"SecurityGroupIds"}, "put them into NetworkInterfaces[0].Groups",
 			"cannot be set beside NetworkInterfaces")
 	}
@@ -106,20 +131,41 @@ func primaryInterface(interfaces []map[string]any) int {
 }
 
 func (d *argsDecoder) checkTags(args map[string]any) {
+	keys := map[string]map[string]bool{} // by type of resource
 	for i, spec := range objectsOf(args["TagSpecifications"]) {
 		at := []any{"TagSpecifications", i}
-		if text, _ := spec["ResourceType"].(string); text == "" {
+		resource, _ := spec["ResourceType"].(string)
+		if resource == "" {
 			d.Report(append(at, "ResourceType"), "", "is missing")
 		}
+		if keys[resource] == nil {
+			keys[resource] = map[string]bool{}
+		}
+		seen := map[string]bool{}
 		for j, tag := range objectsOf(spec["Tags"]) {
 			key, _ := tag["Key"].(string)
 			value, _ := tag["Value"].(string)
+			if seen[key] {
+				d.ReportWritten(append(at, "Tags", j, "Key"), "", "tag %q is there twice", key)
+			}
+			seen[key] = true
+			keys[resource][key] = true
 			if err := CheckTag(key, value); err != nil {
 				d.Report(append(at, "Tags", j), "", "%v", err)
 			}
 			if strings.HasPrefix(key, TagPrefix) {
 				d.Report(append(at, "Tags", j, "Key"), "", "tags that begin with %s are the server's", TagPrefix)
 			}
+		}
+		limit := maxTags
+		if slices.Contains(taggedByServer, resource) {
+			delete(keys[resource], "Name") // one of ServerTags
+			limit -= ServerTags
+		}
+		if n := len(keys[resource]); n > limit {
+			d.ReportWritten(append(at, "Tags"), "",
+				"%d tags for each %s, more than %d: EC2 accepts %d, and the server adds "+
+					"its own", n, resource, limit, maxTags)
 		}
 	}
 }

@@ -97,12 +97,34 @@ func TestWrongArgs(t *testing.T) {
 			`networkInterfaces[0].subnetwork: cannot be set in args`},
 		{`{"networkInterfaces": [{"networkIP": "10.0.0.1"}]}`,
 			`networkInterfaces[0].networkIP: only one instance`},
+		{`{"networkInterfaces": [{"accessConfigs": [{"natIP": "192.0.2.1"}]}]}`,
+			`networkInterfaces[0].accessConfigs[0].natIP: only one instance`},
+		{`{"networkInterfaces": [{"ipv6AccessConfigs": [{"externalIpv6": "2001:db8::"}]}]}`,
+			`networkInterfaces[0].ipv6AccessConfigs[0].externalIpv6: only one instance`},
+		{`{"sourceMachineImage": "global/machineImages/m"}`,
+			`sourceMachineImage: the server names the disks`},
 		{`{"disks": [{"source": "zones/z/disks/d"}]}`,
 			`disks[0].source: only one instance`},
 		{`{"disks": [{"initializeParams": {"diskName": "d"}}]}`,
 			`disks[0].initializeParams.diskName: only one instance`},
 		{`{"disks": [{"autoDelete": false}]}`,
 			`disks[0].autoDelete: is always true`},
+		{`{"disks": [{"source": "zones/z/disks/d", "mode": "READ_WRITE"}]}`,
+			`disks[0].source: only one instance`},
+		{`{"metadata": {"items": [{"key": "user-data", "value": "x"}]}}`,
+			`metadata.items[0].key: cannot be set in args (it is the template's userdata)`},
+		{`{"metadata": {"items": [{"key": "a b", "value": "x"}]}}`,
+			`metadata.items[0].key: "a b" is not a key of metadata`},
+		{`{"metadata": {"items": [{"key": "a", "value": "x"}, {"key": "a", "value": "y"}]}}`,
+			`metadata.items[1].key: "a" is there twice`},
+		{`{"metadata": {"items": [{"key": "a", "value": "` + strings.Repeat("x", maxMetadata-1) + `"}]}}`,
+			`metadata.items: are 524288 bytes`},
+		{`{"labels": {` + numbered(`"k%d": ""`, maxLabels-ServerLabels+1) + `}}`,
+			`labels: 53 labels, more than 52`},
+		{`{"tags": {"items": ["Web"]}}`,
+			`tags.items[0]: "Web" is not a network tag`},
+		{`{"tags": {"items": [` + numbered(`"t%d"`, maxNetworkTags+1) + `]}}`,
+			`tags.items: has 65 network tags`},
 	} {
 		text, want := test[0], test[1]
 		for _, templates := range []bool{true, false} {
@@ -116,6 +138,48 @@ func TestWrongArgs(t *testing.T) {
 
 // TestTemplatesMatchAnyType checks that args may contain a template in place of a value of any type. Only the text that
 // the template yields must have the right type.
+func numbered(format string, n int) string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf(format, i)
+	}
+	return strings.Join(out, ",")
+}
+
+// TestAllowedArgs checks args that are near to wrong ones.
+func TestAllowedArgs(t *testing.T) {
+	for _, text := range []string{
+		`{"scheduling": {"instanceTerminationAction": "DELETE", "automaticRestart": false}}`,
+		`{"networkInterfaces": [{"nicType": "GVNIC"}, {"subnetwork": "x"}]}`,
+		`{"disks": [{"source": "zones/z/disks/d", "mode": "READ_ONLY", "autoDelete": false}, {"autoDelete": true}]}`,
+		`{"metadata": {"items": [{"key": "a", "value": "` + strings.Repeat("x", maxMetadata-2) + `"}]}}`,
+		`{"metadata": {"items": [{"key": "A_b-1", "value": "x"}, {"key": "b", "value": "x"}]}}`,
+		`{"labels": {` + numbered(`"k%d": ""`, maxLabels-ServerLabels) + `}}`,
+		`{"tags": {"items": [` + numbered(`"t%d"`, maxNetworkTags) + `]}}`,
+	} {
+		if _, problems := DecodeArgs(tree(t, text), false); len(problems) > 0 {
+			t.Errorf("%.80s: %v", text, problems)
+		}
+	}
+}
+
+// TestCheckLabel checks the limits of labels: 63 characters, and 128 bytes.
+func TestCheckLabel(t *testing.T) {
+	for _, label := range [][2]string{{"a", ""}, {"é", "9-_"}, {strings.Repeat("é", 63), strings.Repeat("é", 63)},
+		{strings.Repeat("字", 42) + "é", strings.Repeat("字", 42) + "é"}} {
+		if err := CheckLabel(label[0], label[1]); err != nil {
+			t.Errorf("%q: %v", label, err)
+		}
+	}
+	for _, label := range [][2]string{{"", ""}, {"A", ""}, {"1", ""}, {"a", "A"}, {"a", "b.c"},
+		{strings.Repeat("a", 64), ""}, {"a", strings.Repeat("a", 64)}, {strings.Repeat("字", 43), ""},
+		{"a", strings.Repeat("字", 43)}} {
+		if CheckLabel(label[0], label[1]) == nil {
+			t.Errorf("%q is accepted", label)
+		}
+	}
+}
+
 func TestTemplatesMatchAnyType(t *testing.T) {
 	text := `{"canIpForward": "{{ .Vars.forward }}", "labels": {"team": "{{ .Vars.Team }}"},
 		"disks": [{"boot": true, "initializeParams": {"sourceImage": "{{ .Image.base }}",
@@ -172,6 +236,7 @@ func TestPlaces(t *testing.T) {
 		{checkZone("us-central1", "us-central1-a"), ""},
 		{checkZone("us-central1", "us-central2-a"), `zone: "us-central2-a" is not a zone of region "us-central1"`},
 		{checkZone("us-central1", "us-central1"), `zone: "us-central1" is not a zone`},
+		{checkZone("us-central1", "us-central1-"), `zone: "us-central1-" is not a zone`},
 		{checkOptions(map[string]string{"project": "my-project-1"}), ""},
 		{checkOptions(map[string]string{"project": "example.com:my-project"}), ""},
 		{checkOptions(map[string]string{"project": "My Project"}), `project: "My Project" is not the ID`},

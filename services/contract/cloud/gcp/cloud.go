@@ -35,6 +35,7 @@ var Block = cloud.Block{
 	SpotArgs:          [][]any{{"scheduling", "provisioningModel"}, {"scheduling", "preemptible"}},
 	ImagesNeedOwners:  true,
 	Attestation:       Attestation,
+	MaxUserdata:       256 << 10, // the size of a metadata value
 	LeaderNetwork:     LeaderAddress{},
 	LoadBalancer:      InstanceGroup{},
 	CheckZone:         checkZone,

@@ -43,6 +43,19 @@ func CheckLabel(key, value string) error {
 	return nil
 }
 
+// Limits of one VM. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata and
+// https://cloud.google.com/compute/docs/labeling-resources
+const (
+	maxLabels      = 64
+	maxNetworkTags = 64
+	maxMetadata    = 512 << 10 // all keys and values; no text of a configuration exceeds the limit of one value
+)
+
+// ServerLabels is the number of labels that the server adds to a VM.
+const ServerLabels = 12
+
+var metadataKey = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,127}$`)
+
 const reasonSubnet = "it is taken from the group's subnet_pool"
 
 // checkRules reports values in decoded args that would break the server's own guarantees.
@@ -58,12 +71,17 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 	}
 	d.checkLabels(args)
 	d.checkMetadata(args)
+	d.checkTags(args)
 	d.checkInterfaces(args)
 	d.checkDisks(args)
 }
 
 func (d *argsDecoder) checkLabels(args map[string]any) {
 	labels, _ := args["labels"].(map[string]any)
+	if n := len(labels); n > maxLabels-ServerLabels {
+		d.ReportWritten([]any{"labels"}, "", "%d labels, more than %d: Compute Engine accepts %d, and the server adds "+
+			"its own", n, maxLabels-ServerLabels, maxLabels)
+	}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		value, _ := labels[key].(string)
 		if d.IsTemplate(value) {
@@ -80,6 +98,7 @@ func (d *argsDecoder) checkLabels(args map[string]any) {
 
 func (d *argsDecoder) checkMetadata(args map[string]any) {
 	metadata, _ := args["metadata"].(map[string]any)
+	seen, size := map[string]bool{}, 0
 	for i, item := range objectsOf(metadata["items"]) {
 		key, _ := item["key"].(string)
 		at := []any{"metadata", "items", i, "key"}
@@ -90,12 +109,41 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 			d.Report(at, "it is the template's userdata", apiargs.SetByServer)
 		case strings.HasPrefix(key, Prefix):
 			d.Report(at, "", "keys that begin with %s are the server's", Prefix)
+		case !metadataKey.MatchString(key):
+			d.ReportWritten(at, "", "%q is not a key of metadata: at most 127 letters, digits, underscores and dashes",
+				key)
+		case seen[key]:
+			d.ReportWritten(at, "", "%q is there twice", key)
+		}
+		seen[key] = true
+		value, _ := item["value"].(string)
+		size += len(key) + len(value)
+	}
+	if size >= maxMetadata {
+		d.ReportWritten([]any{"metadata", "items"}, "", "are %d bytes, and Compute Engine accepts less than %d", size,
+			maxMetadata)
+	}
+}
+
+// checkTags checks the network tags.
+func (d *argsDecoder) checkTags(args map[string]any) {
+	tags, _ := args["tags"].(map[string]any)
+	items, _ := tags["items"].([]any)
+	if len(items) > maxNetworkTags {
+		d.ReportWritten([]any{"tags", "items"}, "", "has %d network tags, and Compute Engine accepts %d", len(items),
+			maxNetworkTags)
+	}
+	for i, item := range items {
+		if tag, _ := item.(string); !d.IsTemplate(tag) && !resourceName.MatchString(tag) {
+			d.ReportWritten([]any{"tags", "items", i}, "",
+				"%q is not a network tag: at most 63 lower-case letters, digits and "+
+					"dashes, beginning with a letter", tag)
 		}
 	}
 }
 
-// checkInterfaces refuses a fixed address, because only one VM could have it. It also refuses a network in the args of
-// the first interface, because the group determines that interface's subnet.
+// checkInterfaces refuses fixed addresses, internal and external, because only one VM could have it. It also refuses a
+// network in the args of the first interface, because the group determines that interface's subnet.
 func (d *argsDecoder) checkInterfaces(args map[string]any) {
 	for i, nic := range objectsOf(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {
@@ -108,11 +156,24 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 				d.Report([]any{"networkInterfaces", i, field}, "", "only one instance could have this address")
 			}
 		}
+		for list, field := range map[string]string{"accessConfigs": "natIP", "ipv6AccessConfigs": "externalIpv6"} {
+			for n, config := range objectsOf(nic[list]) {
+				if config[field] != nil {
+					d.Report([]any{"networkInterfaces", i, list, n, field}, "",
+						"only one instance could have this address")
+				}
+			}
+		}
 	}
 }
 
-// checkDisks refuses a disk that only one VM could use, and a disk that would outlive its VM.
+// checkDisks refuses a disk that only one VM could use, and a disk that would outlive its VM. The disks of a machine
+// image could be such disks.
 func (d *argsDecoder) checkDisks(args map[string]any) {
+	if args["sourceMachineImage"] != nil {
+		d.Report([]any{"sourceMachineImage"}, "use sourceImage or sourceSnapshot in disks[].initializeParams",
+			"the server names the disks of an instance")
+	}
 	for i, disk := range objectsOf(args["disks"]) {
 		if mode, _ := disk["mode"].(string); disk["source"] != nil && mode != "READ_ONLY" {
 			d.Report([]any{"disks", i, "source"}, "attach it with mode READ_ONLY, or use initializeParams",

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 )
 
 // Name is the cloud's name.
@@ -20,6 +21,16 @@ const Name = "libvirt"
 
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
+	CheckInstanceType: func(name string) error {
+		_, err := vmsize.Parse(name)
+		return err
+	}, CheckSubnet: func(raw map[string]string, subnet string) error {
+		host, _, err := ParseSubnet(subnet)
+		if options, problems := ParseOptions(raw); err == nil && len(problems) == 0 && options.Hosts[host] == nil {
+			err = fmt.Errorf("subnet %q: there is no host %s in server.provider.options.hosts", subnet, host)
+		}
+		return err
+	}, NeedsArgs: []string{"image", "kernel"},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems

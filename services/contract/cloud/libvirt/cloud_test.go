@@ -33,6 +33,16 @@ func TestParseOptions(t *testing.T) {
 			want: []string{"hosts host a is given twice"}},
 		"tcp": {raw: map[string]string{"hosts": "a=qemu+tcp://a/system"}, want: []string{
 			`hosts host a: "qemu+tcp://a/system" is neither a local connection nor one over TLS or SSH`}},
+		"far socket": {raw: map[string]string{"hosts": "a=qemu+unix://a/system"}, want: []string{
+			`hosts host a: "qemu+unix://a/system" is neither a local connection nor one over TLS or SSH`}},
+		"nowhere": {raw: map[string]string{"hosts": "a=qemu+ssh:///system"}, want: []string{
+			`hosts host a: "qemu+ssh:///system" is neither a local connection nor one over TLS or SSH`}},
+		"session": {raw: map[string]string{"hosts": "a=qemu:///session"}, want: []string{
+			`hosts host a: "qemu:///session" is not a connection to QEMU such as qemu:///system`}},
+		"host name": {raw: map[string]string{"hosts": "A=qemu:///system"},
+			want: []string{`hosts "A=qemu:///system" does not begin with the name of a host`}},
+		"no number": {raw: map[string]string{"hosts": "a=qemu:///system", "reserved_mib": "1G"},
+			want: []string{`reserved_mib "1G" is not a number of MiB`}},
 		"xen": {raw: map[string]string{"hosts": "a=xen:///system"}, want: []string{
 			`hosts host a: "xen:///system" is not a connection to QEMU such as qemu:///system`}},
 		"password": {raw: map[string]string{"hosts": "a=qemu+ssh://root:x@a/system"},
@@ -52,6 +62,30 @@ func TestParseOptions(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// TestValues checks that what is given is what the provider gets.
+func TestValues(t *testing.T) {
+	o, problems := ParseOptions(map[string]string{"hosts": "a=qemu://a.example.com/system", "pool": "fast",
+		"domain_type": "qemu", "reserved_mib": "0"})
+	if len(problems) > 0 || len(o.Hosts) != 1 || o.Hosts["a"].Host != "a.example.com" || o.Pool != "fast" ||
+		o.DomainType != "qemu" || o.ReservedMiB != 0 {
+		t.Errorf("options %+v, %v", o, problems)
+	}
+	o, problems = ParseOptions(map[string]string{"hosts": "a=qemu:///system", "domain_type": "kvm"})
+	if len(problems) > 0 || o.Pool != "default" || o.DomainType != "kvm" || o.ReservedMiB != 1024 {
+		t.Errorf("defaults %+v, %v", o, problems)
+	}
+	for _, size := range []any{1, int64(1), 32767.0} {
+		if a, problems := ParseArgs(map[string]any{"disk_gib": size}); len(problems) > 0 || a.DiskGiB < 1 {
+			t.Errorf("%v GiB: %+v, %v", size, a, problems)
+		}
+	}
+	for _, size := range []any{0, -1, int64(1) << 40, 32768.0, 1e300, "1"} {
+		if a, problems := ParseArgs(map[string]any{"disk_gib": size}); len(problems) == 0 {
+			t.Errorf("%v GiB: %+v", size, a)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 )
 
 // Name is the cloud's name.
@@ -20,6 +21,11 @@ const Name = "proxmox"
 
 // Block describes the cloud.
 var Block = cloud.Block{Name: Name, NeedsInstanceType: true, LeaderNetworkKinds: []string{cloud.LeaderARP},
+	CheckInstanceType: checkInstanceType, NeedsArgs: []string{"template"},
+	CheckSubnet: func(_ map[string]string, subnet string) error {
+		_, _, err := ParseSubnet(subnet)
+		return err
+	},
 	CheckOptions: func(options map[string]string) []cloud.Problem {
 		_, problems := ParseOptions(options)
 		return problems
@@ -180,11 +186,28 @@ func ParseArgs(raw map[string]any) (Args, []cloud.Problem) {
 	return a, found
 }
 
+// maxInterface is the most characters of the name of a network interface of Linux, which a bridge is (IFNAMSIZ).
+const maxInterface = 15
+
+// minMemoryMiB is the least memory of a VM that Proxmox VE accepts.
+const minMemoryMiB = 16
+
+func checkInstanceType(name string) error {
+	size, err := vmsize.Parse(name)
+	if err == nil && size.MemoryMiB < minMemoryMiB {
+		err = fmt.Errorf("%q has less than %d MiB", name, minMemoryMiB)
+	}
+	return err
+}
+
 // ParseSubnet splits a subnet into the name of its node and the name of its bridge or virtual network.
 func ParseSubnet(text string) (node, bridge string, err error) {
 	node, bridge, _ = strings.Cut(text, "/")
 	if !objectName.MatchString(node) || !objectName.MatchString(bridge) {
 		return "", "", fmt.Errorf("subnet %q is not NODE/BRIDGE, such as pve1/vmbr0", text)
+	}
+	if len(bridge) > maxInterface {
+		return "", "", fmt.Errorf("bridge %q has more than %d characters", bridge, maxInterface)
 	}
 	return node, bridge, nil
 }

@@ -37,6 +37,14 @@ func TestParseOptions(t *testing.T) {
 			want: []string{"insecure the identity of the nodes is always checked"}},
 		"token": {raw: map[string]string{"endpoints": endpoint, "token": "a@pve!b=c"},
 			want: []string{"token a secret does not belong here"}},
+		"no URL": {raw: map[string]string{"endpoints": "https://[::1"},
+			want: []string{`endpoints "https://[::1" is not a URL`}},
+		"path": {raw: map[string]string{"endpoints": endpoint + "/api2"},
+			want: []string{`endpoints "https://pve1:8006/api2" has more than a host and a port`}},
+		"query": {raw: map[string]string{"endpoints": endpoint + "?x"},
+			want: []string{`endpoints "https://pve1:8006?x" has more than a host and a port`}},
+		"no hash": {raw: map[string]string{"endpoints": endpoint, "fingerprints": strings.Repeat("0", 63) + "x"},
+			want: []string{`fingerprints "` + strings.Repeat("0", 63) + `x" is not the SHA-256 fingerprint of a certificate`}},
 		"password": {raw: map[string]string{"endpoints": "https://root:secret@pve1:8006"},
 			want: []string{`endpoints "https://root:xxxxx@pve1:8006" has more than a host and a port`}},
 		"all wrong": {raw: map[string]string{"endpoints": "pve1", "token_file": "token", "fingerprints": "AB:CD",
@@ -54,6 +62,28 @@ func TestParseOptions(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// TestValues checks that what is given is what the provider gets.
+func TestValues(t *testing.T) {
+	o, problems := ParseOptions(map[string]string{"endpoints": "https://pve1:8006, https://pve2:8006/",
+		"token_file": "/run/token", "fingerprints": " " + strings.Repeat("0", 64) + ", " + strings.Repeat("AB:", 31) +
+			"ab ", "pool": "nstance", "seed_storage": "seeds"})
+	if len(problems) > 0 || len(o.Endpoints) != 2 || o.Endpoints[1].String() != "https://pve2:8006" ||
+		o.TokenFile != "/run/token" || len(o.Fingerprints) != 2 || o.Fingerprints[1][31] != 0xab ||
+		o.Pool != "nstance" || o.SeedStorage != "seeds" {
+		t.Errorf("options %+v, %v", o, problems)
+	}
+	for _, vlan := range []any{1, 4094.0} {
+		if a, problems := ParseArgs(map[string]any{"vlan": vlan}); len(problems) > 0 || a.VLAN < 1 {
+			t.Errorf("VLAN %v: %+v, %v", vlan, a, problems)
+		}
+	}
+	for _, vlan := range []any{0, -1, 1.5, "x", 4095} {
+		if a, problems := ParseArgs(map[string]any{"vlan": vlan}); len(problems) == 0 {
+			t.Errorf("VLAN %v: %+v", vlan, a)
+		}
 	}
 }
 

@@ -5,12 +5,14 @@ package all
 import (
 	"slices"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keyring/aws"
 	"github.com/nstance-kit/nstance/services/contract/keyring/gcp"
 )
 
-// Sources returns all sources in the order in which help texts list them.
-func Sources() []keyring.Source {
-	return slices.Concat(keyring.Sources(), aws.Sources(), gcp.Sources())
+// Sources returns all sources in the order in which help texts list them. access is for the services of a cloud that
+// has profiles and roles.
+func Sources(access cloud.Access) []keyring.Source {
+	return slices.Concat(keyring.Sources(), aws.Sources(access), gcp.Sources())
 }

@@ -11,25 +11,29 @@ import (
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/arn"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 	"github.com/aws/smithy-go"
 
+	"github.com/nstance-kit/nstance/services/contract/awscloud"
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keyring"
 )
 
 // Sources returns the sources "aws-secrets-manager" and "aws-parameter-store". In the configuration, the source of a
-// key is the name or the ARN of its secret or parameter. An ARN also determines the region. All other settings come
-// from the SDK's default configuration.
-func Sources() []keyring.Source {
-	return []keyring.Source{{Name: "aws-secrets-manager", Read: readSecret},
-		{Name: "aws-parameter-store", Read: readParameter}}
+// key is the name or the ARN of its secret or parameter. The region in an ARN takes precedence over that of access.
+func Sources(access cloud.Access) []keyring.Source {
+	in := account(access)
+	return []keyring.Source{{Name: "aws-secrets-manager", Read: in.readSecret},
+		{Name: "aws-parameter-store", Read: in.readParameter}}
 }
 
-func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
-	cfg, err := load(ctx, source.Source)
+// account is the account and the region that hold keys.
+type account cloud.Access
+
+func (a account) readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
+	cfg, err := a.load(ctx, source.Source)
 	if err != nil {
 		return nil, err
 	}
@@ -44,8 +48,8 @@ func readSecret(ctx context.Context, source config.KeySource) ([]byte, error) {
 	return out.SecretBinary, nil
 }
 
-func readParameter(ctx context.Context, source config.KeySource) ([]byte, error) {
-	cfg, err := load(ctx, source.Source)
+func (a account) readParameter(ctx context.Context, source config.KeySource) ([]byte, error) {
+	cfg, err := a.load(ctx, source.Source)
 	if err != nil {
 		return nil, err
 	}
@@ -69,17 +73,12 @@ func explain(err error) error {
 	return err
 }
 
-func load(ctx context.Context, name string) (awssdk.Config, error) {
+func (a account) load(ctx context.Context, name string) (awssdk.Config, error) {
 	if name == "" {
 		return awssdk.Config{}, errors.New("no source is named: its name or ARN")
 	}
-	var options []func(*awsconfig.LoadOptions) error
 	if parsed, err := arn.Parse(name); err == nil && parsed.Region != "" {
-		options = append(options, awsconfig.WithRegion(parsed.Region))
+		a.Region = parsed.Region
 	}
-	cfg, err := awsconfig.LoadDefaultConfig(ctx, options...)
-	if err != nil {
-		return awssdk.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
-	}
-	return cfg, nil
+	return awscloud.Load(ctx, cloud.Access(a))
 }

@@ -60,18 +60,20 @@ func TestSources(t *testing.T) {
 			t.Errorf("%+v: %v", source, err)
 		}
 	}
-	for _, source := range []config.KeySource{{}, {Source: "none"}, {Source: "mine-text/versions/2"},
-		{Source: "mine-text", ProjectID: "theirs"}} {
+	for source, want := range map[config.KeySource]string{{}: "no source is named", {Source: "none"}: "404",
+		{Source: "mine-text/versions/2"}: "404", {Source: "mine-text", ProjectID: "theirs"}: "404"} {
 		_, err := load(source)
-		if err == nil {
-			t.Errorf("%+v gave a key", source)
+		if err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, keyring.ErrDenied) {
+			t.Errorf("%+v: %v, want %q", source, err, want)
 		} else if strings.Contains(err.Error(), text) || strings.Contains(err.Error(), key) {
 			t.Errorf("the error quotes a key: %v", err)
 		}
 	}
-	server.Refuse("secretmanager.projects.secrets.versions.access", &rest.Error{Code: http.StatusForbidden,
-		Reason: "forbidden", Message: "Permission 'secretmanager.versions.access' denied"})
-	if _, err := load(config.KeySource{Source: "mine-text"}); !errors.Is(err, keyring.ErrDenied) {
-		t.Errorf("a refusal is %v", err)
+	for _, code := range []int{http.StatusForbidden, http.StatusUnauthorized} {
+		server.Refuse("secretmanager.projects.secrets.versions.access", &rest.Error{Code: code, Reason: "forbidden",
+			Message: "Permission 'secretmanager.versions.access' denied"})
+		if _, err := load(config.KeySource{Source: "mine-text"}); !errors.Is(err, keyring.ErrDenied) {
+			t.Errorf("a refusal with status %d is %v", code, err)
+		}
 	}
 }

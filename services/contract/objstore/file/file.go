@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 const (
@@ -319,7 +320,7 @@ func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 		return nil, ctx.Err()
 	}
 	// Another process may be suspended while it holds the lock, so poll instead of blocking in the kernel.
-	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+	for tries := 1; ; tries++ {
 		held, err := tryLock(s.lock)
 		if err != nil {
 			<-s.turn
@@ -328,7 +329,7 @@ func (s *Store) acquire(ctx context.Context) (unlock func(), err error) {
 		if held {
 			return func() { releaseLock(s.lock); <-s.turn }, nil
 		}
-		timer := time.NewTimer(wait)
+		timer := time.NewTimer(reconnect.Backoff(time.Millisecond, 20*time.Millisecond, tries))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

@@ -30,7 +30,7 @@ func hint(err error) string {
 	case strings.Contains(text, "find Google credentials"):
 		return "set GOOGLE_APPLICATION_CREDENTIALS, or run this on a VM with a service account"
 	case strings.Contains(text, missingBucket):
-		return "check the name of the bucket"
+		return "create the bucket, or correct its name"
 	case strings.Contains(text, "storage.objects."):
 		return "check which roles the Google credentials have on the bucket"
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/api/option"
 	"google.golang.org/api/storage/v1"
 
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
@@ -44,6 +45,9 @@ type Store struct {
 func New(ctx context.Context, bucket string, options ...option.ClientOption) (*Store, error) {
 	if bucket == "" {
 		return nil, errors.New("open GCS bucket: no bucket is named")
+	}
+	if err := endpoints.ValidateBucket(bucket); err != nil {
+		return nil, fmt.Errorf("open GCS bucket: %w", err)
 	}
 	service, err := storage.NewService(ctx, options...)
 	if err != nil {
@@ -145,6 +149,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	switch {
 	case !sent: // no credentials, no endpoint, or an ended context
 		return err
+	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
+		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
 	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
@@ -207,8 +213,7 @@ func tokenOf(generation int64) objstore.Token {
 
 func (s *Store) wrap(op, key string, err error) error {
 	if googlecloud.StatusOf(err) == http.StatusNotFound && strings.Contains(err.Error(), missingBucket) {
-		return fmt.Errorf("gcs: %s %q: there is no bucket %q: create it, or correct its name: %w", op, key, s.bucket,
-			err)
+		return fmt.Errorf("gcs: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
 	}
 	return fmt.Errorf("gcs: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }

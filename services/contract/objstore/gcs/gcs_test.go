@@ -65,6 +65,14 @@ func refusal(code int, reason, message string) http.HandlerFunc {
 
 func hangUp(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
+// download is the answer to the download of an object.
+func download(generation, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Goog-Generation", generation)
+		fmt.Fprint(w, body)
+	}
+}
+
 var stored = status(200, `{"generation": "7"}`)
 
 func TestPutErrors(t *testing.T) {
@@ -162,11 +170,15 @@ func TestGetErrors(t *testing.T) {
 		answer http.HandlerFunc
 		absent bool
 	}{
-		"no object":     {status(404, "No such object: test-bucket/k"), true},
-		"no bucket":     {refusal(404, "notFound", "The specified bucket does not exist."), false},
-		"a web page":    {status(404, "<html>not here</html>"), false},
-		"access denied": {refusal(403, "forbidden", "x"), false},
-		"no generation": {status(200, "body"), false},
+		"no object": {status(404, "No such object: test-bucket/k"), true},
+		"no bucket": {refusal(404, "notFound", "The specified bucket does not exist."),
+			false},
+		"a web page":                            {status(404, "<html>not here</html>"), false},
+		"access denied":                         {refusal(403, "forbidden", "x"), false},
+		"no generation":                         {status(200, "body"), false},
+		"generation 0":                          {download("0", "body"), false},
+		"an ETag":                               {download("abc", "body"), false},
+		"400 with the text of a missing object": {refusal(400, "invalid", "No such object"), false},
 		"half of a body": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Goog-Generation", "7")
 			w.Header().Set("Content-Length", "9")
@@ -200,6 +212,7 @@ func TestListIsCompleteOrFails(t *testing.T) {
 	for name, answers := range map[string][]http.HandlerFunc{
 		"the second page fails":         {more, refusal(403, "forbidden", "x")},
 		"an entry without a generation": {status(200, `{"items": [{"name": "p/c", "updated": "2026-01-02T03:04:05Z"}]}`)},
+		"an entry without a time":       {status(200, `{"items": [{"name": "p/c", "generation": "7"}]}`)},
 	} {
 		s, _ := scripted(t, answers...)
 		if entries, err := s.List(t.Context(), "p/"); err == nil || entries != nil {
@@ -216,4 +229,64 @@ func TestNewFails(t *testing.T) {
 	s, _ := scripted(t, stored)
 	_, err := s.Put(t.Context(), "k", nil, objstore.IfToken("an-etag"))
 	wantErr(t, "a token of another store", err, objstore.ErrConflict)
+}
+
+// TestConditionsAreSent checks the condition in the request of each kind of put.
+func TestConditionsAreSent(t *testing.T) {
+	for name, test := range map[string]struct {
+		cond objstore.Condition
+		want string
+	}{
+		"always": {objstore.Always(), ""}, "absent": {objstore.IfAbsent(), "0"},
+		"token": {objstore.IfToken("42"), "42"},
+	} {
+		got := "no request"
+		s, _ := scripted(t, func(w http.ResponseWriter, r *http.Request) {
+			got = r.URL.Query().Get("ifGenerationMatch")
+			stored(w, r)
+		})
+		if token, err := s.Put(t.Context(), "k", nil, test.cond); err != nil || token != "7" || got != test.want {
+			t.Errorf("%s: the request has ifGenerationMatch %q, want %q; token %q, %v", name, got, test.want, token,
+				err)
+		}
+	}
+}
+
+// TestPutWithoutAConnection checks that only a put with a condition, which has one attempt, counts as not sent.
+func TestPutWithoutAConnection(t *testing.T) {
+	s := open(t, "http://127.0.0.1:1", http.DefaultTransport)
+	for name, test := range map[string]struct {
+		cond    objstore.Condition
+		notSent bool
+	}{"conditional": {objstore.IfAbsent(), true}, "always": {objstore.Always(), false}} {
+		if _, err := s.Put(t.Context(), "k", nil, test.cond); !errors.Is(err, objstore.ErrIndeterminate) ||
+			errors.Is(err, objstore.ErrNotSent) != test.notSent {
+			t.Errorf("%s: %v, want ErrNotSent: %v", name, err, test.notSent)
+		}
+	}
+}
+
+// TestGetAndDelete reads an object, and deletes objects that are missing, in a missing bucket and forbidden.
+func TestGetAndDelete(t *testing.T) {
+	s, _ := scripted(t, download("7", "body"))
+	if obj, err := s.Get(t.Context(), "k"); err != nil || string(obj.Body) != "body" || obj.Token != "7" ||
+		obj.Key != "k" {
+		t.Errorf("get = %+v, %v", obj, err)
+	}
+	for name, test := range map[string]struct {
+		answer http.HandlerFunc
+		want   string // "" means success
+	}{
+		"deleted":   {status(204, ""), ""},
+		"missing":   {refusal(404, "notFound", "No such object: test-bucket/k"), ""},
+		"no bucket": {refusal(404, "notFound", "The specified bucket does not exist."), "there is no bucket"},
+		"some 404":  {refusal(404, "notFound", "x"), "in bucket"},
+		"forbidden": {refusal(403, "forbidden", "x"), "in bucket"},
+	} {
+		s, _ := scripted(t, test.answer)
+		err := s.Delete(t.Context(), "k")
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: delete: %v, want %q", name, err, test.want)
+		}
+	}
 }

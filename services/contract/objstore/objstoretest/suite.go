@@ -196,7 +196,7 @@ func testConditions(t *testing.T, s objstore.Store) {
 func testInvalid(t *testing.T, s objstore.Store) {
 	ctx := t.Context()
 	for _, key := range []string{
-		"", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", "./a", "a\x00b", "a\nb", "a\\b", "\xff",
+		"", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", "./a", "a\x00b", "a\nb", "a\x7fb", "a\\b", "\xff",
 		strings.Repeat("a", 201), strings.Repeat("a/", 512) + "a",
 	} {
 		_, err := s.Put(ctx, key, nil, objstore.Always())
@@ -285,7 +285,7 @@ func testLayout(t *testing.T, s objstore.Store) {
 	const id, operator = "01970a1c-e31e-7422-9cd5-e9651d11cc97-acc", "01970a1c-e31e-7422-9cd5-e9651d11cc97-opr"
 	made := []string{
 		keys.ClusterCA(), keys.ClusterSecret("ca.key"), keys.ClusterSecret("My_secret.v2"),
-		keys.ClusterOperator("acme", operator), keys.Config("dev-1"),
+		keys.ClusterOperator("acme", operator), keys.AgentKey(make([]byte, 32)), keys.Config("dev-1"),
 		keys.Groups("dev-1"), keys.File("etc/my file+%20 & <ü>.conf"), keys.Leader("dev-1"), keys.Applied("dev-1"),
 		keys.Instance("dev-1", "acme", id),
 		keys.CertLog("dev-1", "acme", time.Unix(1_800_000_000, 1), id), keys.Probe("dev-1", "0-a"),

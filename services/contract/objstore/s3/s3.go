@@ -23,9 +23,13 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
+	"github.com/nstance-kit/nstance/services/contract/awscloud"
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 )
 
@@ -44,19 +48,29 @@ type Options struct {
 	PathStyle bool
 	// Credentials defaults to the SDK's chain: environment, profile, web identity, the instance's role.
 	Credentials aws.CredentialsProvider
+	// Profile, AssumeRole, Encrypt and KMSKeyID are those of [objstore.Location].
+	Profile    string
+	AssumeRole cloud.Role
+	Encrypt    bool
+	KMSKeyID   string
 }
 
-// WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and
-// AWS_S3_USE_PATH_STYLE. AWS_S3_USE_PATH_STYLE is a boolean as in strconv.ParseBool. The SDK does not know that
-// variable. getenv is os.Getenv, except in tests.
+// WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE,
+// NSTANCE_S3_ENCRYPT and NSTANCE_S3_KMS_KEY_ID. AWS_S3_USE_PATH_STYLE and NSTANCE_S3_ENCRYPT are booleans as in
+// strconv.ParseBool. The SDK does not know these variables, except for the endpoints. getenv is os.Getenv, except in
+// tests.
 func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
-	if text := getenv("AWS_S3_USE_PATH_STYLE"); text != "" && !o.PathStyle {
-		style, err := strconv.ParseBool(text)
-		if err != nil {
-			return o, fmt.Errorf("AWS_S3_USE_PATH_STYLE is %q, want true or false", text)
+	o.KMSKeyID = cmp.Or(o.KMSKeyID, getenv("NSTANCE_S3_KMS_KEY_ID"))
+	for name, field := range map[string]*bool{"AWS_S3_USE_PATH_STYLE": &o.PathStyle, "NSTANCE_S3_ENCRYPT": &o.Encrypt} {
+		text := getenv(name)
+		if text == "" || *field {
+			continue
 		}
-		o.PathStyle = style
+		var err error
+		if *field, err = strconv.ParseBool(text); err != nil {
+			return o, fmt.Errorf("%s is %q, want true or false", name, text)
+		}
 	}
 	return o, nil
 }
@@ -65,6 +79,10 @@ func (o Options) WithEnv(getenv func(string) string) (Options, error) {
 type Store struct {
 	api    api
 	bucket string
+	// endpoint is the URL that requests go to. It is empty for the endpoints that the SDK chooses by region.
+	endpoint   string
+	encryption types.ServerSideEncryption // "": the bucket's default
+	kmsKeyID   *string
 }
 
 // api lists the methods of the SDK that this package uses.
@@ -80,18 +98,19 @@ func New(ctx context.Context, o Options) (*Store, error) {
 	if o.Bucket == "" {
 		return nil, errors.New("open S3 bucket: no bucket is named")
 	}
+	if err := cmp.Or(endpoints.ValidateBucket(o.Bucket), endpoints.ValidateStore(o.Endpoint, o.Bucket)); err != nil {
+		return nil, fmt.Errorf("open S3 bucket: %w", err)
+	}
 	client := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
 		t.MaxIdleConnsPerHost = connections
 		t.MaxIdleConns = 2 * connections
 	})
 	load := []func(*config.LoadOptions) error{config.WithHTTPClient(client)}
-	if o.Region != "" {
-		load = append(load, config.WithRegion(o.Region))
-	}
 	if o.Credentials != nil {
 		load = append(load, config.WithCredentialsProvider(o.Credentials))
 	}
-	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	cfg, err := awscloud.Load(ctx,
+		cloud.Access{Region: o.Region, Profile: o.Profile, AssumeRole: o.AssumeRole}, load...)
 	if err != nil {
 		return nil, fmt.Errorf("open S3 bucket %q: %w", o.Bucket, err)
 	}
@@ -102,7 +121,14 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open S3 bucket %q: no region: set it in the storage configuration or in AWS_REGION",
 			o.Bucket)
 	}
-	return &Store{bucket: o.Bucket, api: s3.NewFromConfig(cfg, func(s *s3.Options) {
+	store := &Store{bucket: o.Bucket}
+	if o.Encrypt {
+		store.encryption = types.ServerSideEncryptionAes256
+	}
+	if o.KMSKeyID != "" {
+		store.encryption, store.kmsKeyID = types.ServerSideEncryptionAwsKms, &o.KMSKeyID
+	}
+	access := s3.NewFromConfig(cfg, func(s *s3.Options) {
 		s.HTTPClient = noting{s.HTTPClient}
 		s.UsePathStyle = o.PathStyle
 		if o.Endpoint != "" {
@@ -111,7 +137,9 @@ func New(ctx context.Context, o Options) (*Store, error) {
 		// Many S3 servers support only Content-MD5 and the SHA-256 in the signature, but no newer checksums.
 		s.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
 		s.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
-	})}, nil
+	})
+	store.api, store.endpoint = access, aws.ToString(access.Options().BaseEndpoint)
+	return store, nil
 }
 
 // Get implements objstore.Store.
@@ -159,7 +187,8 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: &key, Body: bytes.NewReader(body)}
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: &key, Body: bytes.NewReader(body),
+		ServerSideEncryption: s.encryption, SSEKMSKeyId: s.kmsKeyID}
 	if cond.Absent() {
 		in.IfNoneMatch = aws.String("*")
 	}
@@ -189,6 +218,8 @@ func classify(err error, cond objstore.Condition, sent bool) error {
 	switch {
 	case !sent: // no credentials, no endpoint, or an ended context
 		return err
+	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
+		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
 	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict ||
 		code == "NoSuchKey"):
 		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
@@ -256,8 +287,7 @@ func tokenOf(etag *string) (objstore.Token, error) {
 
 func (s *Store) wrap(op, key string, err error) error {
 	if codeOf(err) == "NoSuchBucket" {
-		return fmt.Errorf("s3: %s %q: there is no bucket %q: create it, or correct its name or the endpoint: %w", op,
-			key, s.bucket, err)
+		return fmt.Errorf("s3: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
 	}
 	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
 }

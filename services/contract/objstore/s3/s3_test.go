@@ -124,6 +124,21 @@ func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	}
 }
 
+// TestPutWithoutAConnection checks that only a put with a condition, which has one attempt, counts as not sent.
+func TestPutWithoutAConnection(t *testing.T) {
+	hermetic(t)
+	s := open(t, "http://127.0.0.1:1")
+	for name, test := range map[string]struct {
+		cond    objstore.Condition
+		notSent bool
+	}{"conditional": {objstore.IfAbsent(), true}, "always": {objstore.Always(), false}} {
+		if _, err := s.Put(t.Context(), "k", nil, test.cond); !errors.Is(err, objstore.ErrIndeterminate) ||
+			errors.Is(err, objstore.ErrNotSent) != test.notSent {
+			t.Errorf("%s: %v, want ErrNotSent: %v", name, err, test.notSent)
+		}
+	}
+}
+
 func TestPutEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s, n := scripted(t, func(_ http.ResponseWriter, r *http.Request) {

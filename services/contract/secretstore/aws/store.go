@@ -13,11 +13,11 @@ import (
 	"strings"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
-	awsconfig "github.com/aws/aws-sdk-go-v2/config"
 	sm "github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 	"github.com/aws/smithy-go"
 
+	"github.com/nstance-kit/nstance/services/contract/awscloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/secretstore"
 )
@@ -34,14 +34,14 @@ func Backends() []secretstore.Backend {
 	}
 }
 
-// backend describes the back end for one service. The service's client has the SDK's default configuration:
-// environment, profiles, the machine's role.
+// backend describes the back end for one service.
 func backend(name string, connect func(cfg awssdk.Config, prefix string) *Store) secretstore.Backend {
 	return secretstore.Backend{Name: name,
-		Open: func(ctx context.Context, settings config.Secrets, _ secretstore.Options) (secretstore.Store, error) {
-			cfg, err := awsconfig.LoadDefaultConfig(ctx)
+		Open: func(ctx context.Context, settings config.Secrets, options secretstore.Options) (secretstore.Store,
+			error) {
+			cfg, err := awscloud.Load(ctx, options.Access)
 			if err != nil {
-				return nil, fmt.Errorf("load the AWS configuration: %w", err)
+				return nil, err
 			}
 			return connect(cfg, settings.Prefix), nil
 		}}

@@ -88,7 +88,7 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) || e.Code == codes.DeadlineExceeded:
 		e.Code, e.Message = codes.DeadlineExceeded, fmt.Sprintf("no answer from %s in time", addr)
-		e.Hint = "is the address right and reachable from here? A longer --timeout waits longer"
+		e.Hint = "is the address right and reachable from here? A longer --request-timeout waits longer"
 		return e
 	case errors.Is(err, context.Canceled) || e.Code == codes.Canceled:
 		e.Code, e.Message = codes.Canceled, "cancelled"
@@ -112,11 +112,16 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 		return e
 	}
 	e.Hint = hint(e.Code)
+	if e.Code == codes.Unimplemented && strings.HasPrefix(e.Message, "unknown service") {
+		e.Hint = "it is another port of the server: give its operator port (8993 unless configured otherwise)"
+	}
 	if e.Code == codes.Unavailable {
 		switch {
 		case strings.Contains(e.Message, "remote error: tls:"): // the server's alert is the only information
 			e.Hint = "the server refuses the certificate in --identity-dir: is it of this cluster? nstance-admin " +
 				"cluster register-operator makes a new one"
+		case strings.Contains(e.Message, "no such host"):
+			e.Hint = "no host has this name: correct the host name in --servers, or check this machine's DNS"
 		case strings.Contains(e.Message, "connection error:"), strings.Contains(e.Message, "error reading from server"):
 			e.Hint = "is a server running there, and is it the operator port (8993 unless configured otherwise)? " +
 				doctor(shard) + " checks the shard without a leader"

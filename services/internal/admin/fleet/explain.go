@@ -56,6 +56,7 @@ type Verdict struct {
 	Work          string    `json:"work,omitempty" jsonschema:"description=What is under way for the instance"`
 	DrainDeadline time.Time `json:"drain_deadline,omitzero"`
 	FailedCheck   string    `json:"failed_check,omitempty" jsonschema:"description=The health check or load balancer that calls the instance unhealthy and the reason"`
+	Refused       string    `json:"refused,omitempty" jsonschema:"description=Why the leader last refused the instance's agent"`
 }
 
 // Blocked says why the group does not have its desired size and, if known, until when.
@@ -162,7 +163,8 @@ func viewExplanation(shard, group string, r *nstancev1.ExplainGroupResponse) *Ex
 	}
 	for _, v := range r.GetInstances() {
 		view.Instances = append(view.Instances, Verdict{v.GetInstanceId(), v.GetRule(), v.GetRuleName(), v.GetCause(),
-			at(v.GetUntil()), v.GetWork(), at(v.GetDrainDeadline()), v.GetFailedCheck()})
+			at(v.GetUntil()), v.GetWork(), at(v.GetDrainDeadline()), v.GetFailedCheck(),
+			v.GetRefused()})
 	}
 	for _, e := range r.GetErrors() {
 		view.Errors = append(view.Errors, viewErrorEvent(shard, e))

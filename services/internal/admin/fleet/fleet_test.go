@@ -162,6 +162,34 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// TestUnreachable checks that advice about a server without an answer names the cause that was seen.
+func TestUnreachable(t *testing.T) {
+	c := fleettest.NewCluster(t, "example")
+	identity := c.Identity(t, "prod", fleettest.Now, month)
+	api := workers()
+	addr, stop := c.Serve(t, "a", api)
+	api.Before = func(string) error {
+		return status.Error(codes.Unimplemented, "unknown service nstance.v1.OperatorService")
+	}
+	hintAt := func(addr string) string {
+		failed := fleet.Failed(newFleet(t, identity, "a="+addr).Groups(t.Context(), []string{"a"}))
+		if len(failed) != 1 {
+			t.Fatalf("%s: %v", addr, failed)
+		}
+		return failed[0].Hint
+	}
+	if hint := hintAt(addr); !strings.Contains(hint, "another port") {
+		t.Errorf("port of another service: %q", hint)
+	}
+	stop()
+	if hint := hintAt(addr); !strings.Contains(hint, "is a server running there") {
+		t.Errorf("nothing listens: %q", hint)
+	}
+	if hint := hintAt("leader.invalid:8993"); !strings.Contains(hint, "correct the host name in --servers") {
+		t.Errorf("unknown host: %q", hint)
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	c := fleettest.NewCluster(t, "example")
 	api, release := workers(), make(chan struct{})
@@ -179,7 +207,8 @@ func TestTimeout(t *testing.T) {
 		Timeout: 50 * time.Millisecond, Now: fleettest.Clock, Rand: fleettest.Rand(1)})
 	defer f.Close()
 	failed := fleet.Failed(f.ConfigStatus(t.Context(), []string{"a"}))
-	if len(failed) != 1 || failed[0].Code != codes.DeadlineExceeded || !strings.Contains(failed[0].Hint, "--timeout") {
+	if len(failed) != 1 || failed[0].Code != codes.DeadlineExceeded || !strings.Contains(failed[0].Hint,
+		"--request-timeout") {
 		t.Error(failed)
 	}
 }

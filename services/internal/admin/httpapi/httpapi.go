@@ -17,16 +17,25 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 const (
 	// maxBody is the size limit of a request's body, in bytes.
 	maxBody = 64 << 10
+	// maxText is the size limit of a query parameter, a text in a body and the name of a variable, in bytes. The value
+	// of a variable may be longer.
+	maxText = 512
+	// maxList and maxMap are the limits of the entries of a list and of a map in a body.
+	maxList, maxMap = 4096, 1024
+	// maxProblem is the size limit of a message that refuses a request, in bytes. A message may quote the request.
+	maxProblem = 1024
 	// maxRequests is the limit of concurrent requests.
 	maxRequests = 64
 )
@@ -77,7 +86,7 @@ const minToken = 16
 // ignores empty lines and lines that begin with #. Errors do not quote the file.
 func ParseTokens(text string) (Tokens, error) {
 	var tokens Tokens
-	for i, line := range strings.Split(text, "\n") {
+	for i, line := range strings.Split(pasted.Clean(text), "\n") {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
@@ -217,7 +226,7 @@ func (a *api) serve(r route) http.HandlerFunc {
 		c := &call{Request: req, who: "local"}
 		if !r.open && len(a.Tokens) > 0 {
 			scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
-			client, ok := a.Tokens.Find(strings.TrimSpace(token))
+			client, ok := a.Tokens.Find(pasted.Clean(token))
 			if c.who = client.Name; !ok || !strings.EqualFold(scheme, "Bearer") {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="nstance-admin"`)
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
@@ -255,7 +264,7 @@ func (a *api) serve(r route) http.HandlerFunc {
 				"shards", strings.Join(c.shards, ","))
 			switch {
 			case err != nil:
-				log.Warn("change refused", "detail", c.detail, "error", err)
+				log.Warn("change refused", "detail", c.detail, "error", short(err.Error()))
 			case status != http.StatusOK:
 				log.Warn("change failed", "detail", c.detail, "status", status)
 			default:
@@ -287,6 +296,8 @@ func (a *api) scope(r route, c *call) error {
 			return badRequest("query: %q is not known", name)
 		case len(values) != 1:
 			return badRequest("query: %q is there %d times", name, len(values))
+		case len(values[0]) > maxText:
+			return badRequest("query: %s has %d bytes, at most %d are allowed", name, len(values[0]), maxText)
 		}
 	}
 	if !r.shards {
@@ -330,6 +341,33 @@ func (c *call) read(into any) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return badRequest("body: there is something after the JSON object")
 	}
+	return bounded(reflect.ValueOf(into).Elem())
+}
+
+// bounded checks the sizes of the fields of a body.
+func bounded(body reflect.Value) error {
+	for i := range body.NumField() {
+		name, _, _ := strings.Cut(body.Type().Field(i).Tag.Get("json"), ",")
+		field := body.Field(i)
+		texts, limit := []reflect.Value{field}, 0
+		switch field.Kind() {
+		case reflect.Slice:
+			texts, limit = nil, maxList
+			for n := range min(field.Len(), limit) {
+				texts = append(texts, field.Index(n))
+			}
+		case reflect.Map:
+			texts, limit = field.MapKeys(), maxMap
+		}
+		if limit > 0 && field.Len() > limit {
+			return badRequest("body: %s has %d entries, at most %d are allowed", name, field.Len(), limit)
+		}
+		for _, text := range texts {
+			if text.Kind() == reflect.String && text.Len() > maxText {
+				return badRequest("body: %s has a text of %d bytes, at most %d are allowed", name, text.Len(), maxText)
+			}
+		}
+	}
 	return nil
 }
 
@@ -348,7 +386,15 @@ type Problem struct {
 }
 
 func refuse(w http.ResponseWriter, status int, format string, args ...any) {
-	write(w, status, Problem{fmt.Sprintf(format, args...)})
+	write(w, status, Problem{short(fmt.Sprintf(format, args...))})
+}
+
+// short cuts a message that quotes too much of a request.
+func short(message string) string {
+	if len(message) <= maxProblem {
+		return message
+	}
+	return strings.ToValidUTF8(message[:maxProblem], "") + "…"
 }
 
 func write(w http.ResponseWriter, status int, body any) {

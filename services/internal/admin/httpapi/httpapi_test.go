@@ -268,6 +268,10 @@ func TestTokens(t *testing.T) {
 }
 
 func TestParseTokens(t *testing.T) {
+	windows, err := httpapi.ParseTokens("\ufeff" + alice + "\r\n")
+	if _, ok := windows.Find(alice); err != nil || !ok {
+		t.Errorf("a file of Windows: %v, %v", windows, err)
+	}
 	for text, want := range map[string]string{
 		"":                               "no token",
 		"# only a comment\n":             "no token",

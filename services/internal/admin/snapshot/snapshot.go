@@ -24,6 +24,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 // Schema is the version of the manifest.
@@ -167,8 +168,8 @@ func (o Object) Moving() bool { return moving(o.Key) }
 
 func moving(name string) bool {
 	key, err := keys.Parse(name)
-	return err == nil && slices.Contains([]keys.Kind{keys.KindLeader, keys.KindJournal, keys.KindCertLog,
-		keys.KindClusterJournal, keys.KindServerReport}, key.Kind)
+	return err == nil && slices.Contains([]keys.Kind{keys.KindAgentKey, keys.KindLeader, keys.KindJournal,
+		keys.KindCertLog, keys.KindClusterJournal, keys.KindServerReport}, key.Kind)
 }
 
 // read copies objects, the locks first. A lock lists the highest versions of documents that servers have seen. If read
@@ -208,6 +209,9 @@ func (c *copier) readObject(ctx context.Context, entry objstore.Entry) (*Object,
 		return nil, nil //nolint:nilnil // there is no object
 	}
 	if err == nil {
+		object.Body, err = c.mark(entry.Key, object.Body)
+	}
+	if err == nil {
 		err = c.options.Dir.WriteFile(fileOf(entry.Key), object.Body, 0o600)
 	}
 	if err != nil {
@@ -219,6 +223,20 @@ func (c *copier) readObject(ctx context.Context, entry objstore.Entry) (*Object,
 		copied.Modified = entry.Modified.UTC()
 	}
 	return copied, nil
+}
+
+// mark marks the home of a shard as that of a snapshot. So no server leads in a bucket with the objects of the archive
+// before `nstance-admin cluster restore`, even if it is the bucket of which the snapshot was made.
+func (c *copier) mark(name string, body []byte) ([]byte, error) {
+	if key, err := keys.Parse(name); err != nil || key.Kind != keys.KindHome {
+		return body, nil //nolint:nilerr // a foreign object is copied as it is
+	}
+	home, err := record.DecodeHome(body)
+	if err != nil {
+		return body, nil //nolint:nilerr // restore-check reports what is wrong with it
+	}
+	home.SnapshotAt = c.options.Now()
+	return home.Encode()
 }
 
 // fileOf returns the name of the file with the copy of an object.

@@ -36,7 +36,7 @@ var shapes = map[Kind]shape{
 		rollout_until blocked_until actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause
 		actions.*.deadline instances.*.instance_id instances.*.rule instances.*.rule_name instances.*.cause
 		instances.*.until instances.*.work instances.*.drain_deadline`).
-		with("*.", words, "blocked_reason rollout_waits actions.*.reason instances.*.failed_check").
+		with("*.", words, "blocked_reason rollout_waits actions.*.reason instances.*.failed_check instances.*.refused").
 		withErrors("*.errors.*."),
 	Events: shape{}.with("*.", plain, "at kind group instance_id replaces cause took_seconds term position").
 		with("*.", words, "actor message"),

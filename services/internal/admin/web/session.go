@@ -2,13 +2,18 @@ package web
 
 import (
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // Role is what a person may do on the page.
@@ -41,6 +46,7 @@ const (
 // the session expires, but cannot use the API.
 type session struct {
 	Client
+	ID      string    `json:"id"` // random
 	Expires time.Time `json:"expires"`
 }
 
@@ -66,7 +72,7 @@ func (p *page) open(value string) (s session, err error) {
 	if err != nil || !hmac.Equal(code, p.sign(text)) || json.Unmarshal(text, &s) != nil {
 		return s, errNoSession
 	}
-	if !p.Now().Before(s.Expires) {
+	if !p.Now().Before(s.Expires) || p.ended.has(s.ID) {
 		return s, errNoSession
 	}
 	return s, nil
@@ -85,7 +91,7 @@ func (p *page) client(r *http.Request) (Client, bool) {
 		return p.Local, true
 	}
 	if scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") {
-		return p.Login(strings.TrimSpace(token))
+		return p.Login(pasted.Clean(token))
 	}
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -113,13 +119,13 @@ func (p *page) login(w http.ResponseWriter, r *http.Request) error {
 	if r.Method != http.MethodPost {
 		return p.render(w, r, http.StatusOK, "login", "Log in", view)
 	}
-	client, ok := p.Login(strings.TrimSpace(r.PostFormValue("token")))
+	client, ok := p.Login(pasted.Clean(r.PostFormValue("token")))
 	if !ok {
 		p.Log.Warn("login refused", "remote", r.RemoteAddr)
 		view.Refused = true
 		return p.render(w, r, http.StatusUnauthorized, "login", "Log in", view)
 	}
-	value, err := p.seal(session{client, p.Now().Add(sessionTime)})
+	value, err := p.seal(session{client, rand.Text(), p.Now().Add(sessionTime)})
 	if err != nil {
 		return err
 	}
@@ -135,8 +141,37 @@ type loginView struct {
 	Refused bool
 }
 
-// logout ends the session in this browser.
+// endedSessions are the sessions that ended before their time. It is safe for concurrent use.
+type endedSessions struct {
+	mu       sync.Mutex
+	sessions map[string]time.Time // when each expires, by ID
+}
+
+// add ends a session, and forgets those that have expired. Only a client with a session that is in force can call it.
+func (e *endedSessions) add(s session, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sessions == nil {
+		e.sessions = map[string]time.Time{}
+	}
+	maps.DeleteFunc(e.sessions, func(_ string, expires time.Time) bool { return !now.Before(expires) })
+	e.sessions[s.ID] = s.Expires
+}
+
+func (e *endedSessions) has(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, ended := e.sessions[id]
+	return ended
+}
+
+// logout ends the session: its cookie is of no more use, also in another browser.
 func (p *page) logout(w http.ResponseWriter, r *http.Request) error {
+	if cookie, err := r.Cookie(cookieName); err == nil {
+		if s, err := p.open(cookie.Value); err == nil {
+			p.ended.add(s, p.Now())
+		}
+	}
 	setCookie(w, r, "", -time.Second)
 	http.Redirect(w, r, Path+"login", http.StatusSeeOther)
 	return nil

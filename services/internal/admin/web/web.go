@@ -16,8 +16,10 @@ import (
 	"encoding/hex"
 	"fmt"
 	"html/template"
+	"io"
 	"io/fs"
 	"log/slog"
+	"mime"
 	"net/http"
 	"net/url"
 	"slices"
@@ -35,6 +37,8 @@ const Path = "/ui/"
 const (
 	// maxForm is the size limit of a form, in bytes.
 	maxForm = 64 << 10
+	// maxText is the size limit of a part of the path, of a query parameter and of a field of a form, in bytes.
+	maxText = 2048
 	// maxRequests is the limit of concurrent requests, and maxLive the limit of browsers that receive changes of open
 	// pages.
 	maxRequests, maxLive = 64, 256
@@ -76,6 +80,7 @@ type page struct {
 	hub         *hub
 	key         [sha256.Size]byte // authenticates cookies
 	turns, live chan struct{}
+	ended       endedSessions
 	templates   map[string]*template.Template
 	assets      string // hash of the assets, part of their URLs
 }
@@ -89,26 +94,40 @@ func New(options Options) *Page {
 	p.templates = parseTemplates(p)
 
 	mux := http.NewServeMux()
-	mux.Handle("GET "+Path+"assets/{hash}/", p.serveAssets())
-	mux.HandleFunc(Path+"login", p.answer(p.login))
-	mux.HandleFunc("POST "+Path+"logout", p.answer(p.logout))
-	mux.HandleFunc("GET "+Path+"{$}", p.read(p.showFleet))
-	mux.HandleFunc("GET "+Path+"shards/{shard}", p.read(p.showShard))
-	mux.HandleFunc("GET "+Path+"shards/{shard}/groups/{group}", p.read(p.showGroup))
-	mux.HandleFunc("GET "+Path+"shards/{shard}/instances/{instance}", p.read(p.showInstance))
-	mux.HandleFunc("POST "+Path+"shards/{shard}/groups/{group}/{action}", p.change(p.changeGroup))
-	mux.HandleFunc("POST "+Path+"shards/{shard}/instances/{instance}/delete", p.change(p.deleteInstance))
-	mux.HandleFunc("GET "+Path+"events", p.read(p.showEvents))
-	mux.HandleFunc("GET "+Path+"config", p.read(p.showConfig))
-	mux.HandleFunc("GET "+Path+"live", p.serveLive)
-	mux.HandleFunc(Path, p.answer(func(http.ResponseWriter, *http.Request) error {
-		return &httpError{http.StatusNotFound, "There is no such page.", ""}
-	}))
+	for _, r := range p.routes() {
+		mux.HandleFunc(strings.TrimSpace(r.method+" "+Path+r.path), r.handler)
+	}
 	cross := http.NewCrossOriginProtection()
 	cross.SetDenyHandler(p.answer(func(http.ResponseWriter, *http.Request) error {
 		return &httpError{http.StatusForbidden, "A form of another site was refused.", ""}
 	}))
 	return &Page{p.guard(cross.Handler(mux)), p.hub}
+}
+
+// route is a page, a form, or another answer. The path is relative to Path.
+type route struct {
+	method, path string // without a method: all of them
+	handler      http.HandlerFunc
+}
+
+func (p *page) routes() []route {
+	return []route{
+		{http.MethodGet, "assets/{hash}/", p.serveAssets()},
+		{"", "login", p.answer(p.login)},
+		{http.MethodPost, "logout", p.answer(p.logout)},
+		{http.MethodGet, "{$}", p.read(p.showFleet)},
+		{http.MethodGet, "shards/{shard}", p.read(p.showShard)},
+		{http.MethodGet, "shards/{shard}/groups/{group}", p.read(p.showGroup)},
+		{http.MethodGet, "shards/{shard}/instances/{instance}", p.read(p.showInstance)},
+		{http.MethodPost, "shards/{shard}/groups/{group}/{action}", p.change(p.changeGroup)},
+		{http.MethodPost, "shards/{shard}/instances/{instance}/delete", p.change(p.deleteInstance)},
+		{http.MethodGet, "events", p.read(p.showEvents)},
+		{http.MethodGet, "config", p.read(p.showConfig)},
+		{http.MethodGet, "live", p.serveLive},
+		{"", "", p.answer(func(http.ResponseWriter, *http.Request) error {
+			return &httpError{http.StatusNotFound, "There is no such page.", ""}
+		})},
+	}
 }
 
 // guard sets the headers of every answer and limits requests. If no login is needed, it rejects requests whose host
@@ -128,6 +147,21 @@ func (p *page) guard(next http.Handler) http.Handler {
 				"Open the page as localhost, or start nstance-admin serve with --token-file."})
 			return
 		}
+		// The form is read before the request takes a turn, so that slow clients do not close the page to others. The
+		// server's read timeout ends them.
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			form, err := io.ReadAll(r.Body)
+			if err != nil {
+				p.fail(w, r, &httpError{http.StatusBadRequest, "The form did not arrive, or is too large.", ""})
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(form))
+		}
+		if err := checkSizes(r); err != nil {
+			p.fail(w, r, err)
+			return
+		}
 		turns := p.turns
 		if r.URL.Path == Path+"live" {
 			turns = p.live
@@ -141,9 +175,32 @@ func (p *page) guard(next http.Handler) http.Handler {
 				"Try again in a moment."})
 			return
 		}
-		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// checkSizes checks the sizes of the parts of a request. It parses the form. It ignores what cannot be parsed, as the
+// handlers do.
+func checkSizes(r *http.Request) error {
+	tooLong := &httpError{http.StatusBadRequest, fmt.Sprintf("A part of the address or of the form has more than %d "+
+		"bytes.", maxText), ""}
+	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); strings.HasPrefix(kind, "multipart/") {
+		return &httpError{http.StatusUnsupportedMediaType, "The page reads no form of this type.", ""}
+	}
+	for part := range strings.SplitSeq(r.URL.Path, "/") {
+		if len(part) > maxText {
+			return tooLong
+		}
+	}
+	_ = r.ParseForm()
+	for name, values := range r.Form {
+		for _, value := range append(values, name) {
+			if len(value) > maxText {
+				return tooLong
+			}
+		}
+	}
+	return nil
 }
 
 // httpError is an error with its HTTP status. Hint says what to do next and may be empty.
@@ -271,9 +328,9 @@ func hashAssets() string {
 
 // serveAssets serves the style and the script. The URL of these files contains a hash of their content, so a browser
 // may cache them.
-func (p *page) serveAssets() http.Handler {
+func (p *page) serveAssets() http.HandlerFunc {
 	assets := http.FileServerFS(files)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("hash") == p.assets {
 			w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
 		}
@@ -284,5 +341,5 @@ func (p *page) serveAssets() http.Handler {
 			return
 		}
 		assets.ServeHTTP(w, r)
-	})
+	}
 }

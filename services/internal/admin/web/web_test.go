@@ -353,6 +353,55 @@ func TestLogin(t *testing.T) {
 	}
 }
 
+// TestLogout checks that the cookie of a session that ended is of no more use, and that other sessions go on.
+func TestLogout(t *testing.T) {
+	s := newSite(t, logins)
+	stolen, other := s.login(t, "victors-token-of-24-chars"), s.login(t, "victors-token-of-24-chars")
+	status := func(c *http.Cookie) int {
+		resp := s.do(t, request{path: "/ui/", header: map[string]string{"Cookie": c.Name + "=" + c.Value}})
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	if got := status(stolen); got != 200 {
+		t.Fatal(got)
+	}
+	resp := s.do(t, request{method: "POST", path: "/ui/logout",
+		header: map[string]string{"Cookie": stolen.Name + "=" + stolen.Value}})
+	resp.Body.Close()
+	if a, b := status(stolen), status(other); a != 303 || b != 200 {
+		t.Errorf("after the logout, the cookie gets %d, want 303; that of the other session gets %d, want 200", a, b)
+	}
+}
+
+// TestSlowLogins checks that clients that send the form slowly do not close the page to others.
+func TestSlowLogins(t *testing.T) {
+	s := newSite(t, logins)
+	server := httptest.NewServer(s.page)
+	defer server.CloseClientConnections()
+	for range 80 {
+		body, writer := io.Pipe()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/ui/login", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		go func() {
+			if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		if _, err := writer.Write([]byte("token=")); err != nil { // the server has the request
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(200 * time.Millisecond)
+	resp := s.do(t, request{path: "/ui/login"})
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("with 80 slow logins, the page answers %s", resp.Status)
+	}
+}
+
 // TestLocalOnly checks that a page that is configured without logins answers only requests for host names of this
 // machine.
 func TestLocalOnly(t *testing.T) {

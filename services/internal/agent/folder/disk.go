@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/google/renameio/v2"
@@ -18,29 +20,56 @@ const tempName = ".tmp"
 // Disk is a [Folder] on a file system. Only one process at a time may use a directory.
 type Disk struct {
 	path string
+	mode fs.FileMode
+
+	mu    sync.Mutex
+	ready bool // prepare has succeeded
 }
 
 // Open returns the folder at path. It removes the temporary files that a crash left. If the directory is missing, Open
-// creates it with the given mode, and its parents with mode 0755.
+// creates it with the given mode, and its parents with mode 0755. If the file system is full, read-only or damaged,
+// Open succeeds all the same: the files can be read, and every write tries again to prepare the directory.
 func Open(path string, mode fs.FileMode) (*Disk, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("create directory: %w", err)
-	}
-	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create directory: %w", err)
-	}
-	d := &Disk{path: path}
-	temp := d.join(tempName)
-	if err := os.RemoveAll(temp); err != nil {
-		return nil, fmt.Errorf("clear temporary files: %w", err)
-	}
-	if err := os.Mkdir(temp, 0o700); err != nil {
-		return nil, fmt.Errorf("create directory: %w", err)
-	}
-	if err := d.sync(); err != nil {
+	d := &Disk{path: path, mode: mode}
+	if err := d.prepare(); err != nil && !transient(err) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// transient reports whether an error is due to a state of the file system that may end while the agent runs.
+func transient(err error) bool {
+	return slices.ContainsFunc([]syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO,
+		syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE}, func(e syscall.Errno) bool { return errors.Is(err, e) })
+}
+
+// prepare creates the directory and an empty directory for temporary files. It does so once.
+func (d *Disk) prepare() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ready {
+		return nil
+	}
+	err := prepare(d.path, d.mode)
+	d.ready = err == nil
+	return err
+}
+
+func prepare(path string, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("create directory: %w", err)
+	}
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("create directory: %w", err)
+	}
+	temp := filepath.Join(path, tempName)
+	if err := os.RemoveAll(temp); err != nil {
+		return fmt.Errorf("clear temporary files: %w", err)
+	}
+	if err := os.Mkdir(temp, 0o700); err != nil {
+		return fmt.Errorf("create directory: %w", err)
+	}
+	return syncDirectory(path)
 }
 
 // Path returns the path of the directory.
@@ -82,6 +111,9 @@ func (d *Disk) Read(name string) ([]byte, error) {
 
 // Write implements [Folder]. The file gets exactly the given mode, independent of the umask.
 func (d *Disk) Write(name string, content []byte, mode fs.FileMode) error {
+	if err := d.prepare(); err != nil {
+		return err
+	}
 	if _, err := d.Stat(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -149,10 +181,12 @@ func (d *Disk) List() ([]string, error) {
 	return names, nil
 }
 
-// sync makes renames and removals durable. It syncs the directory, because renames and removals change the directory,
-// not the file.
-func (d *Disk) sync() error {
-	dir, err := os.Open(d.path)
+// sync makes renames and removals in the directory durable.
+func (d *Disk) sync() error { return syncDirectory(d.path) }
+
+// syncDirectory syncs a directory, because renames and removals change the directory, not the file.
+func syncDirectory(path string) error {
+	dir, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/keypair"
 )
@@ -33,6 +34,9 @@ const (
 	CertificateFile = "identity.crt"
 	// NextKeyFile contains the next key until a renewal is finished.
 	NextKeyFile = "identity-next.key"
+	// InstanceFile contains the ID of the instance to which the other files of the agent belong. The boot script reads
+	// it, too.
+	InstanceFile = "instance"
 )
 
 // ErrIncomplete means that the CA file is missing, or that the nonce file is missing or empty. Userdata may still write
@@ -88,6 +92,73 @@ func NewStore(dir folder.Folder, id ident.ID, mode fs.FileMode) *Store {
 	return &Store{dir: dir, id: id, mode: mode}
 }
 
+// Claim makes sure that the identity belongs to this instance. The disk of a VM may be a copy of another VM's disk. An
+// identity of another instance is removed, and so is a key without a certificate that no agent of this instance made.
+// foreign reports whether there was such an identity, or may have been: the agent's other files then belong to the
+// other instance, too. Claim reports this once, so the caller must call the function discard to remove the other files
+// first.
+func (s *Store) Claim(discard func() error) (foreign bool, err error) {
+	owner, err := s.dir.Read(InstanceFile)
+	switch {
+	case err == nil && string(bytes.TrimSpace(owner)) == s.id.String():
+		return false, nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, fmt.Errorf("read %s: %w", InstanceFile, err)
+	}
+	own, err := s.ownsCertificate()
+	if err != nil {
+		return false, err
+	}
+	if !own {
+		// The certificate is removed last: as long as it is there, the next start calls discard again.
+		if _, err := s.dir.Stat(KeyFile); err == nil {
+			foreign = true
+		}
+		if err := discard(); err != nil {
+			return false, err
+		}
+		if err := s.DiscardKeys(); err != nil {
+			return false, err
+		}
+		if err := s.dir.Remove(CertificateFile); err != nil {
+			return false, fmt.Errorf("remove %s: %w", CertificateFile, err)
+		}
+	}
+	if err := s.dir.Write(InstanceFile, []byte(s.id.String()+"\n"), s.mode); err != nil {
+		return false, fmt.Errorf("write %s: %w", InstanceFile, err)
+	}
+	return foreign, nil
+}
+
+// ownsCertificate reports whether there is a certificate of this instance. An agent of an earlier version may have
+// stored it.
+func (s *Store) ownsCertificate() (bool, error) {
+	text, err := s.dir.Read(CertificateFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", CertificateFile, err)
+	}
+	leaf, err := authority.ParseCertificate(text)
+	if err != nil {
+		return true, nil //nolint:nilerr // damaged: a person must decide
+	}
+	who, err := authority.ParseIdentity(leaf)
+	return err == nil && who.Role == authority.RoleAgent && who.ID == s.id, nil
+}
+
+// DiscardKeys removes the identity's keys.
+func (s *Store) DiscardKeys() error {
+	if err := s.DiscardNextKey(); err != nil {
+		return err
+	}
+	if err := s.dir.Remove(KeyFile); err != nil {
+		return fmt.Errorf("remove %s: %w", KeyFile, err)
+	}
+	return nil
+}
+
 // Key returns the identity key. The first call generates it. If a crash interrupted a renewal after its certificate was
 // stored, Key completes the renewal and returns the next key.
 func (s *Store) Key() (ed25519.PrivateKey, error) {
@@ -124,10 +195,11 @@ func (s *Store) replaceKey(next ed25519.PrivateKey) error {
 	if err := s.writeKey(KeyFile, next); err != nil {
 		return err
 	}
-	return s.removeNextKey()
+	return s.DiscardNextKey()
 }
 
-func (s *Store) removeNextKey() error {
+// DiscardNextKey removes the key for the next certificate.
+func (s *Store) DiscardNextKey() error {
 	if err := s.dir.Remove(NextKeyFile); err != nil {
 		return fmt.Errorf("remove %s: %w", NextKeyFile, err)
 	}
@@ -211,7 +283,7 @@ func (s *Store) Nonce() (Nonce, error) {
 	if err != nil {
 		return "", fmt.Errorf("read %s: %w", NonceFile, err)
 	}
-	text = bytes.TrimSpace(text)
+	text = pasted.Clean(text)
 	switch {
 	case len(text) == 0:
 		return "", fmt.Errorf("%w: %s is empty", ErrIncomplete, NonceFile)
@@ -267,7 +339,7 @@ func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle 
 		if cert == nil {
 			return nil, err
 		}
-		return cert, errors.Join(err, s.removeNextKey())
+		return cert, errors.Join(err, s.DiscardNextKey())
 	}
 	cert, err := s.Accept(next, certificate, bundle)
 	if cert == nil {

@@ -154,6 +154,28 @@ func sum(content []byte) string {
 	return hex.EncodeToString(digest[:])
 }
 
+// Clear removes all key pairs.
+func (s *Store) Clear() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names, err := s.dir.List()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list keys: %w", err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, privateExt) || strings.HasSuffix(name, publicExt) {
+			if err := s.dir.Remove(name); err != nil {
+				return fmt.Errorf("remove key: %w", err)
+			}
+		}
+	}
+	clear(s.pairs)
+	return nil
+}
+
 // States returns the state of every pair in the folder and the error of every failed request. The result is sorted by
 // name and has at most 128 entries.
 func (s *Store) States() []*nstancev1.KeyState {

@@ -7,6 +7,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 const (
@@ -17,13 +19,14 @@ const (
 // ParsePrivate reads the output of [authority.EncodePrivateKey]. The text must be one PEM block without headers. Errors
 // do not quote the input.
 func ParsePrivate(text []byte) (crypto.Signer, error) {
+	text = pasted.Clean(text)
 	block, rest := pem.Decode(text)
 	switch {
 	case block == nil:
 		return nil, errors.New("private key: not PEM")
 	case block.Type != privateType:
 		return nil, fmt.Errorf("private key: want a PEM block %q", privateType)
-	case len(block.Headers) > 0 || len(bytes.TrimSpace(rest)) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN")):
+	case len(block.Headers) > 0 || len(rest) > 0 || !bytes.HasPrefix(text, []byte("-----BEGIN")):
 		return nil, errors.New("private key: want one PEM block without headers and nothing else")
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)

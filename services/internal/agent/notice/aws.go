@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -27,7 +28,8 @@ var aws = Cloud{
 	},
 	Attest: func(ctx context.Context, o Options, _ string) ([]byte, error) {
 		o.Base = strings.TrimSuffix(os.Getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT"), "/")
-		return NewAWS(o).get(ctx, identityPath)
+		document, _, err := NewAWS(o).get(ctx, identityPath)
+		return document, err
 	},
 }
 
@@ -36,11 +38,16 @@ var aws = Cloud{
 type AWS struct {
 	options Options
 	token   string
+	now     func() time.Time
+	// end is the time of the last interruption on AWS's clock, and deadline is the same on this machine's clock. At
+	// first, it was as far away as remaining.
+	end, deadline time.Time
+	remaining     time.Duration
 }
 
 // NewAWS returns a watcher for AWS.
 func NewAWS(o Options) *AWS {
-	return &AWS{options: o.withDefaults("http://169.254.169.254", 5*time.Second)}
+	return &AWS{options: o.withDefaults("http://169.254.169.254", 5*time.Second), now: time.Now}
 }
 
 const (
@@ -73,14 +80,15 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 // readNotice returns the current notice, or nil. An interruption takes precedence over a rebalance recommendation,
 // because only an interruption notice says when the VM will end.
 func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, error) {
-	body, err := a.get(ctx, actionPath)
+	body, header, err := a.get(ctx, actionPath)
 	switch {
 	case err == nil:
-		return parseAction(body)
+		notice, err := parseAction(body)
+		return a.countHere(notice, header.Get("Date")), err
 	case !errors.Is(err, errNone):
 		return nil, err
 	}
-	_, err = a.get(ctx, rebalancePath)
+	_, _, err = a.get(ctx, rebalancePath)
 	switch {
 	case err == nil:
 		return &nstancev1.TerminationNotice{Kind: "rebalance"}, nil
@@ -90,26 +98,43 @@ func (a *AWS) readNotice(ctx context.Context) (*nstancev1.TerminationNotice, err
 	return nil, err
 }
 
+// countHere changes the deadline of a notice to this machine's clock. date is the header of the answer, on AWS's
+// clock. Every answer repeats the notice, and its deadline is counted once, so that it does not move. A notice without
+// deadline or without date stays as it is.
+func (a *AWS) countHere(notice *nstancev1.TerminationNotice, date string) *nstancev1.TerminationNotice {
+	answered, err := http.ParseTime(date)
+	if notice.GetDeadline() == nil || err != nil {
+		return notice
+	}
+	if end := notice.GetDeadline().AsTime(); !end.Equal(a.end) {
+		a.end, a.remaining = end, max(0, end.Sub(answered))
+		a.deadline = a.now().Add(a.remaining)
+	}
+	notice.Deadline, notice.Remaining = timestamppb.New(a.deadline), durationpb.New(a.remaining)
+	return notice
+}
+
 // get reads one path with a token. It requests a new token if there is none or if the service refuses the token.
-func (a *AWS) get(ctx context.Context, path string) ([]byte, error) {
+func (a *AWS) get(ctx context.Context, path string) ([]byte, http.Header, error) {
 	for fresh := false; ; fresh = true {
 		if a.token == "" || fresh {
 			seconds := strconv.Itoa(int(tokenLife / time.Second))
 			token, _, err := a.options.ask(ctx, http.MethodPut, tokenPath,
 				http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {seconds}})
 			if err != nil {
-				return nil, fmt.Errorf("get a token: %w", err)
+				return nil, nil, fmt.Errorf("get a token: %w", err)
 			}
 			if a.token = strings.TrimSpace(string(token)); !sendable(a.token) {
 				a.token = ""
-				return nil, errors.New("get a token: the answer is not a token")
+				return nil, nil, errors.New("get a token: the answer is not a token")
 			}
 		}
-		body, _, err := a.options.ask(ctx, http.MethodGet, path, http.Header{"X-Aws-Ec2-Metadata-Token": {a.token}})
+		body, header, err := a.options.ask(ctx, http.MethodGet, path,
+			http.Header{"X-Aws-Ec2-Metadata-Token": {a.token}})
 		if errors.Is(err, statusError(http.StatusUnauthorized)) && !fresh {
 			continue
 		}
-		return body, err
+		return body, header, err
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -81,7 +82,8 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 		case !preempted:
 			standing = nil
 		case standing == nil: // the grace period starts when the preemption is first seen
-			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace))}
+			standing = &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(g.now().Add(grace)),
+				Remaining: durationpb.New(grace)}
 		}
 		w.saw(standing, err)
 		// Without an ETag, the metadata service would answer the next request immediately instead of waiting for a

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -29,6 +30,7 @@ type imds struct {
 	changed  chan struct{}
 	refused  int
 	requests int
+	date     string // The header Date of the answers; none if it is empty.
 }
 
 func newIMDS(t *testing.T) (*imds, string) {
@@ -62,6 +64,10 @@ func (m *imds) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer m.mu.Unlock()
 	value, ok := m.values[r.URL.Path]
+	w.Header()["Date"] = nil
+	if m.date != "" {
+		w.Header().Set("Date", m.date)
+	}
 	switch {
 	case m.down:
 		http.Error(w, "down", http.StatusServiceUnavailable)
@@ -145,6 +151,27 @@ func TestAWS(t *testing.T) {
 	}
 }
 
+// TestAWSCountsOnItsOwnClock checks that the deadline of an interruption is as far away as on AWS's clock, whatever
+// this machine's clock says, and that the deadline does not move.
+func TestAWSCountsOnItsOwnClock(t *testing.T) {
+	m, base := newIMDS(t)
+	a := NewAWS(options(base))
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	a.now = func() time.Time { now = now.Add(time.Second); return now }
+	m.change(func() {
+		m.date = "Sat, 21 Nov 2026 08:20:00 GMT"
+		m.values[actionPath] = `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`
+	})
+	notices := watch(t, a)
+	want := &nstancev1.TerminationNotice{Kind: "spot-terminate", Remaining: durationpb.New(2 * time.Minute),
+		Deadline: timestamppb.New(time.Date(2026, 11, 21, 12, 2, 1, 0, time.UTC))}
+	wantNotice(t, notices, want)
+	m.change(func() { m.date = "Sat, 21 Nov 2026 08:20:03 GMT" })
+	m.change(func() { m.values[actionPath] = `{"action": "stop", "time": "2026-11-21T08:22:00Z"}` })
+	want.Kind = "spot-stop"
+	wantNotice(t, notices, want)
+}
+
 func TestParseAction(t *testing.T) {
 	for body, want := range map[string]*nstancev1.TerminationNotice{
 		`{"action":"hibernate","time":"2026-11-21T08:22:00Z"}`: {Kind: "spot-hibernate",
@@ -200,7 +227,8 @@ func TestGCP(t *testing.T) {
 	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 	g.now = func() time.Time { return now }
 	notices := watch(t, g)
-	want := &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second))}
+	want := &nstancev1.TerminationNotice{Kind: "preemption", Deadline: timestamppb.New(now.Add(30 * time.Second)),
+		Remaining: durationpb.New(30 * time.Second)}
 
 	m.change(func() { m.values[preemptedPath] = "TRUE" })
 	wantNotice(t, notices, want)

@@ -26,6 +26,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -37,6 +38,8 @@ const (
 	stateFile   = ".state.json"
 	journalFile = ".journal.json"
 	private     = 0o600
+	// recheck is how often States reads every file, also if its stamp has not changed.
+	recheck = time.Hour
 )
 
 // state is the stored state of the folder: the configuration hash of its files, and the names of the files that the
@@ -46,6 +49,8 @@ type state struct {
 	RuntimeHash string `json:"runtime_hash"`
 	// Files are the names of the files that the server sent. The receiver removes no other files.
 	Files []string `json:"files"`
+	// Sums are the SHA-256 sums (hexadecimal) that the files have according to the server, by name.
+	Sums map[string]string `json:"sums,omitempty"`
 	// Pending are the files that changed since the hook last ran.
 	Pending []string `json:"pending,omitempty"`
 }
@@ -74,7 +79,8 @@ type Receiver struct {
 	changed []string          // files that changed after the last call of Pending
 	refused map[string]string // reasons of refusals, by name
 
-	seen map[string]fileCheck // used by States alone
+	seen    map[string]fileCheck // used by States alone, like checked
+	checked time.Time            // when States last read every file
 }
 
 // fileCheck is the result of the last check of a file.
@@ -210,21 +216,26 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 		}
 	}
 	slices.Sort(plan.Remove)
+	sums, whole := r.expect(b, commit, ours, refused, old.Sums)
 	changed = slices.Sorted(maps.Keys(plan.Write))
 	changed = append(changed, plan.Remove...)
 
 	plan.After = state{Version: version, RuntimeHash: commit.GetRuntimeHash(), Files: slices.Sorted(maps.Keys(ours)),
-		Pending: old.Pending}
+		Sums: sums, Pending: old.Pending}
 	if len(refused) > 0 {
 		plan.After.RuntimeHash = ""
 		if len(changed) == 0 { // the set is still the whole old one
 			plan.After.RuntimeHash = old.RuntimeHash
 		}
 	}
+	if !whole {
+		plan.After.RuntimeHash = ""
+	}
 	if r.hooked {
 		plan.After.Pending = union(old.Pending, changed)
 	}
-	same := plan.After.RuntimeHash == old.RuntimeHash && slices.Equal(plan.After.Files, old.Files) && len(changed) == 0
+	same := plan.After.RuntimeHash == old.RuntimeHash && slices.Equal(plan.After.Files, old.Files) &&
+		maps.Equal(plan.After.Sums, old.Sums) && len(changed) == 0
 	if !same {
 		if err := r.writeDocument(journalFile, plan); err != nil {
 			return nil, err
@@ -237,6 +248,39 @@ func (r *Receiver) Apply(b *Batch, commit *nstancev1.FilesCommit) (changed []str
 		return nil, nil
 	}
 	return r.play(plan, changed...), nil
+}
+
+// expect returns the sums that the files have after a batch, by name: those in the commit, and those of the batch's
+// files. For other files, the sums stay. whole is false if a kept file has another sum than the commit says. The server
+// then sends the file again.
+func (r *Receiver) expect(b *Batch, commit *nstancev1.FilesCommit, ours map[string]bool,
+	refused, old map[string]string) (sums map[string]string, whole bool) {
+	sums, whole = map[string]string{}, true
+	for name := range ours {
+		content, sent := b.files[name]
+		want := commit.GetSha256()[name]
+		switch {
+		case sent:
+			sums[name] = sumOf(content)
+		case want == "" || refused[name] != "":
+			if sum := old[name]; sum != "" {
+				sums[name] = sum
+			}
+		default:
+			sums[name] = want
+			have, err := r.dir.Read(name)
+			whole = whole && err == nil && sumOf(have) == want
+		}
+	}
+	for name := range commit.GetSha256() {
+		whole = whole && (ours[name] || refused[name] != "")
+	}
+	return sums, whole
+}
+
+func sumOf(content []byte) string {
+	digest := sha256.Sum256(content)
+	return hex.EncodeToString(digest[:])
 }
 
 // play applies a durable journal and removes it. Applying a journal twice has the same result as applying it once. If a
@@ -291,6 +335,26 @@ func (r *Receiver) Hash() string {
 	return r.state.RuntimeHash
 }
 
+// Forget makes the server send all files again. It keeps the files until then.
+func (r *Receiver) Forget() error {
+	r.apply.Lock()
+	defer r.apply.Unlock()
+	r.mu.Lock()
+	after := r.state
+	r.mu.Unlock()
+	if after.RuntimeHash == "" && len(after.Sums) == 0 {
+		return nil
+	}
+	after.RuntimeHash, after.Sums = "", nil
+	if err := r.writeDocument(stateFile, after); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = after
+	return nil
+}
+
 // Pending returns the files that changed since the hook last ran. Call it before each run of the hook.
 func (r *Receiver) Pending() []string {
 	r.mu.Lock()
@@ -320,18 +384,27 @@ func (r *Receiver) Done(names []string) error {
 }
 
 // States returns the current state on disk of every file that belongs to the instance, sorted by name. The result has
-// at most 512 entries, which is the limit of a server. A file is read only if it has changed. States is not safe for
-// concurrent calls.
+// at most 512 entries, which is the limit of a server. A file is read only if its stamp has changed, and once an hour.
+// If a file has another content than the server sent, its state has an error. States is not safe for concurrent calls.
 func (r *Receiver) States() []*nstancev1.FileState {
 	r.mu.Lock()
-	names, refused := slices.Clone(r.state.Files), maps.Clone(r.refused)
+	names, refused, sums := slices.Clone(r.state.Files), maps.Clone(r.refused), maps.Clone(r.state.Sums)
 	r.mu.Unlock()
+	if now := time.Now(); now.Sub(r.checked) >= recheck {
+		clear(r.seen)
+		r.checked = now
+	}
 
 	states := map[string]*nstancev1.FileState{}
 	seen := map[string]fileCheck{}
 	for _, name := range names {
 		found := r.checkFile(name)
 		seen[name], states[name] = found, found.state
+		if want := sums[name]; want != "" && found.state.GetError() == "" && found.state.GetSha256() != want {
+			states[name] = &nstancev1.FileState{Name: name,
+				Error: fmt.Sprintf("its content is not what the server sent: "+
+					"its SHA-256 sum is %s, want %s", found.state.GetSha256(), want)}
+		}
 	}
 	for name, reason := range refused {
 		states[name] = &nstancev1.FileState{Name: name, Error: folder.Clip(reason, folder.MaxReportedText)}
@@ -354,8 +427,7 @@ func (r *Receiver) checkFile(name string) fileCheck {
 		}
 		var content []byte
 		if content, err = r.dir.Read(name); err == nil {
-			sum := sha256.Sum256(content)
-			found := &nstancev1.FileState{Name: name, Sha256: hex.EncodeToString(sum[:])}
+			found := &nstancev1.FileState{Name: name, Sha256: sumOf(content)}
 			if notBefore, notAfter, ok := validity(content); ok {
 				found.NotBefore, found.NotAfter = timestamppb.New(notBefore), timestamppb.New(notAfter)
 			}

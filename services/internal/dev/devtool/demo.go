@@ -227,10 +227,10 @@ func (d *demo) destroyShard(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Ignore the journal, because servers that stop after the destroy command still write to it. Only the election lock
-	// must remain. No server deletes it, because another server may hold it.
+	// Ignore the journal and the shard's home, because servers that stop after the destroy command still write to them.
+	// Only the election lock must remain. No server deletes it, because another server may hold it.
 	objects = slices.DeleteFunc(objects, func(key string) bool {
-		return strings.HasPrefix(key, keys.JournalPrefix(local.Shard))
+		return strings.HasPrefix(key, keys.JournalPrefix(local.Shard)) || key == keys.Home(local.Shard)
 	})
 	if want := []string{keys.Leader(local.Shard)}; !slices.Equal(objects, want) {
 		return fmt.Errorf("the bucket contains %v, want %v", objects, want)

@@ -27,6 +27,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/dev/httpserver"
 )
 
@@ -131,7 +132,7 @@ func (o Options) accessKey() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("access key: %w", err)
 	}
-	key := strings.TrimSpace(string(content))
+	key := string(pasted.Clean(content))
 	if key == "" {
 		return "", fmt.Errorf("access key: %s is empty", o.AccessKeyFile)
 	}

@@ -75,8 +75,10 @@ type Call struct {
 // Sources: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html,
 // list_awselasticloadbalancingv2.html and list_amazonec2autoscaling.html.
 var Calls = []Call{
-	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"},
-		"an instance is made (iam:PassRole where args name an instance profile)"},
+	{"ec2", "RunInstances", []string{"ec2:RunInstances", "ec2:CreateTags", "iam:PassRole",
+		"iam:CreateServiceLinkedRole"},
+		"an instance is made (iam:PassRole where args name an instance profile; iam:CreateServiceLinkedRole for the " +
+			"account's first spot instance)"},
 	{"ec2", "TerminateInstances", []string{"ec2:TerminateInstances"}, "an instance is deleted"},
 	{"ec2", "DescribeInstances", []string{"ec2:DescribeInstances"},
 		"instances are listed and looked up; a machine's free device index; a lock holder's state"},

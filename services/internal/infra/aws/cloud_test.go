@@ -71,10 +71,9 @@ func newTestCloud(t testing.TB) *testCloud {
 	})
 	r.url = server.URL
 	access, secret := r.cloud.Credentials()
-	cfg := sdk.Config{Region: region, BaseEndpoint: &r.url, Credentials: credentials.NewStaticCredentialsProvider(
-		access, secret, "")}
-	r.root = ec2.NewFromConfig(cfg)
-	r.allow(cfg)
+	r.root = ec2.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")})
+	r.allow()
 
 	vpc, err := r.root.CreateVpc(t.Context(), &ec2.CreateVpcInput{CidrBlock: sdk.String("10.0.0.0/16")})
 	if err != nil {
@@ -100,22 +99,29 @@ func (r *testCloud) subnet(zone, block string) string {
 }
 
 // allow creates the server's role, with the permissions listed in Calls.
-func (r *testCloud) allow(cfg sdk.Config) {
+func (r *testCloud) allow() {
 	r.t.Helper()
 	var actions []string
 	for _, call := range aws.Calls {
 		actions = append(actions, call.Actions...)
 	}
-	client, ctx := iam.NewFromConfig(cfg), r.t.Context()
+	r.grant(role, fmt.Sprintf(`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["%s"],"Resource":"*"}]}`,
+		strings.Join(actions, `","`)))
+}
+
+// grant creates a role with a policy.
+func (r *testCloud) grant(role, policy string) {
+	r.t.Helper()
+	access, secret := r.cloud.Credentials()
+	client, ctx := iam.NewFromConfig(sdk.Config{Region: region, BaseEndpoint: &r.url,
+		Credentials: credentials.NewStaticCredentialsProvider(access, secret, "")}), r.t.Context()
 	trust := `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
-	if _, err := client.CreateRole(ctx, &iam.CreateRoleInput{RoleName: sdk.String(role),
+	if _, err := client.CreateRole(ctx, &iam.CreateRoleInput{RoleName: &role,
 		AssumeRolePolicyDocument: &trust}); err != nil {
 		r.t.Fatal(err)
 	}
-	policy := fmt.Sprintf(`{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["%s"],"Resource":"*"}]}`,
-		strings.Join(actions, `","`))
-	if _, err := client.PutRolePolicy(ctx, &iam.PutRolePolicyInput{RoleName: sdk.String(role),
-		PolicyName: sdk.String("calls"), PolicyDocument: &policy}); err != nil {
+	if _, err := client.PutRolePolicy(ctx, &iam.PutRolePolicyInput{RoleName: &role, PolicyName: sdk.String("calls"),
+		PolicyDocument: &policy}); err != nil {
 		r.t.Fatal(err)
 	}
 }

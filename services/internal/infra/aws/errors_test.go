@@ -209,8 +209,8 @@ func TestClassesOfAnswers(t *testing.T) {
 		}}, infra.Indeterminate, 1, "0 instances"},
 		"encoded authorization": {[]http.HandlerFunc{failure(403, "UnauthorizedOperation",
 			"You may not. Encoded authorization failure message: "+strings.Repeat("x", 3000))}, infra.Denied, 1,
-			"UnauthorizedOperation: You may not (RunInstances needs ec2:RunInstances, ec2:CreateTags, iam:PassRole) " +
-				"(request req-1)"},
+			"UnauthorizedOperation: You may not (RunInstances needs ec2:RunInstances, ec2:CreateTags, iam:PassRole, " +
+				"iam:CreateServiceLinkedRole) (request req-1)"},
 		"terminated under this token": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w,
 				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></RunInstancesResponse>`)
@@ -264,7 +264,7 @@ func TestCallHeldBackByThrottlingIsThrottled(t *testing.T) {
 	var all sync.WaitGroup
 	for range 40 {
 		all.Go(func() {
-			err := p.Delete(ctx, "i-1")
+			err := p.Delete(ctx, infra.VM{ProviderID: "i-1"})
 			mu.Lock()
 			defer mu.Unlock()
 			seen[infra.ClassOf(err)]++

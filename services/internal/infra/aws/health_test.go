@@ -2,6 +2,7 @@ package aws_test
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -97,12 +98,14 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 			"one": {target("i-well", "healthy", ""), target("i-new", "initial", "Elb.InitialHealthChecking"),
 				target("i-joins", "initial", "Elb.RegistrationInProgress"),
 				target("i-sick", "unhealthy", "Target.Timeout"), target("i-half", "healthy", ""),
+				target("i-twice", "unhealthy", "Target.Timeout"),
 				target("i-fault", "unhealthy", "Elb.InternalError"), target("i-idle", "unused", "Target.NotInUse"),
 				target("i-leaves", "draining", "Target.DeregistrationInProgress"),
 				target("i-sick-leaves", "unhealthy.draining", ""),
 				target("i-dark", "unavailable", "Target.HealthCheckDisabled"), {}},
 			"two": {target("i-well", "initial", "Elb.InitialHealthChecking"),
-				target("i-half", "unhealthy", "Target.ResponseCodeMismatch"), target("i-sick", "healthy", "")},
+				target("i-half", "unhealthy", "Target.ResponseCodeMismatch"), target("i-sick", "healthy", ""),
+				target("i-twice", "unhealthy", "Target.FailedHealthChecks")},
 		}}
 	})
 	balancer := config.LoadBalancer{Provider: "aws"}
@@ -110,7 +113,8 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 	p.Configure(&config.Shard{LoadBalancers: map[string]config.LoadBalancer{"web": balancer}})
 	got, err := p.MemberHealth(t.Context(), "web", nil)
 	if diff := cmp.Diff(map[string]infra.MemberHealth{"i-well": {Healthy: true}, "i-sick": {Reason: "Target.Timeout"},
-		"i-half": {Reason: "Target.ResponseCodeMismatch"}}, got); err != nil || diff != "" {
+		"i-half": {Reason: "Target.ResponseCodeMismatch"}, "i-twice": {Reason: "Target.Timeout"}}, got); err != nil ||
+		diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
@@ -150,4 +154,7 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	question := fault.Match{Service: "elasticloadbalancing", Action: "DescribeTargetHealth"}
 	r.cloud.Faults().Throttle(question, fault.Forever)
 	wantClass(t, "throttled", ask(), infra.Throttled)
+	r.cloud.Faults().Fail(fault.Match{Service: "elasticloadbalancing", Action: "DeregisterTargets"}, 1,
+		http.StatusForbidden, "AccessDenied", "no")
+	wantClass(t, "a refused deregistration", p.Deregister(t.Context(), "web", vm), infra.Denied, arn)
 }

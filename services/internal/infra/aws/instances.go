@@ -67,11 +67,23 @@ func reclass(err error, class infra.Class) error {
 	return err
 }
 
-// Delete implements infra.Provider with TerminateInstances.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	what := "delete " + providerID
+// Delete implements infra.Provider with DescribeInstances and TerminateInstances.
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
+	instance, err := p.instance(ctx, what, providerID)
+	switch {
+	case infra.ClassOf(err) == infra.NotFound:
+		return nil
+	case err != nil:
+		return err
+	case stateOf(instance) == infra.Deleted:
+		return nil // a terminated instance loses its tags after a while
+	}
+	if err := infra.CheckOwned(what, p.describe(instance).Tags, vm.Tags); err != nil {
+		return err
+	}
 	ctx, tries := withAttempts(ctx)
-	_, err := p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
+	_, err = p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
 	switch err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) {
 	case infra.NotFound:
 		return nil

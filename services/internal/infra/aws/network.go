@@ -15,6 +15,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -42,7 +43,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
 	defer cancel()
 	t := takeover{p: p, what: what, machine: machineID, began: p.cfg.Now()}
-	for pause := lookSoon; ; pause = min(pause*3/2, lookLater) {
+	for tries := 1; ; tries++ {
 		done, err := t.step(ctx)
 		if done {
 			return nil
@@ -50,7 +51,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 		if err != nil && !passing(err) {
 			return err
 		}
-		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
+		if sleepErr := p.cfg.Sleep(ctx, reconnect.Backoff(lookSoon, lookLater, tries)); sleepErr != nil {
 			return infra.Wrap(infra.Indeterminate, what, errors.Join(fmt.Errorf("%w, and it is %s", sleepErr, t.seen),
 				err))
 		}

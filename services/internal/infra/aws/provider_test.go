@@ -305,7 +305,7 @@ func TestNotAllowed(t *testing.T) {
 	wantClass(t, "expired credentials", err, infra.Denied)
 	_, err = p.Get(t.Context(), vm.ProviderID)
 	wantClass(t, "expired credentials", err, infra.Denied)
-	err = p.Delete(t.Context(), vm.ProviderID)
+	err = p.Delete(t.Context(), vm)
 	wantClass(t, "expired credentials", err, infra.Denied)
 }
 
@@ -318,13 +318,13 @@ func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	r.cloud.EC2().Kill(gone.ProviderID)
 	r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 3, http.StatusForbidden, "UnauthorizedOperation",
 		"injected")
-	if err := p.Delete(t.Context(), gone.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), gone); err != nil {
 		t.Errorf("terminated: %v", err)
 	}
-	if err := p.Delete(t.Context(), "i-0123456789abcdef0"); err != nil {
+	if err := p.Delete(t.Context(), infra.VM{ProviderID: "i-0123456789abcdef0"}); err != nil {
 		t.Errorf("unknown: %v", err)
 	}
-	wantClass(t, "there", p.Delete(t.Context(), there.ProviderID), infra.Denied, "UnauthorizedOperation")
+	wantClass(t, "there", p.Delete(t.Context(), there), infra.Denied, "UnauthorizedOperation")
 }
 
 func TestDescribeType(t *testing.T) {

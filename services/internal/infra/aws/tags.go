@@ -104,6 +104,13 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 	for _, resource := range resources {
 		byResource[resource] = map[string]string{tagName: mine[tagName]}
 	}
+	// A spot request has the tags of its instance, unless args have others for it.
+	if spot && !slices.ContainsFunc(fromArgs, ofResource(types.ResourceTypeSpotInstancesRequest)) {
+		if i := slices.IndexFunc(fromArgs, ofResource(types.ResourceTypeInstance)); i >= 0 {
+			fromArgs = append(slices.Clone(fromArgs), types.TagSpecification{
+				ResourceType: types.ResourceTypeSpotInstancesRequest, Tags: fromArgs[i].Tags})
+		}
+	}
 	for _, spec := range fromArgs {
 		if byResource[spec.ResourceType] == nil {
 			byResource[spec.ResourceType] = map[string]string{}
@@ -139,6 +146,11 @@ func tagSpecifications(mine map[string]string, fromArgs []types.TagSpecification
 		}
 	}
 	return out, nil
+}
+
+// ofResource returns a function that reports whether a specification is for a type of resource.
+func ofResource(kind types.ResourceType) func(types.TagSpecification) bool {
+	return func(spec types.TagSpecification) bool { return spec.ResourceType == kind }
 }
 
 // ourResources lists the resources that a create makes and tags. The last resource exists for spot instances only.

@@ -51,8 +51,12 @@ func TestTagsOfARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := tagMap(spot)
-	if diff := cmp.Diff(want, got["spot-instances-request"]); diff != "" {
+	// A spot request has the tags of its instance.
+	if diff := cmp.Diff(got["instance"], got["spot-instances-request"]); diff != "" {
 		t.Errorf("tags of a spot request (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, got["volume"]); diff != "" {
+		t.Errorf("tags of a volume (-want +got):\n%s", diff)
 	}
 	if i := got["instance"]; i["Name"] != "mine" || i["team"] != "a" || i["nstance:shard"] != "s" ||
 		len(i) != len(want)+1 {
@@ -79,6 +83,11 @@ func TestTagLimits(t *testing.T) {
 	}
 	if err := contract.CheckTag("", ""); err == nil {
 		t.Error("an empty key was taken")
+	}
+	spot := request().Tags
+	spot.Spot = true
+	if n := len(encodeTags(spot)); n != contract.ServerTags {
+		t.Errorf("the server adds %d tags, and the checks of configurations count %d", n, contract.ServerTags)
 	}
 	var many []types.Tag
 	for i := range 50 - 13 {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/api/compute/v1"
 
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 // Call is one Compute Engine API call that the provider makes.
@@ -21,10 +22,12 @@ type Call struct {
 //
 // Source: the section IAM Permissions of each method in https://cloud.google.com/compute/docs/reference/rest/v1.
 var Calls = []Call{
-	{"compute.instances.insert", []string{"compute.instances.create", "compute.instances.setLabels",
-		"compute.instances.setMetadata", "compute.instances.setServiceAccount", "compute.instances.setTags",
-		"compute.disks.create", "compute.disks.setLabels", "compute.images.useReadOnly", "compute.subnetworks.use",
-		"compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
+	{"compute.instances.insert", []string{"compute.instances.addResourcePolicies", "compute.instances.create",
+		"compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount",
+		"compute.instances.setTags", "compute.disks.addResourcePolicies", "compute.disks.create",
+		"compute.disks.setLabels", "compute.disks.useReadOnly", "compute.images.useReadOnly",
+		"compute.resourcePolicies.use", "compute.snapshots.useReadOnly", "compute.storagePools.use",
+		"compute.subnetworks.use", "compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
 		"an instance is made (iam.serviceAccounts.actAs on the service account that args name)"},
 	{"compute.instances.delete", []string{"compute.instances.delete"}, "an instance is deleted"},
 	{"compute.instances.get", []string{"compute.instances.get"},
@@ -140,7 +143,7 @@ const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 
 // wait waits until an operation has ended. If the operation failed, wait returns its error.
 func (c client) wait(ctx context.Context, op *compute.Operation) error {
-	for pause := soonest; op.Status != "DONE"; pause = min(2*pause, latest) {
+	for tries := 1; op.Status != "DONE"; tries++ {
 		next, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
 			return c.service.ZoneOperations.Wait(c.project, c.zone, op.Name).Context(ctx).Do()
 		})
@@ -150,7 +153,7 @@ func (c client) wait(ctx context.Context, op *compute.Operation) error {
 		if op = next; op.Status == "DONE" {
 			break
 		}
-		if err := c.sleep(ctx, pause); err != nil {
+		if err := c.sleep(ctx, reconnect.Backoff(soonest, latest, tries)); err != nil {
 			return &waitError{err}
 		}
 	}

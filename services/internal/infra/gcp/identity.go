@@ -50,7 +50,7 @@ type signingKeys struct {
 	next    time.Time
 }
 
-// get returns the current keys.
+// get returns the current keys. A request for the keys serves all callers, so it goes on when the caller's ctx ends.
 func (k *signingKeys) get(ctx context.Context) (map[string]*rsa.PublicKey, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -61,7 +61,7 @@ func (k *signingKeys) get(ctx context.Context) (map[string]*rsa.PublicKey, error
 	if now.Before(k.next) {
 		return nil, k.failed
 	}
-	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keysTimeout)
 	defer cancel()
 	keys, life, err := k.read(ctx)
 	k.next = k.now().Add(keysPause)

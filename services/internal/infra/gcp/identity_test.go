@@ -2,6 +2,7 @@ package gcp
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
@@ -184,4 +185,18 @@ func FuzzParseKeys(f *testing.F) {
 			t.Errorf("%d keys, %v", len(keys), err)
 		}
 	})
+}
+
+// TestAttestKeysOutliveTheirCaller ends the first call that needs Google's keys before they are read, as a client does
+// that hangs up. The next call must get the keys.
+func TestAttestKeysOutliveTheirCaller(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	vm := c.create(p, c.request())
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = p.Attest(gone, c.proof(vm, nil), vm) // nobody waits for its result
+	if err := p.Attest(t.Context(), c.proof(vm, nil), vm); err != nil {
+		t.Errorf("after a client that hung up: %v", err)
+	}
 }

@@ -135,13 +135,23 @@ func reclass(err error, class infra.Class) error {
 	return err
 }
 
-// Delete implements infra.Provider with instances.delete.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	what := "delete " + providerID
+// Delete implements infra.Provider with instances.get and instances.delete.
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
 	if !numericID.MatchString(providerID) {
 		return refused(what, "%q is not the ID of an instance", providerID)
 	}
-	err := p.classify(what, "instances.delete", p.api.delete(ctx, providerID))
+	found, err := p.api.get(ctx, providerID)
+	if googlecloud.StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	if err := infra.CheckOwned(what, p.describe(found).Tags, vm.Tags); err != nil {
+		return err
+	}
+	err = p.classify(what, "instances.delete", p.api.delete(ctx, providerID))
 	if infra.ClassOf(err) == infra.NotFound {
 		return nil
 	}

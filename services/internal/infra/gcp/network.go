@@ -17,6 +17,7 @@ import (
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
 	"github.com/nstance-kit/nstance/services/contract/googlecloud"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -42,7 +43,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
 	defer cancel()
 	var last error // the latest error other than the end of ctx
-	for pause := soonest; ; pause = min(2*pause, latest) {
+	for tries := 1; ; tries++ {
 		done, err := p.stepToAddress(ctx, what, machineID)
 		if done || err != nil && !passing(err) {
 			return err
@@ -50,7 +51,7 @@ func (p *Provider) Acquire(ctx context.Context, machineID string) error {
 		if ctx.Err() == nil {
 			last = err
 		}
-		if sleepErr := p.cfg.Sleep(ctx, pause); sleepErr != nil {
+		if sleepErr := p.cfg.Sleep(ctx, reconnect.Backoff(soonest, latest, tries)); sleepErr != nil {
 			return infra.Wrap(infra.Indeterminate, what, errors.Join(sleepErr, last))
 		}
 	}

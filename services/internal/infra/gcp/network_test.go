@@ -196,7 +196,7 @@ func TestInstanceGroups(t *testing.T) {
 		members(0)
 	}
 	c.fake.SetDelay("delete", time.Minute)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	wantClass(t, "a VM that is being deleted", p.Register(t.Context(), "web", vm), infra.Invalid)

@@ -190,7 +190,7 @@ func TestARetryAfterDeletionDoesNotCreateTheNameAgain(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
 	req := c.request()
-	if err := p.Delete(t.Context(), c.create(p, req).ProviderID); err != nil {
+	if err := p.Delete(t.Context(), c.create(p, req)); err != nil {
 		t.Fatal(err)
 	}
 	for _, age := range []time.Duration{20 * time.Minute, 50 * time.Minute, 2 * time.Hour, 30 * 24 * time.Hour} {
@@ -235,7 +235,7 @@ func TestAServerOfTheSameNameIsNotItsPredecessor(t *testing.T) {
 	c.fake.Vanish(instances + "server-x1")
 	c.addServer("server-x1")
 	wantState(infra.Deleted)
-	if err := p.Delete(t.Context(), id); err != nil || c.count() != 1 {
+	if err := p.Delete(t.Context(), infra.VM{ProviderID: id}); err != nil || c.count() != 1 {
 		t.Errorf("a delete of the predecessor: %v, and %d machines", err, c.count())
 	}
 	_, err := p.MachineState(t.Context(), "9999999999999999999")
@@ -365,4 +365,34 @@ func TestPreemptedSpotVMIsGone(t *testing.T) {
 	}
 	_, err = p.Create(t.Context(), req)
 	wantClass(t, "repeat", err, infra.Conflict)
+}
+
+// TestAMissingMachineNeedsItsDeletionAsEvidence checks that a machine that cannot be found counts as deleted only if the
+// log of operations has a deletion that succeeded.
+func TestAMissingMachineNeedsItsDeletionAsEvidence(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	vm := c.create(p, c.request()) // its insert has ended without a failure
+	missing := &rest.Error{Code: 404, Reason: "notFound"}
+	c.server.Refuse("compute.instances.get", missing)
+	_, err := p.MachineState(t.Context(), vm.ProviderID)
+	wantClass(t, "no deletion", err, infra.NotFound)
+	c.fake.Fail(compute.Fault{Type: "delete", Times: 1,
+		Failure: &compute.Failure{Code: "INTERNAL_ERROR", Message: "sorry", Status: 500}})
+	_ = p.Delete(t.Context(), vm) // only its operation matters here
+	c.server.Refuse("compute.instances.get", missing)
+	_, err = p.MachineState(t.Context(), vm.ProviderID)
+	wantClass(t, "a failed deletion", err, infra.NotFound)
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	if state, err := p.MachineState(t.Context(), vm.ProviderID); err != nil || state != infra.Deleted {
+		t.Errorf("after the deletion: state %q, %v", state, err)
+	}
+	for what, call := range map[string]func() error{
+		"look up by name": func() error { _, err := p.MachineState(t.Context(), "server-x1"); return err },
+		"delete by name":  func() error { return p.Delete(t.Context(), infra.VM{ProviderID: "server-x1"}) },
+	} {
+		wantClass(t, what, call(), infra.Invalid, "is not the ID of an instance")
+	}
 }

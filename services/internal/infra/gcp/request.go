@@ -146,7 +146,7 @@ func decodeArgs(args map[string]any) (*compute.Instance, error) {
 	var problems config.Problems
 	for _, p := range found {
 		problems = append(problems, config.Problem{Path: config.JoinPath(append([]any{"args"}, p.Path...)...),
-			Message: p.Message, Hint: p.Hint})
+			Message: p.Message, Hint: p.Hint, Warning: p.WhenWritten})
 	}
 	if err := problems.Err(); err != nil {
 		return nil, err

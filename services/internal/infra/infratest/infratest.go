@@ -59,6 +59,7 @@ func Run(t *testing.T, open func(t *testing.T) Harness) {
 		"ListIsByOwner":             listIsByOwner,
 		"UnknownIsNotFound":         unknownIsNotFound,
 		"DeleteIsIdempotent":        deleteIsIdempotent,
+		"ForeignIsSpared":           foreignIsSpared,
 		"OneLifePerToken":           oneLifePerToken,
 		"KilledIsSeen":              killedIsSeen,
 		"EndedContext":              endedContext,
@@ -327,7 +328,7 @@ func unknownIsNotFound(s *suite) {
 	s.wantClass("Get", err, infra.NotFound)
 	_, err = s.Provider.FindByInstance(s.Context(), s.owner, s.request().Tags.Instance)
 	s.wantClass("FindByInstance", err, infra.NotFound)
-	if err := s.Provider.Delete(s.Context(), s.Unknown); err != nil {
+	if err := s.Provider.Delete(s.Context(), infra.Target(s.owner, s.request().Tags.Instance, s.Unknown)); err != nil {
 		s.Errorf("deleting what never was: %v", err)
 	}
 }
@@ -335,21 +336,43 @@ func unknownIsNotFound(s *suite) {
 func deleteIsIdempotent(s *suite) {
 	vm, other := s.create(s.request()), s.create(s.request())
 	for range 2 {
-		if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+		if err := s.Provider.Delete(s.Context(), vm); err != nil {
 			s.Fatalf("Delete: %v", err)
 		}
 	}
 	s.await(vm.ProviderID, deleted)
-	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+	if err := s.Provider.Delete(s.Context(), vm); err != nil {
 		s.Errorf("deleting what is gone: %v", err)
 	}
 	s.wantLiving(other.ProviderID)
 }
 
+// foreignIsSpared tries to change a VM in the name of another instance, shard or cluster, as a leader does that reads a
+// wrong provider ID in a record.
+func foreignIsSpared(s *suite) {
+	vm := s.create(s.request())
+	vm = s.await(vm.ProviderID, running)
+	otherShard, otherCluster := s.owner, s.owner
+	otherShard.Shard += "-2"
+	otherCluster.Cluster += "-2"
+	for what, target := range map[string]infra.VM{
+		"another instance": infra.Target(s.owner, s.request().Tags.Instance, vm.ProviderID),
+		"no instance":      infra.Target(s.owner, ident.ID{}, vm.ProviderID),
+		"another shard":    infra.Target(otherShard, vm.Tags.Instance, vm.ProviderID),
+		"another cluster":  infra.Target(otherCluster, vm.Tags.Instance, vm.ProviderID),
+	} {
+		s.wantClass("Delete for "+what, s.Provider.Delete(s.Context(), target), infra.Invalid)
+	}
+	if after := s.await(vm.ProviderID, running); !cmp.Equal(vm, after, cmp.AllowUnexported(ident.ID{})) {
+		s.Errorf("the VM changed from %+v to %+v", vm, after)
+	}
+	s.wantLiving(vm.ProviderID)
+}
+
 func oneLifePerToken(s *suite) {
 	req := s.request()
 	vm := s.create(req)
-	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+	if err := s.Provider.Delete(s.Context(), vm); err != nil {
 		s.Fatalf("Delete: %v", err)
 	}
 	check := func() {
@@ -380,7 +403,7 @@ func killedIsSeen(s *suite) {
 	} else if again.ProviderID != vm.ProviderID || again.State.Alive() {
 		s.Errorf("repeat for a killed VM answered %+v", again)
 	}
-	if err := s.Provider.Delete(s.Context(), vm.ProviderID); err != nil {
+	if err := s.Provider.Delete(s.Context(), vm); err != nil {
 		s.Errorf("deleting a killed VM: %v", err)
 	}
 	s.await(vm.ProviderID, deleted)
@@ -398,7 +421,7 @@ func endedContext(s *suite) {
 		s.Errorf("List under an ended context answered %v, without those of %q", vms, unlisted)
 	}
 	vm := s.create(req)
-	if err := s.Provider.Delete(ended, vm.ProviderID); err == nil {
+	if err := s.Provider.Delete(ended, vm); err == nil {
 		s.Error("Delete under an ended context claims to have been requested")
 	}
 	s.wantLiving(vm.ProviderID)
@@ -462,7 +485,7 @@ func anotherProcessSeesTheSame(s *suite) {
 	}
 	req, gone := s.request(), s.request()
 	vm, goneVM := s.create(req), s.create(gone)
-	if err := s.Provider.Delete(s.Context(), goneVM.ProviderID); err != nil {
+	if err := s.Provider.Delete(s.Context(), goneVM); err != nil {
 		s.Fatalf("Delete: %v", err)
 	}
 	s.await(vm.ProviderID, running)

@@ -252,8 +252,8 @@ const undefineAll = libvirt.DomainUndefineManagedSave | libvirt.DomainUndefineSn
 //
 // Delete undefines the domain last. Until then, List returns the VM. So if Delete is interrupted, the caller deletes
 // the VM again.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	what := "delete " + providerID
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
 	h, id, err := p.find(what, providerID)
 	if err != nil {
 		return err
@@ -269,6 +269,9 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 		}
 		if d.tags.Instance.IsZero() {
 			return struct{}{}, infra.Errorf(infra.Invalid, what, "domain %s is not an instance", dom.Name)
+		}
+		if err := infra.CheckOwned(what, d.tags, vm.Tags); err != nil {
+			return struct{}{}, err
 		}
 		defer h.lock(d.tags.Instance)()
 		return struct{}{}, p.deleteDomain(c, d)

@@ -1,6 +1,8 @@
 package libvirt
 
 import (
+	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -134,4 +136,19 @@ func FuzzDecodeMetadata(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestMACAddressesDiffer checks that the MAC addresses of 50,000 VMs differ.
+func TestMACAddressesDiffer(t *testing.T) {
+	seen := map[string]int{}
+	for n := range 50_000 {
+		address := macAddress(domainUUID(infra.Tags{}, fmt.Sprint(n)))
+		if mac, err := net.ParseMAC(address); err != nil || mac[0]&3 != 2 || mac[0] == 0xfe {
+			t.Fatalf("%s is not a locally administered unicast address that libvirt accepts, error %v", address, err)
+		}
+		if other, ok := seen[address]; ok {
+			t.Fatalf("VMs %d and %d have the address %s", other, n, address)
+		}
+		seen[address] = n
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/digitalocean/go-libvirt"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 // The pause between two attempts to connect to a host for its events. It doubles from watchSoonest up to watchLatest.
@@ -27,14 +28,14 @@ func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 }
 
 func (p *Provider) watchHost(ctx context.Context, h *host, changed func(ident.ID)) {
-	for pause := watchSoonest; ctx.Err() == nil; pause = min(2*pause, watchLatest) {
-		began := p.now()
+	for tries := 1; ctx.Err() == nil; tries++ {
+		pause, began := reconnect.Backoff(watchSoonest, watchLatest, tries), p.now()
 		if err := followHost(ctx, h, changed); err != nil && ctx.Err() == nil {
 			p.log.Warn("the events of a host are not followed, next try later", "host", h.name, "error", err,
 				"in", pause)
 		}
 		if p.now().Sub(began) > watchLatest {
-			pause = watchSoonest
+			tries, pause = 1, watchSoonest
 		}
 		timer := time.NewTimer(pause)
 		select {

@@ -179,9 +179,12 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 }
 
 // Delete implements infra.Provider.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	return p.change(ctx, Call{Kind: Delete, ProviderID: providerID}, func(at time.Time) error {
-		if m, ok := p.byID[providerID]; ok {
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	return p.change(ctx, Call{Kind: Delete, ProviderID: vm.ProviderID}, func(at time.Time) error {
+		if m, ok := p.byID[vm.ProviderID]; ok && !p.forgotten(m, at) {
+			if err := infra.CheckOwned("delete "+vm.ProviderID, m.vm.Tags, vm.Tags); err != nil {
+				return err
+			}
 			p.end(m, at)
 		}
 		return nil

@@ -69,7 +69,7 @@ func TestStatesChangeWithTheClock(t *testing.T) {
 	step(0, infra.Pending)
 	step(9*time.Second, infra.Pending)
 	step(time.Second, infra.Running)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	step(4*time.Second, infra.Deleting)
@@ -183,7 +183,7 @@ func TestLateCalls(t *testing.T) {
 		t.Errorf("landed at %s", got.LaunchedAt)
 	}
 	out.Late = time.Second
-	wantClass(t, p.Delete(t.Context(), vm.ProviderID), infra.Indeterminate)
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate)
 	wantState(t, p, kept.Tags.Instance, infra.Running)
 	clock.Sleep(t.Context(), time.Second)
 	wantState(t, p, kept.Tags.Instance, infra.Deleted)
@@ -255,7 +255,7 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("room (-want +got):\n%s", diff)
 	}
 	for range 2 {
-		if err := p.Delete(t.Context(), first.ProviderID); err != nil {
+		if err := p.Delete(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -325,7 +325,7 @@ func TestPlantedVMs(t *testing.T) {
 	if err != nil || len(vms) != 1 || vms[0].State != infra.Running || vms[0].Warning != "odd tag" {
 		t.Errorf("listed %+v, %v", vms, err)
 	}
-	if err := p.Delete(t.Context(), "x"); err != nil {
+	if err := p.Delete(t.Context(), vms[0]); err != nil {
 		t.Fatal(err)
 	}
 	if vms := p.VMs(); len(vms) != 0 {
@@ -379,7 +379,7 @@ func TestOptionalCapabilities(t *testing.T) {
 		t.Errorf("members %v", got)
 	}
 	wantClass(t, p.Register(ctx, "www", infra.VM{ProviderID: "mock-unknown"}), infra.Invalid)
-	if err := p.Delete(ctx, vm.ProviderID); err != nil {
+	if err := p.Delete(ctx, vm); err != nil {
 		t.Fatal(err)
 	}
 	wantClass(t, p.Register(ctx, "www", vm), infra.Invalid)

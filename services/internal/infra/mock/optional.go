@@ -60,6 +60,9 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 		if m == nil {
 			return infra.Errorf(infra.Invalid, op(call), "no such VM")
 		}
+		if err := infra.CheckOwned(op(call), m.vm.Tags, vm.Tags); err != nil {
+			return err
+		}
 		if now, _ := m.at(at); !now.State.Alive() {
 			return infra.Errorf(infra.Invalid, op(call), "the VM is %s", now.State)
 		}

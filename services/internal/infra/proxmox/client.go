@@ -13,6 +13,7 @@ import (
 	"mime/multipart"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"slices"
@@ -21,6 +22,8 @@ import (
 	"time"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
 
@@ -30,7 +33,7 @@ type client struct {
 	http      *http.Client
 	token     string
 	throttled func(call string)
-	// current is the position in endpoints of the node that answered last.
+	// current is the position in endpoints of the node that gets the next call.
 	current atomic.Int64
 }
 
@@ -67,7 +70,7 @@ func readToken(file string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the API token: %w", err)
 	}
-	token := strings.TrimSpace(string(raw))
+	token := string(pasted.Clean(raw))
 	id, secret, _ := strings.Cut(token, "=")
 	if user, name, _ := strings.Cut(id, "!"); !strings.Contains(user, "@") || name == "" || secret == "" ||
 		strings.ContainsAny(token, " \n") {
@@ -110,6 +113,8 @@ type certificateError struct{ error }
 type apiError struct {
 	status int // 0: a task failed
 	text   string
+	// foreign means that the answer's body is not JSON, so that no node has made it.
+	foreign bool
 }
 
 func (e *apiError) Error() string {
@@ -159,7 +164,7 @@ func (c *client) wait(ctx context.Context, upid string) error {
 	if len(parts) < 8 || parts[0] != "UPID" {
 		return fmt.Errorf("the answer %q is not the ID of a task", upid)
 	}
-	for pause := taskSoonest; ; pause = min(2*pause, taskLatest) {
+	for tries := 1; ; tries++ {
 		var task struct {
 			Status string `json:"status"`
 			Exit   string `json:"exitstatus"`
@@ -169,7 +174,7 @@ func (c *client) wait(ctx context.Context, upid string) error {
 		case err != nil:
 			return fmt.Errorf("ask for the result of task %s: %w", upid, &lostError{err})
 		case task.Status != "stopped":
-			if err := sleep(ctx, pause); err != nil {
+			if err := sleep(ctx, reconnect.Backoff(taskSoonest, taskLatest, tries)); err != nil {
 				return &lostError{err}
 			}
 		case task.Exit == "OK" || strings.HasPrefix(task.Exit, "WARNINGS:"):
@@ -230,25 +235,64 @@ func apiPath(parts []any) string {
 	return path.String()
 }
 
-// send sends a request to the node that answered last, or to the next node if that node cannot be reached. It does not
-// repeat a request that a node may have received.
+// readTimeout limits a call that only reads, so that time is left to ask another endpoint.
+const readTimeout = 10 * time.Second
+
+// send sends a request to the current endpoint. If the endpoint gives no answer of a quorate node, later calls use the
+// next endpoint. The request itself goes to the next endpoint too, unless it changes something and a node may have
+// received it.
 func (c *client) send(ctx context.Context, method, path, contentType string, body []byte, out any) error {
-	first := c.current.Load()
+	return c.failOver(ctx, func(endpoint *url.URL) (again bool, err error) {
+		try := ctx
+		if method == http.MethodGet {
+			var cancel context.CancelFunc
+			try, cancel = context.WithTimeout(ctx, readTimeout)
+			defer cancel()
+		}
+		connected := false
+		try = httptrace.WithClientTrace(try, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+			connected = true
+		}})
+		err = c.sendTo(try, endpoint, method, path, contentType, body, out)
+		return method == http.MethodGet || !connected, err
+	})
+}
+
+// failOver calls try with the current endpoint. If the error is not an answer of a quorate node, the next endpoint
+// becomes the current one, and failOver calls try with it if again is true. It tries each endpoint once.
+func (c *client) failOver(ctx context.Context, try func(endpoint *url.URL) (again bool, err error)) error {
+	first := int(c.current.Load())
 	var err error
 	for i := range c.endpoints {
-		at := (int(first) + i) % len(c.endpoints)
-		if err = c.sendTo(ctx, c.endpoints[at], method, path, contentType, body, out); !notSent(err) {
+		at := (first + i) % len(c.endpoints)
+		var again bool
+		if again, err = try(c.endpoints[at]); !unanswered(err) || errors.Is(ctx.Err(), context.Canceled) {
 			c.current.Store(int64(at))
+			break
+		}
+		c.current.Store(int64((at + 1) % len(c.endpoints)))
+		if !again || ctx.Err() != nil {
 			break
 		}
 	}
 	return err
 }
 
-// notSent reports whether a request failed before it was sent.
-func notSent(err error) bool {
-	op, ok := errors.AsType[*net.OpError](err)
-	return ok && op.Op == "dial" && !errors.Is(err, context.Canceled)
+// errNoQuorum means that the node that answers is cut off from the majority of its cluster.
+var errNoQuorum = errors.New("the node that answers is not part of the cluster's majority (no quorum)")
+
+// unanswered reports whether err is something else than an answer of a quorate node: the endpoint cannot be reached, is
+// not trusted, hangs, has a fault, or is not the API. The statuses from 595 on are a node's answers about other nodes.
+func unanswered(err error) bool {
+	if err == nil {
+		return false
+	}
+	answer, ok := errors.AsType[*apiError](err)
+	if !ok {
+		return true
+	}
+	return answer.foreign || answer.status > http.StatusInternalServerError && answer.status < 595 ||
+		answer.status == http.StatusInternalServerError && strings.Contains(answer.text, "no quorum")
 }
 
 // maxAnswer bounds the size of an answer.
@@ -298,14 +342,14 @@ func readError(answer *http.Response, raw []byte) error {
 	var body struct {
 		Errors map[string]string `json:"errors"`
 	}
-	_ = json.Unmarshal(raw, &body) // the body of other errors may be empty
+	foreign := len(raw) > 0 && json.Unmarshal(raw, &body) != nil // some errors have no body
 	var parameters []string
 	for name, problem := range body.Errors {
 		parameters = append(parameters, name+": "+strings.TrimSpace(problem))
 	}
 	slices.Sort(parameters)
 	text = strings.Join(append([]string{strings.TrimSpace(text)}, parameters...), " ")
-	return &apiError{answer.StatusCode, text}
+	return &apiError{status: answer.StatusCode, text: text, foreign: foreign}
 }
 
 // classes maps texts of errors to classes, because the API has no error codes. The first text that matches decides. The

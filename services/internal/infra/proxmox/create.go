@@ -13,6 +13,7 @@ import (
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
 	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/nocloud"
 )
@@ -213,7 +214,7 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 	class := infra.ClassOf(p.client.classify(o.what, err))
 	if err != nil && class != infra.Indeterminate && class != infra.Conflict && class != infra.NotFound &&
 		!errors.Is(err, errChanged) {
-		if deleteErr := p.deleteVM(ctx, r.Node, o.vmid); deleteErr != nil {
+		if deleteErr := p.deleteVM(ctx, r.Node, o.vmid, o.Tags); deleteErr != nil {
 			p.log.Warn("a VM that could not be started stays", "vmid", o.vmid, "error", deleteErr)
 		}
 	}
@@ -242,7 +243,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 	if err := p.writeConfig(ctx, node, o.vmid, config.digest, form); err != nil {
 		return infra.VM{}, err
 	}
-	for pause := 250 * time.Millisecond; ; pause *= 2 {
+	for tries := 1; ; tries++ {
 		err := p.client.run(ctx, http.MethodPost, nil, "nodes", node, "qemu", o.vmid, "status", "start")
 		if err == nil || has(err, "already running") {
 			break
@@ -250,7 +251,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		if infra.ClassOf(p.client.classify(o.what, err)) != infra.Throttled {
 			return infra.VM{}, err
 		}
-		if sleepErr := sleep(ctx, pause); sleepErr != nil {
+		if sleepErr := sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries)); sleepErr != nil {
 			return infra.VM{}, errors.Join(sleepErr, err)
 		}
 	}
@@ -260,7 +261,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		return infra.VM{}, &lostError{err}
 	}
 	if !config.metadata.Deleted.IsZero() {
-		if err := p.deleteVM(ctx, node, o.vmid); err != nil {
+		if err := p.deleteVM(ctx, node, o.vmid, o.Tags); err != nil {
 			return infra.VM{}, err
 		}
 		return infra.VM{}, infra.Errorf(infra.Conflict, o.what, "VM %d was deleted while it was started", o.vmid)

@@ -208,7 +208,7 @@ func TestStuckClone(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "qm unlock")
 	_, err = p.Create(t.Context(), req)
 	wantClass(t, err, infra.Indeterminate, "qm unlock")
-	wantClass(t, p.Delete(t.Context(), vm.ProviderID), infra.Indeterminate, "qm unlock")
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "qm unlock")
 }
 
 // TestFullStorage asks for a VM while one storage is full: either that of its disk or that of its userdata.

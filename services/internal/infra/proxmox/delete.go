@@ -20,8 +20,8 @@ import (
 const keepDeleted = 24 * time.Hour
 
 // Delete implements infra.Provider. The VM is off and has no disks when Delete returns without an error.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	what := "delete " + providerID
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
 	vmid, err := parseProviderID(providerID)
 	if err != nil {
 		return infra.Wrap(infra.Invalid, what, err)
@@ -40,7 +40,7 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	case !inv.online[r.Node]:
 		return infra.Errorf(infra.Indeterminate, what, "node %s is offline: the VM may run there", r.Node)
 	}
-	if err := p.deleteVM(ctx, r.Node, vmid); err != nil {
+	if err := p.deleteVM(ctx, r.Node, vmid, vm.Tags); err != nil {
 		class := infra.ClassOf(p.client.classify(what, err))
 		if class == infra.NotFound {
 			class = infra.Indeterminate // it has just left the node
@@ -52,9 +52,10 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 }
 
 // deleteVM writes into the description that the VM is deleted, stops it, and removes its disks and its userdata. The
-// VM itself stays, so that its VMID is not used again.
-func (p *Provider) deleteVM(ctx context.Context, node string, vmid int) error {
-	if err := p.markDeleted(ctx, node, vmid); err != nil {
+// VM itself stays, so that its VMID is not used again. It refuses a VM that does not have the owner and the instance of
+// want.
+func (p *Provider) deleteVM(ctx context.Context, node string, vmid int, want infra.Tags) error {
+	if err := p.markDeleted(ctx, node, vmid, want); err != nil {
 		return err
 	}
 	if err := p.stop(ctx, node, vmid); err != nil {
@@ -79,7 +80,8 @@ func (p *Provider) deleteVM(ctx context.Context, node string, vmid int) error {
 	return p.deleteSeed(ctx, node, config.metadata.Tags.Instance)
 }
 
-func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error {
+func (p *Provider) markDeleted(ctx context.Context, node string, vmid int, want infra.Tags) error {
+	what := fmt.Sprintf("delete %d", vmid)
 	for range 3 {
 		config, err := p.readConfig(ctx, node, vmid)
 		switch {
@@ -88,8 +90,12 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int) error
 		case !config.ok && config.settings["lock"] != "":
 			return errBeingCloned
 		case !config.ok:
-			return infra.Errorf(infra.Invalid, fmt.Sprintf("delete %d", vmid), "it is not an instance")
-		case !config.metadata.Deleted.IsZero():
+			return infra.Errorf(infra.Invalid, what, "it is not an instance")
+		}
+		if err := infra.CheckOwned(what, config.metadata.Tags, want); err != nil {
+			return err
+		}
+		if !config.metadata.Deleted.IsZero() {
 			return nil
 		}
 		config.metadata.Deleted = p.now().UTC()

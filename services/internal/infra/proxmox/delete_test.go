@@ -18,8 +18,8 @@ func TestLostDelete(t *testing.T) {
 			p := open(t, pve)
 			vm := create(t, p, request(t))
 			pve.Inject(fakepve.Fault{Call: call, AnswerLost: received, RequestLost: !received})
-			wantClass(t, p.Delete(t.Context(), vm.ProviderID), infra.Indeterminate, "EOF")
-			if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+			wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "EOF")
+			if err := p.Delete(t.Context(), vm); err != nil {
 				t.Fatalf("%s: %v", call, err)
 			}
 			if volumes := pve.Volumes(); len(volumes) > 0 {
@@ -36,14 +36,14 @@ func TestDeletedStaysADay(t *testing.T) {
 	pve, ahead := fakepve.Start(t), new(atomic.Int64)
 	p := openWith(t, rawOptions(t, pve), ahead)
 	first, second := create(t, p, request(t)), create(t, p, request(t))
-	if err := p.Delete(t.Context(), first.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	if states := list(t, p); states[first.ProviderID] != infra.Deleted {
 		t.Errorf("listed: %v", states)
 	}
 	ahead.Store(25 * 60 * 60)
-	if err := p.Delete(t.Context(), second.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
 	if ids := pve.VMs(); len(ids) != 1 || ids[0] != vmid(t, second) {
@@ -60,7 +60,7 @@ func TestDeletedDuringStart(t *testing.T) {
 		p, other := open(t, pve), open(t, pve)
 		req := request(t)
 		remove := func() {
-			if err := other.Delete(t.Context(), find(t, other, req).ProviderID); err != nil {
+			if err := other.Delete(t.Context(), find(t, other, req)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -91,7 +91,7 @@ func TestDeletedBeforeStart(t *testing.T) {
 	if vm := find(t, p, req); vm.State != infra.Pending {
 		t.Errorf("the VM is %s", vm.State)
 	}
-	if err := p.Delete(t.Context(), find(t, p, req).ProviderID); err != nil {
+	if err := p.Delete(t.Context(), find(t, p, req)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = p.Create(t.Context(), req)

@@ -1,6 +1,7 @@
 package proxmox
 
 import (
+	"crypto/rand"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -34,4 +35,28 @@ func FuzzDecodeMetadata(f *testing.F) {
 			t.Errorf("%v, %v (-encoded +decoded):\n%s", ok, err, diff)
 		}
 	})
+}
+
+// TestRecallOfForeignTags reads the tags of a VM whose node does not answer. The instance ID in a tag counts only if it
+// belongs to the VM's VMID, because a person can copy tags to another VM.
+func TestRecallOfForeignTags(t *testing.T) {
+	id, other := newID(t), newID(t)
+	p := &Provider{known: map[int]metadata{}}
+	tags := tagPrefix + "c.s;" + other.String()
+	if m, ok := p.recall(resource{VMID: vmidOf(id), Tags: tags}); ok {
+		t.Errorf("VM %d counts as %+v", vmidOf(id), m.Tags)
+	}
+	if m, ok := p.recall(resource{VMID: vmidOf(other), Tags: tags}); !ok || m.Tags.Instance != other ||
+		m.Tags.Owner != (infra.Owner{Cluster: "c", Shard: "s"}) {
+		t.Errorf("the VM's own tags give %+v, %t", m.Tags, ok)
+	}
+}
+
+func newID(t *testing.T) ident.ID {
+	t.Helper()
+	id, err := ident.NewID("knc", time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
 }

@@ -2,6 +2,12 @@ package proxmox_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,7 +37,7 @@ func TestMigration(t *testing.T) {
 	if states := list(t, p); states[vm.ProviderID] != infra.Running {
 		t.Errorf("listed: %v", states)
 	}
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	if volumes := pve.Volumes(); len(volumes) > 0 {
@@ -74,7 +80,7 @@ func TestNodeDown(t *testing.T) {
 		if vm, err := p.Get(t.Context(), dead.ProviderID); err != nil || vm.State != infra.Unknown {
 			t.Errorf("%s server: got %+v, %v", name, vm, err)
 		}
-		wantClass(t, p.Delete(t.Context(), dead.ProviderID), infra.Indeterminate, "node pve2 is offline")
+		wantClass(t, p.Delete(t.Context(), dead), infra.Indeterminate, "node pve2 is offline")
 		other := request(t)
 		other.Subnet = "pve2/vmbr0"
 		_, err := p.Create(t.Context(), other)
@@ -82,7 +88,7 @@ func TestNodeDown(t *testing.T) {
 	}
 	create(t, p, request(t))
 	pve.SetOnline("pve2", true)
-	if err := p.Delete(t.Context(), dead.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), dead); err != nil {
 		t.Error(err)
 	}
 }
@@ -125,6 +131,81 @@ func TestNextEndpoint(t *testing.T) {
 	raw["endpoints"] = "https://127.0.0.1:1"
 	_, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
 	wantClass(t, err, infra.Indeterminate, "connection refused")
+}
+
+// TestNextEndpointAfterFaults puts an endpoint before the cluster that is not a node with a quorum. All calls must
+// succeed by the second endpoint, even those that change something.
+func TestNextEndpointAfterFaults(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	proxy := func(serve http.HandlerFunc) func(*testing.T) string {
+		return func(t *testing.T) string {
+			t.Helper()
+			server := httptest.NewTLSServer(serve)
+			t.Cleanup(server.Close)
+			sum := sha256.Sum256(server.Certificate().Raw)
+			return server.URL + " " + fmt.Sprintf("%X", sum)
+		}
+	}
+	answer := func(status int, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_, _ = w.Write([]byte(body))
+		}
+	}
+	for name, start := range map[string]func(t *testing.T) string{
+		"accepts and hangs": func(t *testing.T) string {
+			t.Helper()
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = listener.Close() })
+			return "https://" + listener.Addr().String()
+		},
+		"speaks no TLS": func(t *testing.T) string {
+			t.Helper()
+			server := httptest.NewServer(http.NotFoundHandler())
+			t.Cleanup(server.Close)
+			return "https://" + server.Listener.Addr().String()
+		},
+		"has another certificate": func(t *testing.T) string {
+			t.Helper()
+			url, _, _ := strings.Cut(proxy(func(http.ResponseWriter, *http.Request) {})(t), " ")
+			return url
+		},
+		"hangs after the request": proxy(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }),
+		"502":                     proxy(answer(http.StatusBadGateway, "")),
+		"503":                     proxy(answer(http.StatusServiceUnavailable, "")),
+		"500 without JSON":        proxy(answer(http.StatusInternalServerError, "<html>")),
+		"404 of a proxy":          proxy(http.NotFound),
+		"200 without JSON":        proxy(answer(http.StatusOK, "<html>")),
+		"no quorum": proxy(func(w http.ResponseWriter, r *http.Request) {
+			answer := `{"data": []}`
+			if strings.HasSuffix(r.URL.Path, "/cluster/status") {
+				answer = `{"data": [{"type": "cluster", "quorate": 0}]}`
+			}
+			_, _ = w.Write([]byte(answer))
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			raw := rawOptions(t, pve)
+			url, fingerprint, _ := strings.Cut(start(t), " ")
+			raw["endpoints"] = url + "," + raw["endpoints"]
+			if fingerprint != "" {
+				raw["fingerprints"] += "," + fingerprint
+			}
+			p := openWith(t, raw, new(atomic.Int64))
+			vm := create(t, p, request(t))
+			if _, err := p.Get(t.Context(), vm.ProviderID); err != nil {
+				t.Error(err)
+			}
+			if err := p.Delete(t.Context(), vm); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // TestWatch checks that Watch reports a VM when it is made and when it is killed. The killed VM must be Stopped and not

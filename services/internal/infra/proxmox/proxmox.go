@@ -103,14 +103,12 @@ type inventory struct {
 // Statuses in this answer are up to 10 s old, and those of a node that is down stay "running" for 5 min. So
 // readInventory ignores statuses.
 func (p *Provider) readInventory(ctx context.Context) (inv inventory, err error) {
-	for i := range p.client.endpoints {
-		at := (int(p.client.current.Load()) + i) % len(p.client.endpoints)
-		one := &client{endpoints: p.client.endpoints[at : at+1], http: p.client.http, token: p.client.token,
+	err = p.client.failOver(ctx, func(endpoint *url.URL) (again bool, err error) {
+		one := &client{endpoints: []*url.URL{endpoint}, http: p.client.http, token: p.client.token,
 			throttled: p.client.throttled}
-		if inv, err = p.readInventoryOf(ctx, one); !notSent(err) {
-			break
-		}
-	}
+		inv, err = p.readInventoryOf(ctx, one)
+		return true, err
+	})
 	return inv, err
 }
 
@@ -134,7 +132,7 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 	}
 	for _, s := range status {
 		if s.Type == "cluster" && s.Quorate == 0 {
-			return inventory{}, errors.New("the node that answers is not part of the cluster's majority (no quorum)")
+			return inventory{}, errNoQuorum
 		}
 		if s.Type == "node" {
 			inv.online[s.Name] = s.Online != 0
@@ -145,7 +143,8 @@ func (p *Provider) readInventoryOf(ctx context.Context, c *client) (inventory, e
 		return inventory{}, err
 	}
 	if !granted["VM.Audit"] {
-		return inventory{}, &apiError{http.StatusForbidden, "the token lacks VM.Audit on " + p.guestPath()}
+		return inventory{}, &apiError{status: http.StatusForbidden, text: "the token lacks VM.Audit on " +
+			p.guestPath()}
 	}
 	return inv, nil
 }
@@ -238,12 +237,12 @@ func (p *Provider) lookUp(ctx context.Context, inv inventory, vmid int) (infra.V
 		if m, ok := p.recall(r); ok {
 			return p.describe(vmid, "", m), nil
 		}
-		return infra.VM{}, &apiError{595, "node " + r.Node + " is offline"}
+		return infra.VM{}, &apiError{status: 595, text: "node " + r.Node + " is offline"}
 	}
 	config, err := p.readConfig(ctx, r.Node, vmid)
 	switch {
 	case infra.ClassOf(p.client.classify("", err)) == infra.NotFound:
-		return infra.VM{}, &apiError{595, "the VM left node " + r.Node + " while it was looked up"}
+		return infra.VM{}, &apiError{status: 595, text: "the VM left node " + r.Node + " while it was looked up"}
 	case err != nil:
 		return infra.VM{}, err
 	case !config.ok && config.settings["lock"] != "":

@@ -3,9 +3,12 @@ package proxmox_test
 import (
 	"encoding/json"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -42,6 +45,53 @@ func TestToken(t *testing.T) {
 	}
 	_, err := openWith(t, raw, new(atomic.Int64)).List(t.Context(), owner)
 	wantClass(t, err, infra.Denied, "401 invalid token value!")
+}
+
+// TestRole makes a VM in each form, checks the configuration, and deletes the VMs. The calls must need exactly the
+// privileges that docs/reference/proxmox.md grants, on the same paths.
+func TestRole(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	if err := p.Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0","pve2/vmbr1"]}`)); err != nil {
+		t.Error(err)
+	}
+	for _, args := range []map[string]any{
+		{"template": "debian"}, // a linked clone
+		{"template": "debian", "storage": "local-lvm"},
+		{"template": "shared", "vlan": 20.0},
+	} {
+		req := request(t)
+		req.Args = args
+		vm := create(t, p, req)
+		if err := p.RemoveUserdata(t.Context(), owner, req.Tags.Instance); err != nil {
+			t.Error(err)
+		}
+		list(t, p)
+		find(t, p, req)
+		if err := p.Delete(t.Context(), vm); err != nil {
+			t.Error(err)
+		}
+	}
+	page, err := os.ReadFile("../../../../docs/reference/proxmox.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	roles, documented := map[string][]string{}, map[string][]string{}
+	for _, add := range regexp.MustCompile(`(?m)^pveum role add (\w+) --privs "(.*)"$`).FindAllStringSubmatch(
+		string(page), -1) {
+		roles[add[1]] = strings.Fields(add[2])
+	}
+	for _, modify := range regexp.MustCompile(`(?m)^pveum acl modify (\S+) .*--roles (\w+)$`).FindAllStringSubmatch(
+		string(page), -1) {
+		documented[modify[1]] = roles[modify[2]]
+	}
+	if diff := cmp.Diff(documented, fakepve.Role); diff != "" {
+		t.Errorf("docs/reference/proxmox.md (-), and the role of the fake cluster (+):\n%s", diff)
+	}
+	if diff := cmp.Diff(documented, pve.Used()); diff != "" {
+		t.Errorf("docs/reference/proxmox.md (-), and the privileges that the calls needed (+):\n%s", diff)
+	}
 }
 
 // TestTokenFile opens providers with bad token files.

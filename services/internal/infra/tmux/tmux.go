@@ -377,14 +377,17 @@ func expired(deleted []document, now time.Time) []document {
 }
 
 // Delete implements infra.Provider. It closes the VM's window and kills all processes that survive the close.
-func (p *Provider) Delete(ctx context.Context, providerID string) error {
-	what := "delete " + providerID
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
 	id, err := parseProviderID(providerID)
 	if err != nil {
 		return infra.Wrap(infra.Invalid, what, err)
 	}
 	event := Event{Time: p.now(), Op: "delete_entered", Instance: id}
-	d, known, err := p.markDeleted(ctx, id)
+	d, known, err := p.markDeleted(ctx, id, vm.Tags)
+	if infra.ClassOf(err) == infra.Invalid {
+		return err
+	}
 	if err != nil {
 		return infra.Wrap(infra.Indeterminate, what, err)
 	}
@@ -404,15 +407,20 @@ func (p *Provider) Delete(ctx context.Context, providerID string) error {
 	return nil
 }
 
-// markDeleted makes the deletion durable. From then on no call starts the VM.
-func (p *Provider) markDeleted(ctx context.Context, id ident.ID) (d document, known bool, err error) {
+// markDeleted makes the deletion durable, if the VM has the owner and the instance of want. From then on no call starts
+// the VM.
+func (p *Provider) markDeleted(ctx context.Context, id ident.ID, want infra.Tags) (d document, known bool, err error) {
 	unlock, err := p.state.lock(ctx)
 	if err != nil {
 		return d, false, err
 	}
 	defer unlock()
 	d, known, err = p.state.read(id)
-	if err != nil || !known || !d.DeletedAt.IsZero() {
+	if err != nil || !known {
+		return d, known, err
+	}
+	err = infra.CheckOwned("delete "+providerID(id), infra.Tags{Owner: d.owner(), Instance: d.Instance}, want)
+	if err != nil || !d.DeletedAt.IsZero() {
 		return d, known, err
 	}
 	if d.PID == 0 {

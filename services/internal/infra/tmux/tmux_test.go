@@ -168,7 +168,7 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 		t.Errorf("node %s, %v", raw, err)
 	}
 
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(nodeFile); !os.IsNotExist(err) {
@@ -263,7 +263,7 @@ func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Stopping)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Deleted)
@@ -279,7 +279,7 @@ func TestFailingUserdata(t *testing.T) {
 		t.Fatal("the machine runs")
 	}
 	wantState(t, p, vm, infra.Stopped)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	// The console log outlives the machine. The provider does not wait for the program that writes the log.
@@ -305,7 +305,7 @@ func TestRoom(t *testing.T) {
 	if _, err := p.Create(t.Context(), newRequest(t, script)); infra.ClassOf(err) != infra.Capacity {
 		t.Fatalf("a second VM: %v, want no capacity", err)
 	}
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	create(t, p, newRequest(t, script))
@@ -391,7 +391,7 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if vm.State != infra.Failed {
 			t.Errorf("a failed VM became %s", vm.State)
 		}
-		if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+		if err := p.Delete(t.Context(), vm); err != nil {
 			t.Fatal(err)
 		}
 		wantState(t, p, vm, infra.Deleted)
@@ -429,7 +429,7 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if got := p.document(t, vm).PID; got != pid || get(t, p, vm).State != infra.Running {
 			t.Errorf("the repeat found process %d, want %d", got, pid)
 		}
-		if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+		if err := p.Delete(t.Context(), vm); err != nil {
 			t.Fatal(err)
 		}
 		if _, alive := identify(pid); alive {
@@ -446,7 +446,7 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Delete(t.Context(), providerID(d.Instance)); err != nil {
+		if err := p.Delete(t.Context(), infra.Target(d.owner(), d.Instance, providerID(d.Instance))); err != nil {
 			t.Fatal(err)
 		}
 		if _, alive := identify(pid); alive {
@@ -482,7 +482,7 @@ func TestReusedPID(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Stopped)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Deleted)
@@ -494,7 +494,7 @@ func TestReusedPID(t *testing.T) {
 func TestDeletedDirectories(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm, running := create(t, p, newRequest(t, "")), create(t, p, newRequest(t, ""))
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	last := p.document(t, vm)
@@ -537,7 +537,7 @@ func TestJournal(t *testing.T) {
 	p := open(t, options)
 	req := newRequest(t, "")
 	vm := create(t, p, req)
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	bad := newRequest(t, "not a script")
@@ -621,7 +621,7 @@ func TestBrokenState(t *testing.T) {
 		if _, err := p.Get(t.Context(), id); infra.ClassOf(err) != infra.Invalid {
 			t.Errorf("Get %q: %v", id, err)
 		}
-		if err := p.Delete(t.Context(), id); infra.ClassOf(err) != infra.Invalid {
+		if err := p.Delete(t.Context(), infra.VM{ProviderID: id}); infra.ClassOf(err) != infra.Invalid {
 			t.Errorf("Delete %q: %v", id, err)
 		}
 	}

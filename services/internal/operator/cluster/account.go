@@ -20,7 +20,7 @@ func workloadRules() []rbacv1.PolicyRule {
 	read := []string{"get", "list", "watch"}
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"nodes"},
-			Verbs: []string{"get", "list", "watch", "patch", "update", "delete"}},
+			Verbs: []string{"get", "list", "watch", "patch", "delete"}},
 		{APIGroups: []string{""}, Resources: []string{"pods", "namespaces", "persistentvolumes",
 			"persistentvolumeclaims"}, Verbs: read},
 		{APIGroups: []string{""}, Resources: []string{"pods/eviction"}, Verbs: []string{"create"}},

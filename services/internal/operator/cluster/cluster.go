@@ -11,8 +11,10 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -32,10 +34,10 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters,verbs=get;list;watch;create;patch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters/status,verbs=get;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters/status,verbs=get;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters,verbs=list;watch;create;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters/status,verbs=patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=list;watch;create;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters/status,verbs=patch
 // +kubebuilder:rbac:groups="",namespace=nstance-system,resources=configmaps,verbs=get;create;delete
 
 // Options configures [Setup]. All fields are required except External.
@@ -50,6 +52,8 @@ type Options struct {
 	ServiceAccount string
 	// Recreate lets the operator create a deleted Cluster again, once.
 	Recreate bool
+	// Problems are reported in the condition Ready of the NstanceCluster, and by events.
+	Problems *scope.Problems
 }
 
 // objectKey returns the name of the Cluster and the NstanceCluster.
@@ -71,7 +75,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	r := &reconciler{Options: o, endpoint: *endpoint, kubeconfig: newKubeconfigKeeper(o), recreate: o.Recreate}
 	ours := predicate.NewPredicateFuncs(o.IsCluster)
 	request := []reconcile.Request{{NamespacedName: o.objectKey()}}
-	err := ctrl.NewControllerManagedBy(mgr).Named("nstancecluster").
+	err := o.NewController(mgr, "nstancecluster", 1).
 		For(&v1beta1.NstanceCluster{}, builder.WithPredicates(ours)).
 		Watches(&clusterv1.Cluster{}, &handler.EnqueueRequestForObject{}, builder.WithPredicates(ours)).
 		WatchesRawSource(shards.Source(o.Shards, func(c shards.Change) []reconcile.Request {
@@ -81,14 +85,15 @@ func Setup(mgr ctrl.Manager, o Options) error {
 			return request
 		})).
 		// Reconcile once at the start, to create the objects. Reconcile again whenever the result of kubeconfig.problem
-		// changes.
+		// or a problem changes.
 		WatchesRawSource(
 			source.Func(func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 				queue.Add(request[0])
+				r.Problems.Notify(func() { queue.Add(request[0]) })
 				go r.kubeconfig.notifyChanges(ctx, func() { queue.Add(request[0]) })
 				return nil
 			})).
-		Complete(r)
+		Complete(o.Supervise(r, &v1beta1.NstanceCluster{}))
 	if err != nil {
 		return fmt.Errorf("controller of NstanceCluster: %w", err)
 	}
@@ -108,6 +113,8 @@ type reconciler struct {
 	recreate bool
 	// cleared is the UID of the Cluster for which records of earlier deletions were removed.
 	cleared types.UID
+	// recorded are the problems for which the last reconciliation found or recorded events.
+	recorded []scope.Problem
 	// reported is true if the log already says that the Cluster is not created again.
 	reported bool
 }
@@ -117,6 +124,8 @@ const (
 	endingRecheck = 5 * time.Second
 	// recordRecheck is the time between two reads of the record of a deletion. The record, a ConfigMap, is not watched.
 	recordRecheck = 10 * time.Second
+	// waitRecheck is the time between two updates of the status while a shard does not answer.
+	waitRecheck = 30 * time.Second
 )
 
 // Reconcile implements reconcile.Reconciler.
@@ -141,7 +150,11 @@ func (r *reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		// creates a new one.
 		return scope.RetryConflict(r.releaseInfraCluster(ctx, in.infra))
 	}
-	return scope.RetryConflict(r.maintain(ctx, in))
+	result, err := scope.RetryConflict(r.maintain(ctx, in))
+	if waits, _ := r.silentShards(); waits != "" && err == nil && result.IsZero() {
+		result.RequeueAfter = waitRecheck
+	}
+	return result, err
 }
 
 // gatherInput reads the objects that the phase depends on.
@@ -188,12 +201,27 @@ func (r *reconciler) maintain(ctx context.Context, in phaseInput) error {
 		_ = r.kubeconfig.updateSecret(ctx, cluster)
 	}
 	r.cleared, r.recreate, r.reported = cluster.UID, false, false
+	r.Problems.Set("the reference of the Cluster", v1beta1.UnreferencedReason, r.checkReference(cluster))
 	before := infra.DeepCopy()
 	r.updateStatus(infra, cluster)
 	if err := r.PatchStatus(ctx, before, infra); err != nil {
 		return fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
 	}
+	r.recordProblems(infra)
+	r.recordWait(before, infra)
 	return r.markInitialized(ctx, cluster)
+}
+
+// recordProblems records an event for each new problem.
+func (r *reconciler) recordProblems(infra *v1beta1.NstanceCluster) {
+	all := r.Problems.All()
+	for _, one := range all {
+		if !slices.Contains(r.recorded, one) {
+			r.Recorder.Eventf(infra, nil, corev1.EventTypeWarning, one.Reason, "Check", "%s",
+				scope.EventNote(one.Message))
+		}
+	}
+	r.recorded = all
 }
 
 // ensureInfraCluster creates the NstanceCluster if c is nil. Otherwise, it adds the finalizer and the endpoint to c if
@@ -212,6 +240,7 @@ func (r *reconciler) ensureInfraCluster(ctx context.Context, c *v1beta1.NstanceC
 	}
 	before := c.DeepCopy()
 	controllerutil.AddFinalizer(c, v1beta1.ClusterFinalizer)
+	metav1.SetMetaDataLabel(&c.ObjectMeta, clusterv1.ClusterNameLabel, c.Name)
 	if c.Spec.ControlPlaneEndpoint.IsZero() {
 		c.Spec.ControlPlaneEndpoint = r.endpoint
 	}
@@ -236,6 +265,17 @@ func (r *reconciler) ensureCluster(ctx context.Context, c *clusterv1.Cluster) (*
 	}
 	r.Log.Info("created the Cluster", "name", c.Name)
 	return c, nil
+}
+
+// checkReference returns an error if the Cluster references another object than the NstanceCluster of the operator.
+func (r *reconciler) checkReference(cluster *clusterv1.Cluster) error {
+	ref, name := cluster.Spec.InfrastructureRef, r.objectKey().Name
+	if ref.APIGroup == v1beta1.GroupVersion.Group && ref.Kind == "NstanceCluster" && ref.Name == name {
+		return nil
+	}
+	return fmt.Errorf("the infrastructureRef of Cluster %s is %s %q of %q, so that Cluster API does not use the "+
+		"operator's NstanceCluster: set it to NstanceCluster %s of %s", name, ref.Kind, ref.Name, ref.APIGroup, name,
+		v1beta1.GroupVersion.Group)
 }
 
 func (r *reconciler) objectMeta() metav1.ObjectMeta {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,6 +49,10 @@ type testReconciler struct {
 	recorder *events.FakeRecorder
 	tokens   int
 	clusters int
+	// answer is the API server's answer to a request with the kubeconfig in the Secret.
+	answer atomic.Pointer[apierrors.StatusError]
+	// skew is how far the API server's clock is ahead of the operator's.
+	skew time.Duration
 	// limited is true if the operator may not create ServiceAccounts and roles, as in an installation by the chart.
 	limited bool
 }
@@ -84,17 +90,23 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 			w.tokens++
 			request := body.(*authenticationv1.TokenRequest)
 			request.Status.Token = fmt.Sprintf("token-%d", w.tokens)
-			request.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(
-				time.Duration(*request.Spec.ExpirationSeconds) * time.Second))
+			request.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(w.skew +
+				time.Duration(*request.Spec.ExpirationSeconds)*time.Second))
 			return nil
 		}}).Build()
 	o := Options{Scope: scope.Scope{Client: kube, Recorder: w.recorder, Shards: w.shards, Namespace: namespace,
 		Cluster: "demo", Tenant: "default", Now: time.Now, Log: slog.New(slog.DiscardHandler)},
 		Config: &rest.Config{Host: "https://10.96.0.1:443", BearerToken: "operator's own",
 			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("the CA")}},
-		ServiceAccount: "nstance-capi-workload"}
+		ServiceAccount: "nstance-capi-workload", Problems: &scope.Problems{}}
 	w.reconciler = &reconciler{Options: o, endpoint: clusterv1.APIEndpoint{Host: "10.96.0.1", Port: 443},
 		kubeconfig: newKubeconfigKeeper(o)}
+	w.kubeconfig.try = func(context.Context, []byte) error {
+		if answer := w.answer.Load(); answer != nil {
+			return answer
+		}
+		return nil
+	}
 	return w
 }
 
@@ -404,9 +416,126 @@ func TestKubeconfig(t *testing.T) {
 		if w.token(t) != "token-3" {
 			t.Error("not made again")
 		}
+		for n, change := range []func(*corev1.Secret){
+			func(s *corev1.Secret) { s.Data["value"] = []byte("damaged") },
+			func(s *corev1.Secret) { s.Data["value"] = kubeconfigOf("", "token: replaced") },
+			func(s *corev1.Secret) { s.Labels = nil },
+			func(s *corev1.Secret) { s.OwnerReferences = nil },
+		} {
+			secret := w.secret(t)
+			change(secret)
+			if err := w.Client.Update(t.Context(), secret); err != nil {
+				t.Fatal(err)
+			}
+			wait(time.Minute)
+			if want := fmt.Sprint("token-", 4+n); w.token(t) != want ||
+				w.secret(t).Labels[clusterv1.ClusterNameLabel] != "demo--default" {
+				t.Errorf("change %d: token %q, want %q; labels %v", n, w.token(t), want, w.secret(t).Labels)
+			}
+			if owners := w.secret(t).OwnerReferences; len(owners) != 1 {
+				t.Errorf("change %d: owners %v", n, owners)
+			}
+		}
+		// A token of a ServiceAccount that was deleted and created again is refused.
+		w.answer.Store(apierrors.NewUnauthorized("no such account"))
+		wait(recheck)
+		w.answer.Store(nil)
+		wait(recheck)
+		if w.token(t) != "token-8" || w.kubeconfig.problem() != "" {
+			t.Errorf("token %q, problem %q", w.token(t), w.kubeconfig.problem())
+		}
+		w.answer.Store(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no role")))
+		wait(recheck)
+		if problem := w.kubeconfig.problem(); !strings.Contains(problem, "nstance-capi-workload may not list Nodes") {
+			t.Errorf("problem %q", problem)
+		}
+		w.answer.Store(nil)
+		wait(time.Minute)
+		if w.token(t) != "token-8" || w.kubeconfig.problem() != "" {
+			t.Errorf("token %q, problem %q", w.token(t), w.kubeconfig.problem())
+		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// keepKubeconfig calls a function while the operator maintains the kubeconfig of an existing Cluster.
+func keepKubeconfig(t *testing.T, fn func(t *testing.T, w *testReconciler, wait func(time.Duration))) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newTestReconciler(t)
+		w.reconcile(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.kubeconfig.run(ctx) }()
+		fn(t, w, func(d time.Duration) { <-time.After(d); synctest.Wait() })
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestKubeconfigDoesNotDependOnTheClock checks that a token is replaced after half of its life although the clocks of
+// the API server and the operator differ.
+func TestKubeconfigDoesNotDependOnTheClock(t *testing.T) {
+	for _, skew := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+		keepKubeconfig(t, func(t *testing.T, w *testReconciler, wait func(time.Duration)) {
+			w.skew = skew
+			mustSucceed(t, w.Client.Delete(t.Context(), w.secret(t)))
+			wait(time.Minute)
+			first := w.tokens
+			wait(27 * time.Minute)
+			if n := w.tokens - first; n != 0 {
+				t.Errorf("clock %s ahead: %d tokens within 28 minutes", skew, n)
+			}
+			wait(5 * time.Minute)
+			if n := w.tokens - first; n != 1 {
+				t.Errorf("clock %s ahead: %d tokens within 33 minutes, want another one", skew, n)
+			}
+		})
+	}
+}
+
+// TestKubeconfigIsRetriedSoon checks that the Secret is written within 30 s of the end of a long fault.
+func TestKubeconfigIsRetriedSoon(t *testing.T) {
+	keepKubeconfig(t, func(t *testing.T, w *testReconciler, wait func(time.Duration)) {
+		mustSucceed(t, w.Client.Delete(t.Context(), serviceAccount()))
+		mustSucceed(t, w.Client.Delete(t.Context(), w.secret(t)))
+		w.limited = true
+		for range 20 {
+			wait(time.Minute)
+			if w.kubeconfig.problem() == "" {
+				t.Fatal("no fault")
+			}
+			w.limited = false
+			mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))
+			w.limited = true
+			wait(30*time.Second + time.Millisecond)
+			if problem := w.kubeconfig.problem(); problem != "" {
+				t.Fatalf("30 s after the end of the fault: %s", problem)
+			}
+			mustSucceed(t, w.Client.Delete(t.Context(), serviceAccount()))
+			mustSucceed(t, w.Client.Delete(t.Context(), w.secret(t)))
+			wait(5 * time.Minute)
+		}
+	})
+}
+
+// TestKubeconfigFollowsTheCA checks that the kubeconfig gets a changed CA of the API server.
+func TestKubeconfigFollowsTheCA(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ca.crt")
+	keepKubeconfig(t, func(t *testing.T, w *testReconciler, wait func(time.Duration)) {
+		w.kubeconfig.Config.CAData, w.kubeconfig.Config.CAFile = nil, file
+		for _, ca := range []string{"one", "two"} {
+			mustSucceed(t, os.WriteFile(file, []byte(ca), 0o600))
+			wait(30 * time.Second)
+			config, err := parseKubeconfig(w.secret(t).Data["value"])
+			if err != nil || string(config.CAData) != ca {
+				t.Errorf("CA %q, error %v; want %q", config.CAData, err, ca)
+			}
 		}
 	})
 }
@@ -509,6 +638,21 @@ func TestParseKubeconfig(t *testing.T) {
 		string(config.CAData) != "ca" {
 		t.Errorf("%+v, %v", config, err)
 	}
+	// Editors and shells add byte order marks, line ends and white space.
+	good := string(kubeconfigOf("certificate-authority-data: Y2E=", "token: secret"))
+	for name, text := range map[string]string{
+		"CRLF":                  strings.ReplaceAll(good, "\n", "\r\n"),
+		"a byte order mark":     "\ufeff" + good,
+		"no last newline":       strings.TrimSpace(good),
+		"blank lines":           "\n\n" + good + "\n \n",
+		"a token with newlines": string(kubeconfigOf("certificate-authority-data: Y2E=", `token: "secret\r\n"`)),
+		"a token with spaces":   string(kubeconfigOf("certificate-authority-data: Y2E=", `token: " secret "`)),
+	} {
+		config, err := parseKubeconfig([]byte(text))
+		if err != nil || config.BearerToken != "secret" || string(config.CAData) != "ca" {
+			t.Errorf("%s: %+v, %v", name, config, err)
+		}
+	}
 	for name, test := range map[string]struct {
 		text []byte
 		want string
@@ -552,9 +696,14 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 		Data: map[string][]byte{"value": first}}
 	w := newTestReconciler(t, secret)
 	var log strings.Builder
+	var problem atomic.Bool
 	ticks, done := make(chan time.Time), make(chan error, 1)
 	go func() {
-		done <- waitForChange(t.Context(), w.Client, at, first, ticks, slog.New(slog.NewTextHandler(&log, nil)))
+		done <- waitForChange(t.Context(), w.Client, at, first, ticks, func(err error) {
+			if err != nil {
+				problem.Store(true)
+			}
+		}, slog.New(slog.NewTextHandler(&log, nil)))
 	}()
 	put := func(text []byte) {
 		t.Helper()
@@ -563,11 +712,21 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ticks <- time.Time{}
-	ticks <- time.Time{}
+	tick := func() {
+		t.Helper()
+		select {
+		case ticks <- time.Time{}:
+		case err := <-done:
+			t.Fatalf("it has ended: %v", err)
+		}
+	}
+	tick()
+	put([]byte("\ufeff" + strings.ReplaceAll(string(first), "\n", "\r\n") + "\r\n")) // no change
+	tick()
+	tick()
 	put([]byte("nonsense"))
-	ticks <- time.Time{}
-	ticks <- time.Time{}
+	tick()
+	tick()
 	put(second) // The previous tick may see this change already.
 	var err error
 	select {
@@ -578,11 +737,101 @@ func TestFollowsTheKubeconfig(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "has changed") {
 		t.Error(err)
 	}
+	if !problem.Load() {
+		t.Error("the invalid kubeconfig was not reported")
+	}
 	if !strings.Contains(log.String(), "is invalid") || strings.Contains(log.String(), "second") {
 		t.Errorf("log: %s", log.String())
 	}
 	if _, err := readKubeconfig(t.Context(), w.Client, types.NamespacedName{Namespace: namespace,
 		Name: "none"}); err == nil || !strings.Contains(err.Error(), "is missing: with NSTANCE_CAPI_ENDPOINT") {
 		t.Error(err)
+	}
+}
+
+// TestOtherReferenceIsReported checks that the NstanceCluster has a condition and an event if the Cluster references
+// another object, and that a removed label of the NstanceCluster is written again.
+func TestOtherReferenceIsReported(t *testing.T) {
+	w := newTestReconciler(t)
+	mustSucceed(t, w.Client.Create(t.Context(), serviceAccount()))
+	w.reconcile(t)
+	infra, cluster := w.read(t)
+	cluster.Spec.InfrastructureRef.Name, infra.Labels = "other", nil
+	mustSucceed(t, errors.Join(w.Client.Update(t.Context(), cluster), w.Client.Update(t.Context(), infra)))
+	for len(w.recorder.Events) > 0 {
+		<-w.recorder.Events
+	}
+	w.reconcile(t)
+	infra, cluster = w.read(t)
+	ready := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ReadyCondition)
+	if ready == nil || ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, `"other"`) ||
+		!strings.Contains(ready.Message, "set it to NstanceCluster demo--default") {
+		t.Errorf("condition %+v", ready)
+	}
+	if infra.Labels[clusterv1.ClusterNameLabel] != "demo--default" {
+		t.Errorf("labels %v", infra.Labels)
+	}
+	select {
+	case text := <-w.recorder.Events:
+		if !strings.Contains(text, "Warning "+v1beta1.UnreferencedReason) {
+			t.Errorf("event %q", text)
+		}
+	default:
+		t.Error("no event")
+	}
+	cluster.Spec.InfrastructureRef.Name = "demo--default"
+	mustSucceed(t, w.Client.Update(t.Context(), cluster))
+	w.reconcile(t)
+	if infra, _ = w.read(t); !meta.IsStatusConditionTrue(infra.Status.Conditions, v1beta1.ReadyCondition) {
+		t.Errorf("conditions %+v", infra.Status.Conditions)
+	}
+}
+
+// TestSilentShardIsReported checks that the NstanceCluster has a condition and an event with the shards that the
+// operator waits for, from the first attempt to connect on.
+func TestSilentShardIsReported(t *testing.T) {
+	w := newTestReconciler(t)
+	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{} })
+	state := func() (status metav1.ConditionStatus, reason, message string) {
+		w.reconcile(t)
+		infra, _ := w.read(t)
+		c := meta.FindStatusCondition(infra.Status.Conditions, v1beta1.ShardsReachableCondition)
+		if c == nil {
+			t.Fatal("the condition ShardsReachable is missing")
+		}
+		return c.Status, c.Reason, c.Message
+	}
+	reported := func() (found []string) {
+		for {
+			select {
+			case text := <-w.recorder.Events:
+				if strings.Contains(text, v1beta1.UnreachableReason) {
+					found = append(found, text)
+				}
+			default:
+				return found
+			}
+		}
+	}
+	if status, reason, text := state(); status != metav1.ConditionFalse || reason != v1beta1.WaitingForShardReason ||
+		!strings.Contains(text, "west") {
+		t.Errorf("while it connects: %s %s %q", status, reason, text)
+	}
+	if events := reported(); len(events) > 0 {
+		t.Errorf("events while it connects: %q", events)
+	}
+	w.shards.Of("west").SetState(func(s *shards.State) { s.Err = "connection refused" })
+	for range 2 {
+		if status, reason, text := state(); status != metav1.ConditionFalse || reason != v1beta1.UnreachableReason ||
+			!strings.Contains(text, "west (connection refused)") || strings.Contains(text, "east") {
+			t.Errorf("unreachable: %s %s %q", status, reason, text)
+		}
+	}
+	if events := reported(); len(events) != 1 || !strings.Contains(events[0], "west (connection refused)") {
+		t.Errorf("events %q", events)
+	}
+	w.shards.Of("west").SetState(func(s *shards.State) { *s = shards.State{Reachable: true, Synced: true} })
+	if status, _, _ := state(); status != metav1.ConditionTrue {
+		t.Errorf("reachable: %s", status)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,11 +43,56 @@ func (r *reconciler) updateStatus(infra *v1beta1.NstanceCluster, cluster *cluste
 	infra.Status.Initialization.Provisioned = &provisioned
 	infra.Status.ObservedGeneration = infra.Generation
 	infra.Status.FailureDomains = r.failureDomains(infra.Status.FailureDomains)
-	if problem := r.kubeconfig.problem(); problem != "" {
-		set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, problem)
+	waits, failing := r.silentShards()
+	switch {
+	case waits == "":
+		set(v1beta1.ShardsReachableCondition, true, v1beta1.ReachableReason, "")
+	case failing:
+		set(v1beta1.ShardsReachableCondition, false, v1beta1.UnreachableReason, waits)
+	default:
+		set(v1beta1.ShardsReachableCondition, false, v1beta1.WaitingForShardReason, waits)
+	}
+	if problem := strings.Trim(r.kubeconfig.problem()+"; "+r.Problems.String(), "; "); problem != "" {
+		set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, scope.ConditionMessage(problem))
 		return
 	}
-	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, "")
+	set(v1beta1.ReadyCondition, true, v1beta1.ReadyReason, waits)
+}
+
+// silentShards returns a message with the shards whose groups are not known or that do not answer, and with what waits
+// for them. The message is empty if there is no such shard. failing is true if an attempt to reach one of them failed.
+func (r *reconciler) silentShards() (message string, failing bool) {
+	var list []string
+	for _, shard := range r.Shards.All() {
+		state := shard.State()
+		switch {
+		case state.Reachable && state.Synced:
+			continue
+		case state.Reachable:
+			list = append(list, shard.ID()+" (its groups are being read)")
+		case state.Err == "":
+			list = append(list, shard.ID()+" (connecting)")
+		default:
+			failing = true
+			list = append(list, shard.ID()+" ("+state.Err+")")
+		}
+	}
+	if len(list) == 0 {
+		return "", false
+	}
+	return "waiting for shards: " + strings.Join(list, ", ") + "; groups without an NstanceMachinePool are imported " +
+		"when all shards answer", failing
+}
+
+// recordWait records an event about the NstanceCluster if its status newly says that shards do not answer.
+func (r *reconciler) recordWait(before, after *v1beta1.NstanceCluster) {
+	was := meta.FindStatusCondition(before.Status.Conditions, v1beta1.ShardsReachableCondition)
+	is := meta.FindStatusCondition(after.Status.Conditions, v1beta1.ShardsReachableCondition)
+	if is == nil || is.Reason != v1beta1.UnreachableReason ||
+		was != nil && was.Reason == is.Reason && was.Message == is.Message {
+		return
+	}
+	r.Recorder.Eventf(after, nil, corev1.EventTypeWarning, is.Reason, "Connect", "%s", scope.Truncate(is.Message))
 }
 
 // failureDomains returns a failure domain for each shard of the operator. A shard that is unreachable keeps its last

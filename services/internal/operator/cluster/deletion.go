@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -76,6 +77,11 @@ func (r *reconciler) end(ctx context.Context, in phaseInput) (reconcile.Result, 
 			v1beta1.DeletingReason, deletionMessage(waits))
 		if err := r.PatchStatus(ctx, before, in.infra); client.IgnoreNotFound(err) != nil {
 			return reconcile.Result{}, fmt.Errorf("patch status of NstanceCluster %s: %w", r.objectKey(), err)
+		}
+		was := meta.FindStatusCondition(before.Status.Conditions, v1beta1.ReadyCondition)
+		if text := deletionMessage(waits); len(waits) > 0 && (was == nil || was.Message != text) {
+			r.Recorder.Eventf(in.infra, nil, corev1.EventTypeWarning, v1beta1.DeletingReason, "Delete", "%s",
+				scope.Truncate(text))
 		}
 	}
 	if err := r.releaseInfraCluster(ctx, in.infra); err != nil {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,18 +10,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
 const (
@@ -29,7 +31,7 @@ const (
 	// tokenLife is the requested lifetime of a token. The API server may choose another.
 	tokenLife = time.Hour
 	// recheck is the time between two checks of the Secret.
-	recheck = time.Minute
+	recheck = 20 * time.Second
 )
 
 // KubeconfigSecret returns the name of the Secret with a Cluster's kubeconfig (Cluster API contract).
@@ -39,9 +41,13 @@ func KubeconfigSecret(cluster string) string { return cluster + "-kubeconfig" }
 // Secret is valid for an hour.
 type kubeconfigKeeper struct {
 	Options
+	// try sends a request with a kubeconfig, and returns the error of the API server.
+	try func(ctx context.Context, text []byte) error
 
 	writing sync.Mutex // Held while the Secret is written.
 	renewAt time.Time  // Guarded by writing.
+	written []byte     // The kubeconfig that was written last. Guarded by writing.
+	ca      []byte     // The CA in it. Guarded by writing.
 
 	mu      sync.Mutex
 	err     error
@@ -49,7 +55,7 @@ type kubeconfigKeeper struct {
 }
 
 func newKubeconfigKeeper(o Options) *kubeconfigKeeper {
-	k := &kubeconfigKeeper{Options: o, changed: make(chan struct{}, 1)}
+	k := &kubeconfigKeeper{Options: o, try: listNodes, changed: make(chan struct{}, 1)}
 	if o.External == nil {
 		k.err = errors.New("the kubeconfig for Cluster API has not been created yet")
 	}
@@ -82,15 +88,14 @@ func (k *kubeconfigKeeper) notifyChanges(ctx context.Context, fn func()) {
 
 // run maintains the kubeconfig until ctx ends. After a failure, it records an event and tries again.
 func (k *kubeconfigKeeper) run(ctx context.Context) error {
-	delays := &backoff.ExponentialBackOff{InitialInterval: 2 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
-		MaxInterval: time.Minute}
-	delays.Reset()
+	failures := 0
 	for {
 		wait := recheck
 		if err := k.updateSecret(ctx, nil); err == nil {
-			delays.Reset()
-		} else if ctx.Err() == nil {
-			wait = delays.NextBackOff()
+			failures = 0
+		} else {
+			failures++
+			wait = reconnect.Backoff(2*time.Second, recheck, failures)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -141,8 +146,9 @@ func (k *kubeconfigKeeper) recordResult(ctx context.Context, err error) {
 // errNoCluster is returned while the Cluster that owns the Secret does not exist.
 var errNoCluster = errors.New("the Cluster has not been created yet")
 
-// ensureSecret creates the Secret if it is missing. It renews the Secret after half of the token's lifetime, or if the
-// Secret belongs to an earlier Cluster. If cluster is nil, ensureSecret reads the Cluster from the cache.
+// ensureSecret creates the Secret if it is missing. It renews the Secret after half of the token's lifetime, if its
+// content is not what was written last, if the API server has another CA, or if it belongs to an earlier Cluster. If
+// cluster is nil, ensureSecret reads the Cluster from the cache.
 func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.Cluster) error {
 	if cluster == nil {
 		cluster = &clusterv1.Cluster{}
@@ -156,15 +162,29 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.
 	at := types.NamespacedName{Namespace: k.Namespace, Name: KubeconfigSecret(k.objectKey().Name)}
 	err := k.Client.Get(ctx, at, &secret)
 	missing := apierrors.IsNotFound(err)
+	ca, caErr := caOf(k.Config)
 	switch {
 	case err != nil && !missing:
 		return fmt.Errorf("read Secret %s: %w", at, err)
 	case !missing && !secret.DeletionTimestamp.IsZero():
 		return nil
-	case !missing && len(secret.Data[kubeconfigKey]) > 0 && k.Now().Before(k.renewAt) && !isForeign(&secret, cluster):
-		return nil
+	case !missing && bytes.Equal(secret.Data[kubeconfigKey], k.written) && k.Now().Before(k.renewAt) &&
+		secret.Labels[clusterv1.ClusterNameLabel] == k.objectKey().Name && !isForeign(&secret, cluster) &&
+		len(secret.OwnerReferences) > 0 && (caErr != nil || bytes.Equal(ca, k.ca)):
+		err := k.try(ctx, k.written)
+		switch {
+		case apierrors.IsForbidden(err):
+			return k.restoreRights(ctx, err)
+		case !apierrors.IsUnauthorized(err):
+			// Whether the API server answers is not the question here: the operator's own requests show that.
+			return nil
+		}
+		k.Log.Warn("the API server refuses the token in the kubeconfig for Cluster API; renewing it", "error", err)
 	}
-	text, expires, err := k.newKubeconfigText(ctx)
+	if caErr != nil {
+		return caErr
+	}
+	text, life, err := k.newKubeconfigText(ctx, ca)
 	if err != nil {
 		return err
 	}
@@ -176,7 +196,7 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.
 		secret.Data = map[string][]byte{}
 	}
 	secret.Data[kubeconfigKey] = text
-	if missing || isForeign(&secret, cluster) {
+	if missing || isForeign(&secret, cluster) || len(secret.OwnerReferences) == 0 {
 		secret.OwnerReferences = []metav1.OwnerReference{{APIVersion: clusterv1.GroupVersion.String(),
 			Kind: clusterv1.ClusterKind, Name: cluster.Name, UID: cluster.UID}}
 	}
@@ -189,9 +209,41 @@ func (k *kubeconfigKeeper) ensureSecret(ctx context.Context, cluster *clusterv1.
 	if err != nil {
 		return fmt.Errorf("write Secret %s: %w", at, err)
 	}
-	now := k.Now()
-	k.renewAt = now.Add(expires.Sub(now) / 2)
-	k.Log.Info("renewed the token in the kubeconfig for Cluster API", "secret", at.Name, "expires", expires)
+	k.renewAt, k.written, k.ca = k.Now().Add(life/2), text, ca
+	k.Log.Info("renewed the token in the kubeconfig for Cluster API", "secret", at.Name, "lifetime", life)
+	return nil
+}
+
+// listNodes lists one Node with a kubeconfig.
+func listNodes(ctx context.Context, text []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	config, err := parseKubeconfig(text)
+	if err != nil {
+		return err
+	}
+	return requestNodes(ctx, config)
+}
+
+// requestNodes lists one Node with a client configuration, to see what the API server answers.
+func requestNodes(ctx context.Context, config *rest.Config) error {
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	if _, err = kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+		return fmt.Errorf("list Nodes: %w", err)
+	}
+	return nil
+}
+
+// restoreRights creates the permissions of the ServiceAccount again, if the operator may do that. The error refused is
+// the API server's answer to a request of the ServiceAccount.
+func (k *kubeconfigKeeper) restoreRights(ctx context.Context, refused error) error {
+	if err := k.createAccount(ctx); err != nil {
+		return fmt.Errorf("ServiceAccount %s/%s may not list Nodes: apply services/operator/kustomize/rbac (%w)",
+			k.Namespace, k.ServiceAccount, refused)
+	}
 	return nil
 }
 
@@ -203,29 +255,29 @@ func isForeign(secret *corev1.Secret, cluster *clusterv1.Cluster) bool {
 	})
 }
 
-// newKubeconfigText requests a token. It returns a kubeconfig that contains the token, and the time at which the token
-// expires.
-func (k *kubeconfigKeeper) newKubeconfigText(ctx context.Context) ([]byte, time.Time, error) {
+// newKubeconfigText requests a token. It returns a kubeconfig with the token and the CA, and the lifetime of the token.
+// The time at which the token expires is on the API server's clock, so newKubeconfigText does not use it.
+func (k *kubeconfigKeeper) newKubeconfigText(ctx context.Context, ca []byte) ([]byte, time.Duration, error) {
 	seconds := int64(tokenLife / time.Second)
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: k.Namespace, Name: k.ServiceAccount}}
 	err := k.Client.SubResource("token").Create(ctx, account, request)
 	if apierrors.IsNotFound(err) {
 		if err := k.createAccount(ctx); err != nil {
-			return nil, time.Time{}, err
+			return nil, 0, err
 		}
 		err = k.Client.SubResource("token").Create(ctx, account, request)
 	}
 	if err != nil {
-		return nil, time.Time{}, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace,
+		return nil, 0, fmt.Errorf("request a token of ServiceAccount %s/%s: %w", k.Namespace,
 			k.ServiceAccount, err)
 	}
-	ca, err := caOf(k.Config)
-	if err != nil {
-		return nil, time.Time{}, err
+	life := tokenLife
+	if granted := request.Spec.ExpirationSeconds; granted != nil { // the API server may have changed it
+		life = time.Duration(*granted) * time.Second
 	}
 	text, err := encodeKubeconfig(k.objectKey().Name, k.Config, ca, request.Status.Token)
-	return text, request.Status.ExpirationTimestamp.Time, err
+	return text, life, err
 }
 
 // caOf returns the CA of the API server in a client configuration.

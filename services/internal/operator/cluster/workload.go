@@ -20,9 +20,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
+	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
-// WorkloadOptions configures [OpenWorkload].
+const (
+	// retryKubeconfig is the time between two attempts to use the kubeconfig of an external workload cluster.
+	retryKubeconfig = 5 * time.Second
+	// probeTimeout limits one attempt.
+	probeTimeout = 15 * time.Second
+)
+
+// WorkloadOptions configures [SetupWorkload].
 type WorkloadOptions struct {
 	// Namespace is the namespace of the Secret with the kubeconfig. Cluster and Tenant determine the name of the
 	// Secret.
@@ -33,48 +43,92 @@ type WorkloadOptions struct {
 	Adjust func(*rest.Config)
 	// Options configure the client and cache of an external cluster. Optional.
 	Options []cluster.Option
-	Log     *slog.Logger
+	// Problems receives what is wrong with the kubeconfig of an external cluster.
+	Problems *scope.Problems
+	Log      *slog.Logger
 }
 
-// OpenWorkload returns the workload cluster, in which the Nodes and Pods are. This is the manager's own cluster or an
-// external one. For an external cluster, the manager's cluster must have a Secret with its kubeconfig. When that
-// kubeconfig changes, the manager exits with an error. After its restart, it uses the new kubeconfig.
-func OpenWorkload(ctx context.Context, mgr ctrl.Manager, o WorkloadOptions) (cluster.Cluster, error) {
+// SetupWorkload calls setup with the workload cluster, in which the Nodes and Pods are. This is the manager's own
+// cluster or an external one. For an external cluster, the manager's cluster must have a Secret with its kubeconfig.
+// SetupWorkload then calls setup while the manager runs, as soon as the external cluster accepts this kubeconfig. Until
+// then, it reports what is wrong. When the kubeconfig changes later, the manager exits with an error. After its
+// restart, it uses the new kubeconfig.
+func SetupWorkload(mgr ctrl.Manager, o WorkloadOptions, setup func(cluster.Cluster) error) error {
 	if !o.External {
-		return mgr, nil
+		return setup(mgr)
 	}
 	at := types.NamespacedName{Namespace: o.Namespace, Name: KubeconfigSecret(v1beta1.ClusterName(o.Cluster, o.Tenant))}
-	text, err := readKubeconfig(ctx, mgr.GetAPIReader(), at)
+	report := func(err error) {
+		o.Problems.Set("the kubeconfig of the workload cluster", v1beta1.KubeconfigFailedReason, err)
+	}
+	return mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		text, config := o.awaitKubeconfig(ctx, mgr.GetAPIReader(), at, report)
+		if config == nil {
+			return nil
+		}
+		c, err := cluster.New(config, o.Options...)
+		if err != nil {
+			return fmt.Errorf("workload cluster %s: %w", config.Host, err)
+		}
+		// The setup adds indexes, which is not possible any more once the cache of c runs.
+		if err := setup(c); err != nil {
+			return err
+		}
+		if err := mgr.Add(c); err != nil {
+			return err
+		}
+		return waitForChange(ctx, mgr.GetAPIReader(), at, text, nil, report, o.Log)
+	}))
+}
+
+// awaitKubeconfig waits until the workload cluster accepts the kubeconfig in the Secret. It returns the kubeconfig, or
+// nil when ctx ends. Until then, it calls report with the problem.
+func (o *WorkloadOptions) awaitKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName,
+	report func(error)) ([]byte, *rest.Config) {
+	for {
+		text, config, err := o.tryKubeconfig(ctx, reader, at)
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		report(err)
+		if err == nil {
+			return text, config
+		}
+		o.Log.Warn("waiting for the kubeconfig of the workload cluster", "error", err)
+		if tasks.Sleep(ctx, retryKubeconfig) != nil {
+			return nil, nil
+		}
+	}
+}
+
+// tryKubeconfig reads the kubeconfig in the Secret, and sends a request with it.
+func (o *WorkloadOptions) tryKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName) ([]byte,
+	*rest.Config, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	text, err := readKubeconfig(ctx, reader, at)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config, err := parseKubeconfig(text)
 	if err != nil {
-		return nil, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
+		return nil, nil, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
 	}
 	if o.Adjust != nil {
 		o.Adjust(config)
 	}
-	c, err := cluster.New(config, o.Options...)
+	err = requestNodes(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("workload cluster %s: %w", config.Host, err)
+		return nil, nil, fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err)
 	}
-	if err := mgr.Add(c); err != nil {
-		return nil, err
-	}
-	err = mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		return waitForChange(ctx, mgr.GetAPIReader(), at, text, nil, o.Log)
-	}))
-	return c, err
+	return text, config, nil
 }
 
 func readKubeconfig(ctx context.Context, reader client.Reader, at types.NamespacedName) ([]byte, error) {
 	var secret corev1.Secret
 	if err := reader.Get(ctx, at, &secret); apierrors.IsNotFound(err) {
-		return nil,
-			fmt.Errorf(
-				"secret %s is missing: with NSTANCE_CAPI_ENDPOINT it must contain the kubeconfig of the workload "+
-					"cluster in key %s", at, kubeconfigKey)
+		return nil, fmt.Errorf("kubeconfig of the workload cluster: Secret %s is missing: with NSTANCE_CAPI_ENDPOINT "+
+			"it must contain the kubeconfig in key %s", at, kubeconfigKey)
 	} else if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of the workload cluster: %w", err)
 	}
@@ -89,6 +143,9 @@ func parseKubeconfig(text []byte) (*rest.Config, error) {
 	parsed, err := clientcmd.Load(text)
 	if err != nil {
 		return nil, errors.New("the text is not a kubeconfig") // the cause might contain credentials
+	}
+	for _, user := range parsed.AuthInfos {
+		user.Token = pasted.Clean(user.Token)
 	}
 	if err := checkSelfContained(parsed); err != nil {
 		return nil, err
@@ -122,9 +179,10 @@ func checkSelfContained(c *clientcmdapi.Config) error {
 }
 
 // waitForChange returns an error when the kubeconfig differs from text, and nil when ctx ends. It checks the kubeconfig
-// whenever it receives from ticks. If ticks is nil, it checks once a minute.
+// whenever it receives from ticks. If ticks is nil, it checks every [recheck]. After each check, it calls report with
+// the problem of the kubeconfig, or with nil if there is none.
 func waitForChange(ctx context.Context, reader client.Reader, at types.NamespacedName, text []byte,
-	ticks <-chan time.Time, log *slog.Logger) error {
+	ticks <-chan time.Time, report func(error), log *slog.Logger) error {
 	if ticks == nil {
 		ticker := time.NewTicker(recheck)
 		defer ticker.Stop()
@@ -137,13 +195,18 @@ func waitForChange(ctx context.Context, reader client.Reader, at types.Namespace
 		case <-ticks:
 		}
 		now, err := readKubeconfig(ctx, reader, at)
+		if ctx.Err() != nil {
+			return nil
+		}
+		report(err)
 		if err != nil {
 			log.Warn("failed to read the kubeconfig of the workload cluster; the current one stays in use", "error",
 				err)
 			continue
 		}
-		if !bytes.Equal(now, text) {
+		if !bytes.Equal(pasted.Clean(now), pasted.Clean(text)) {
 			if _, err := parseKubeconfig(now); err != nil {
+				report(fmt.Errorf("kubeconfig of the workload cluster in Secret %s: %w", at, err))
 				log.Error("the new kubeconfig of the workload cluster is invalid; the current one stays in use",
 					"error", err)
 				continue

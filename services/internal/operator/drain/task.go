@@ -270,6 +270,9 @@ func (t *task) acknowledge(ctx context.Context) bool {
 			if code != reported {
 				reported = code
 				t.log.Warn("failed to acknowledge the drain; trying again", "error", err)
+				t.recordEvents(nil, corev1.EventTypeWarning, v1beta1.WaitingForShardReason,
+					"the drain has ended, but shard %s cannot be told; trying again: %s", t.shard,
+					truncate(err.Error()))
 			}
 		}
 		if tasks.Sleep(ctx, retry) != nil {

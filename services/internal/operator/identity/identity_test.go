@@ -586,64 +586,221 @@ func TestRunRenewsInTime(t *testing.T) {
 		if err := k.Renew(t.Context(), renew); err == nil || !strings.Contains(err.Error(), "unknown authority") {
 			t.Errorf("a certificate of a CA that is no longer trusted: %v", err)
 		}
-		if err := k.Run(t.Context(), renew); err == nil || !strings.Contains(err.Error(),
-			"and no shard has renewed it") || now().Before(k.Current().Leaf.NotAfter) {
+		if err := k.Run(t.Context(), renew); !errors.Is(err, identity.ErrExpired) ||
+			now().Before(k.Current().Leaf.NotAfter) {
 			t.Errorf("in the end: %v", err)
 		}
 	})
 }
 
-// TestRestoresDeletedSecrets checks that Run creates the deleted Secrets of the identity again, with their earlier
-// content, and records an event.
-func TestRestoresDeletedSecrets(t *testing.T) {
+// TestRunReportsFailedRenewals checks that a failed renewal is repeated within 30 s, and that the problem is reported
+// until a renewal succeeds.
+func TestRunReportsFailedRenewals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cluster := fleettest.NewCluster(t, "demo")
-		began := time.Now()
-		_, private := identitytest.Key(t)
-		sent := []byte(identitytest.CA(cluster).Data[identity.CAKey])
-		kube := fake.NewClientBuilder().WithObjects(identitytest.CA(cluster),
-			&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
-				corev1.TLSCertKey:       identitytest.Certificate(t, cluster, "default", fleettest.Now, 30*time.Hour),
-				corev1.TLSPrivateKeyKey: private, identity.CAKey: sent}}).Build()
-		o := identitytest.Options(kube, "demo", "default", func() time.Time {
-			return fleettest.Now.Add(time.Since(began))
-		})
-		recorder := events.NewFakeRecorder(10)
-		o.Recorder = recorder
-		k := identity.New(o)
-		if err := k.Ensure(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
-		read := func(name string) map[string][]byte {
-			secret := &corev1.Secret{}
-			if err := kube.Get(t.Context(), client.ObjectKey{Namespace: identitytest.Namespace, Name: name},
-				secret); err != nil {
-				t.Fatal(err)
+		w := newSecretsTest(t)
+		began, asked, fail := time.Now(), []time.Duration(nil), true
+		renew := func(context.Context, ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse, error) {
+			asked = append(asked, time.Since(began))
+			if fail {
+				return nil, errors.New("shard west does not answer")
 			}
-			return secret.Data
+			return &nstancev1.OperatorServiceRenewCertificateResponse{Certificate: identitytest.Certificate(t,
+				w.cluster, "default", w.Now(), 30*time.Hour)}, nil
 		}
-		want := map[string]map[string][]byte{}
-		for _, name := range []string{"nstance-operator-key", "nstance-operator-cert"} {
-			want[name] = read(name)
-			if err := kube.Delete(t.Context(), &corev1.Secret{ObjectMeta: meta(name)}); err != nil {
+		run := func(d time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), d)
+			defer cancel()
+			if err := w.Run(ctx, renew); err != nil {
 				t.Fatal(err)
 			}
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-		defer cancel()
-		if err := k.Run(ctx, nil); err != nil {
-			t.Fatal(err)
+		run(21 * time.Hour)
+		for i := range asked {
+			if i > 0 && asked[i]-asked[i-1] > 30*time.Second {
+				t.Fatalf("no attempt between %s and %s", asked[i-1], asked[i])
+			}
 		}
-		for name, data := range want {
-			if got := read(name); !maps.EqualFunc(got, data, bytes.Equal) {
-				t.Errorf("%s has the keys %v, want %v with the same values", name, slices.Sorted(maps.Keys(got)),
-					slices.Sorted(maps.Keys(data)))
-			}
-			if text := <-recorder.Events; !strings.Contains(text, "Warning SecretRestored") {
-				t.Errorf("event %q", text)
-			}
+		if text := w.Problems.String(); len(asked) < 100 || !strings.Contains(text, "shard west does not answer") ||
+			!strings.Contains(text, "expires") {
+			t.Errorf("%d attempts, problems %q", len(asked), text)
+		}
+		fail = false
+		run(30 * time.Second)
+		if text := w.Problems.String(); text != "" {
+			t.Errorf("after a renewal: %s", text)
 		}
 	})
+}
+
+// secretsTest is an operator with an identity, and its Kubernetes API.
+type secretsTest struct {
+	*identity.Keeper
+	kube     client.Client
+	recorder *events.FakeRecorder
+	cluster  *fleettest.Cluster
+	want     map[string]map[string][]byte
+}
+
+func newSecretsTest(t *testing.T) *secretsTest {
+	t.Helper()
+	w := &secretsTest{cluster: fleettest.NewCluster(t, "demo"), recorder: events.NewFakeRecorder(10),
+		want: map[string]map[string][]byte{}}
+	began := time.Now()
+	_, private := identitytest.Key(t)
+	sent := []byte(identitytest.CA(w.cluster).Data[identity.CAKey])
+	w.kube = fake.NewClientBuilder().WithObjects(identitytest.CA(w.cluster),
+		&corev1.Secret{ObjectMeta: meta("nstance-operator-cert"), Data: map[string][]byte{
+			corev1.TLSCertKey:       identitytest.Certificate(t, w.cluster, "default", fleettest.Now, 30*time.Hour),
+			corev1.TLSPrivateKeyKey: private, identity.CAKey: sent}}).Build()
+	o := identitytest.Options(w.kube, "demo", "default", func() time.Time {
+		return fleettest.Now.Add(time.Since(began))
+	})
+	o.Recorder = w.recorder
+	w.Keeper = identity.New(o)
+	if err := w.Ensure(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"nstance-operator-key", "nstance-operator-cert"} {
+		w.want[name] = w.read(t, name).Data
+	}
+	return w
+}
+
+func (w *secretsTest) read(t *testing.T, name string) *corev1.Secret {
+	t.Helper()
+	secret := &corev1.Secret{}
+	if err := w.kube.Get(t.Context(), client.ObjectKey{Namespace: identitytest.Namespace, Name: name},
+		secret); err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+func (w *secretsTest) run(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := w.Run(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRestoresSecrets checks that Run writes the Secrets of the identity again within a minute, with their earlier
+// content, when they were deleted, damaged or replaced. It records an event each time.
+func TestRestoresSecrets(t *testing.T) {
+	_, other, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	otherKey, err := authority.EncodePrivateKey(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		secret string
+		data   map[string][]byte // nil: the Secret is deleted
+	}{
+		"certificate deleted":         {"nstance-operator-cert", nil},
+		"key deleted":                 {"nstance-operator-key", nil},
+		"certificate damaged":         {"nstance-operator-cert", map[string][]byte{corev1.TLSCertKey: []byte("x")}},
+		"certificate's key replaced":  {"nstance-operator-cert", map[string][]byte{corev1.TLSPrivateKeyKey: otherKey}},
+		"CA bundle damaged":           {"nstance-operator-cert", map[string][]byte{identity.CAKey: []byte("x")}},
+		"certificate emptied":         {"nstance-operator-cert", map[string][]byte{"other": []byte("x")}},
+		"private key damaged":         {"nstance-operator-key", map[string][]byte{identity.PrivateKey: []byte("x")}},
+		"private key replaced":        {"nstance-operator-key", map[string][]byte{identity.PrivateKey: otherKey}},
+		"public key damaged":          {"nstance-operator-key", map[string][]byte{identity.PublicKey: nil}},
+		"key's Secret holds all else": {"nstance-operator-key", map[string][]byte{"other": []byte("x")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSecretsTest(t)
+				secret := w.read(t, test.secret)
+				if test.data == nil {
+					err = w.kube.Delete(t.Context(), secret)
+				} else {
+					if _, all := test.data["other"]; all {
+						secret.Data = nil
+					}
+					secret.Data = maps.Clone(secret.Data)
+					if secret.Data == nil {
+						secret.Data = map[string][]byte{}
+					}
+					maps.Copy(secret.Data, test.data)
+					err = w.kube.Update(t.Context(), secret)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.run(t)
+				for name, data := range w.want {
+					got := w.read(t, name).Data
+					delete(got, "other")
+					if !maps.EqualFunc(got, data, bytes.Equal) {
+						t.Errorf("%s has the keys %v, want %v with the same values", name,
+							slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(data)))
+					}
+				}
+				if len(w.recorder.Events) != 1 {
+					t.Fatalf("%d events", len(w.recorder.Events))
+				}
+				if text := <-w.recorder.Events; !strings.Contains(text, "Warning SecretRestored") {
+					t.Errorf("event %q", text)
+				}
+			})
+		})
+	}
+}
+
+// TestAdoptsNewerIdentity checks that the operator uses a newer valid identity that replaces its own in the Secret. An
+// older one, or one of another tenant, is replaced by its own.
+func TestAdoptsNewerIdentity(t *testing.T) {
+	for name, test := range map[string]struct {
+		tenant string
+		after  time.Duration
+		adopt  bool
+	}{
+		"newer": {"default", time.Hour, true}, "older": {"default", -time.Hour, false},
+		"of another tenant": {"other", time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSecretsTest(t)
+				before := w.Current().Leaf
+				time.Sleep(time.Hour)
+				_, key, err := ed25519.GenerateKey(rand.Reader)
+				if err != nil {
+					t.Fatal(err)
+				}
+				leaf, err := w.cluster.CA.IssueClient(authority.ClientSpec{Identity: authority.Identity{
+					Role: authority.RoleOperator, Cluster: "demo", Tenant: test.tenant, ID: w.Current().Who.ID},
+					PublicKey: key.Public().(ed25519.PublicKey)}, rand.Reader, fleettest.Now.Add(test.after))
+				if err != nil {
+					t.Fatal(err)
+				}
+				secret := w.read(t, "nstance-operator-cert")
+				secret.Data[corev1.TLSCertKey] = authority.EncodeCertificate(leaf)
+				if secret.Data[corev1.TLSPrivateKeyKey], err = authority.EncodePrivateKey(key); err != nil {
+					t.Fatal(err)
+				}
+				if err := w.kube.Update(t.Context(), secret); err != nil {
+					t.Fatal(err)
+				}
+				w.run(t)
+				if test.adopt {
+					before = leaf
+				}
+				stored, err := authority.ParseCertificate(w.read(t, "nstance-operator-cert").Data[corev1.TLSCertKey])
+				if err != nil || !stored.Equal(before) || !w.Current().Leaf.Equal(before) {
+					t.Errorf("certificate of %s is used, %s is stored, want %s; %v", w.Current().Leaf.NotBefore,
+						stored.NotBefore, before.NotBefore, err)
+				}
+				private, err := authority.ParsePrivateKey(w.read(t, "nstance-operator-key").Data[identity.PrivateKey])
+				if err != nil || !private.Public().(ed25519.PublicKey).Equal(before.PublicKey) {
+					t.Errorf("the Secret of the key does not hold the certificate's key: %v", err)
+				}
+			})
+		})
+	}
 }
 
 // TestRenewsDuringRotation checks that the operator trusts a new CA that a server sends with a renewed certificate. The

@@ -21,7 +21,9 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // These are the names of the entries in the CA ConfigMap and in the identity Secrets.
@@ -48,6 +50,8 @@ type Options struct {
 	Now  func() time.Time
 	// Recorder records events about the Secrets.
 	Recorder events.EventRecorder
+	// Problems receives what is wrong with the ConfigMap and the Secrets.
+	Problems *scope.Problems
 	Log      *slog.Logger
 }
 
@@ -82,10 +86,21 @@ func (k *Keeper) Current() *Identity { return k.current.Load() }
 // address. An error says what the user must do: provide the CA or the nonce, or repair the shards that refuse the
 // registration.
 func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
-	roots, err := k.readTrust(ctx)
+	stored, err := k.readSecret(ctx, k.CertSecret)
 	if err != nil {
 		return err
 	}
+	k.keepSent(stored)
+	roots, err := k.readTrust(ctx)
+	if err != nil {
+		// The bundle that a server sent is enough for an operator that is registered.
+		sent, parseErr := parseTrust(k.sent)
+		if parseErr != nil {
+			return err
+		}
+		roots = sent
+	}
+	k.report(caSource, err)
 	k.roots.Store(roots)
 	key, secret, err := k.loadKey(ctx)
 	if err != nil {
@@ -101,13 +116,15 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 		}
 	}
 	k.current.Store(identity)
+	k.closeOthers(identity) // of an identity that has expired
 	k.Log.Info("loaded the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster,
 		"tenant", identity.Who.Tenant,
 		"expires", identity.Leaf.NotAfter)
 	return nil
 }
 
-// readTrust returns the CAs in the ConfigMap, and those that a server has sent with the current certificate.
+// readTrust returns the CAs in the ConfigMap, and those that a server has sent with the current certificate. A CA of
+// another cluster is an error.
 func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	var m corev1.ConfigMap
 	if err := k.Client.Get(ctx, k.objectKey(k.CAConfigMap), &m); err != nil {
@@ -121,15 +138,24 @@ func (k *Keeper) readTrust(ctx context.Context) (*trustBundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey, err)
 	}
-	certificate, err := k.readSecret(ctx, k.CertSecret)
-	if err != nil {
-		return nil, err
+	for _, cert := range roots.certs {
+		if err := authority.CheckCluster(cert, k.Cluster); err != nil {
+			return nil, fmt.Errorf("read the cluster CA: ConfigMap %s, key %s: %w", k.objectKey(k.CAConfigMap), CAKey,
+				err)
+		}
 	}
-	if certificate == nil {
-		return roots, nil
-	}
-	k.sent = certificate.Data[CAKey]
 	return roots.with(k.sent), nil
+}
+
+// Sources of problems.
+const (
+	caSource       = "the cluster's CA"
+	identitySource = "the operator's identity"
+	renewalSource  = "the renewal of the operator's certificate"
+)
+
+func (k *Keeper) report(source string, err error) {
+	k.Problems.Set(source, v1beta1.IdentityFailedReason, err)
 }
 
 // loadKey returns the stored key and the certificate's Secret, which is nil if there is none. If no key is stored,

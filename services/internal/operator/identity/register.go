@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"bytes"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -15,6 +14,7 @@ import (
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // registerTimeout limits the registration with one shard, including the connection.
@@ -68,7 +68,7 @@ func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 			fmt.Errorf("the operator must register (%w), but Secret %s with a registration nonce is missing: %s",
 				reason, k.objectKey(k.NonceSecret), hint)
 	}
-	text := bytes.TrimSpace(secret.Data[NonceKey])
+	text := pasted.Clean(secret.Data[NonceKey])
 	switch {
 	case len(text) == 0:
 		return "", fmt.Errorf("the operator must register (%w), but Secret %s has no key %s: %s", reason,

@@ -8,27 +8,56 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
 )
 
-// checkInterval is the time between two checks of the identity. A check reads the CA bundle and finds out whether the
-// certificate is due for renewal.
-const checkInterval = time.Minute
+const (
+	// checkInterval is the time between two checks of the identity. A check reads the ConfigMap and the Secrets, and
+	// finds out whether the certificate is due for renewal.
+	checkInterval = 20 * time.Second
+	// firstWait and lastWait are the shortest and the longest time between two attempts to get an identity.
+	firstWait, lastWait = 2 * time.Second, 15 * time.Second
+)
+
+// ErrExpired is returned by [Keeper.Run] when the certificate has expired. The operator must register again.
+var ErrExpired = errors.New("no shard has renewed the operator's certificate")
+
+// Await calls Ensure until the operator has an identity, or until ctx ends. It reports each failure in Problems. shards
+// returns the registration addresses in the present configuration.
+func (k *Keeper) Await(ctx context.Context, shards func() map[string]string) error {
+	failures, last := 0, ""
+	for {
+		err := k.Ensure(ctx, shards())
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		k.report(identitySource, err)
+		if err == nil {
+			return nil
+		}
+		if err.Error() != last {
+			last, failures = err.Error(), 0
+			k.Log.Error("the operator has no identity; trying again", "error", err)
+		}
+		failures++
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(reconnect.Backoff(firstWait, lastWait, failures)):
+		}
+	}
+}
 
 // Renewer requests from a shard a new certificate for a key.
 type Renewer func(ctx context.Context, key ed25519.PublicKey) (*nstancev1.OperatorServiceRenewCertificateResponse,
 	error)
 
 // Run maintains the identity until ctx ends, then returns nil. It renews the certificate after two thirds of its life,
-// or earlier when a server asks for that. It also reloads the CA bundle and restores deleted Secrets. Run logs and
-// retries failures. If the certificate expires, Run returns an error: the process must restart to register again.
+// or earlier when a server asks for that. It also reloads the CA bundle and restores deleted and changed Secrets. Run
+// logs and reports failures, and tries again with the next check. If the certificate expires, Run returns [ErrExpired].
 func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
-	delays := &backoff.ExponentialBackOff{InitialInterval: 10 * time.Second, RandomizationFactor: 0.5, Multiplier: 2,
-		MaxInterval: 10 * time.Minute}
-	delays.Reset()
-	var retry time.Time
+	last := ""
 	for {
 		timer := time.NewTimer(checkInterval)
 		select {
@@ -37,40 +66,50 @@ func (k *Keeper) Run(ctx context.Context, renew Renewer) error {
 			return nil
 		case <-timer.C:
 		}
-		k.restoreSecrets(ctx) // before refreshTrust, which reads one of them
 		k.refreshTrust(ctx)
+		if err := k.checkSecrets(ctx); ctx.Err() == nil {
+			k.report(identitySource, err)
+		}
 		now, identity := k.Now(), k.current.Load()
 		if !now.Before(identity.Leaf.NotAfter) {
-			return fmt.Errorf("the operator's certificate expired at %s, and no shard has renewed it",
+			return fmt.Errorf("%w: it expired at %s", ErrExpired,
 				identity.Leaf.NotAfter.UTC().Format(time.RFC3339))
 		}
-		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() || now.Before(retry) {
+		if now.Before(identity.RenewAt()) && !k.renewEarly.Load() {
+			k.report(renewalSource, nil) // a newer certificate may come from the Secret
 			continue
 		}
 		// Clear the server's request for an early renewal before the renewal. As soon as the renewal has ended, a
 		// server may request another one.
 		early := k.renewEarly.Swap(false)
-		if err := k.Renew(ctx, renew); err != nil {
+		err := k.Renew(ctx, renew)
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the end of the program is no failure of the renewal
+		}
+		if err != nil {
 			if early {
 				k.renewEarly.Store(true)
 			}
-			delay := delays.NextBackOff()
-			retry = now.Add(delay)
-			if ctx.Err() == nil {
-				k.Log.Error("failed to renew the operator's certificate; trying again", "error", err, "expires",
-					identity.Leaf.NotAfter, "duration", delay)
+			err = fmt.Errorf("the operator's certificate, which expires at %s, is not renewed; trying again: %w",
+				identity.Leaf.NotAfter.UTC().Format(time.RFC3339), err)
+			if err.Error() != last {
+				last = err.Error()
+				k.Log.Error("failed to renew the operator's certificate", "error", err)
 			}
-			continue
 		}
-		delays.Reset()
+		k.report(renewalSource, err)
 	}
 }
 
 // refreshTrust reads the CA bundle again. If that fails, the current bundle stays in use.
 func (k *Keeper) refreshTrust(ctx context.Context) {
 	roots, err := k.readTrust(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	k.report(caSource, err)
 	switch {
-	case err != nil && ctx.Err() == nil:
+	case err != nil:
 		k.Log.Warn("failed to read the cluster CA; the current one stays in use", "error", err)
 	case err == nil && !bytes.Equal(roots.text, k.roots.Load().text):
 		k.roots.Store(roots)

@@ -40,7 +40,8 @@ func faultOf(s step, err error) *fault {
 		text = strings.ToValidUTF8(text[:maxText], "") + " ..."
 	}
 	switch {
-	case s != stepCreate && code == codes.NotFound:
+	case s != stepCreate && (code == codes.NotFound || code == codes.InvalidArgument):
+		// An instance whose ID the server refuses cannot exist.
 		return nil
 	case s == stepCreate && code == codes.AlreadyExists:
 		// An instance with this ID existed and is gone. So the instance does not exist, and the call has not failed.
@@ -48,7 +49,7 @@ func faultOf(s step, err error) *fault {
 	}
 	switch code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
-		return &fault{reason: v1beta1.WaitingForShardReason, text: "the shard's leader did not answer",
+		return &fault{reason: v1beta1.WaitingForShardReason, text: "the leader did not answer",
 			after: retrySoon}
 	case codes.ResourceExhausted:
 		return &fault{reason: v1beta1.CreateFailedReason, text: text, after: retryFull}
@@ -70,7 +71,7 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 	shard, ok := r.Shards.Shard(m.Spec.Shard)
 	if !ok {
 		v.fault = &fault{reason: v1beta1.UnknownShardReason,
-			text:  "the shard was removed from the operator's configuration",
+			text:  "shard " + m.Spec.Shard + " was removed from the operator's configuration",
 			after: retrySoon}
 		return
 	}
@@ -104,12 +105,14 @@ func (r *Reconciler) performCall(ctx context.Context, v *view, s step) {
 		if v.fault = faultOf(s, err); v.fault == nil {
 			if s == stepDestroy && m.Status.InstanceID == "" && r.refused.inDoubt(m.UID, v.now.Time) {
 				v.fault = &fault{reason: v1beta1.DeletingReason,
-					text: "waiting for an earlier CreateInstance call that may still be processed", after: retrySoon}
+					text: "waiting for an earlier CreateInstance call that " +
+						"shard " + m.Spec.Shard + " may still process", after: retrySoon}
 				return
 			}
 			v.answer = &answer{}
 			return
 		}
+		v.fault.text = "shard " + m.Spec.Shard + ": " + v.fault.text
 		if s == stepCreate {
 			r.refused.rememberLost(m.UID, v.now.Time)
 		}

@@ -294,6 +294,9 @@ func (v *view) decideDiscard(d *decision) {
 	}
 }
 
+// deletingText is the message of a machine while the server deletes its instance.
+const deletingText = "the instance is being deleted"
+
 // decideDeletion handles a machine that is being deleted.
 func (v *view) decideDeletion(d *decision, gone bool) {
 	m := v.machine
@@ -317,7 +320,7 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 		d.step = stepRelease
 		return
 	}
-	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "the instance is being deleted")
+	v.setCondition(d, v1beta1.ReadyCondition, false, v1beta1.DeletingReason, deletingText)
 	if !v.checkShard(d, s) {
 		if v.skip {
 			d.step = stepRelease

@@ -5,9 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -394,5 +396,41 @@ func TestStatus(t *testing.T) {
 	})
 	if s := decide(stopped).status; s.Initialization.Provisioned == nil || s.State != "registered" || s.Ready {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestDrainLimit checks that Cluster API's drain of a Machine that the operator is responsible for, and its wait for
+// volumes, are limited by the drain timeout of the group.
+func TestDrainLimit(t *testing.T) {
+	timeout := func(d time.Duration) func(*view) {
+		return func(v *view) { v.shards[1].group.DrainTimeout = durationpb.New(d) }
+	}
+	limited := func(drain, detach int32) func(*view) {
+		return func(v *view) {
+			v.owner.Spec.Deletion.NodeDrainTimeoutSeconds = &drain
+			v.owner.Spec.Deletion.NodeVolumeDetachTimeoutSeconds = &detach
+		}
+	}
+	onDemand := func(v *view) { v.owner.Labels = map[string]string{v1beta1.PodUIDLabel: "1"} }
+	for name, test := range map[string]struct {
+		change func(*view)
+		want   int32 // 0 for no change
+	}{
+		"pool":            {allOf(ofPool, timeout(time.Minute)), 60},
+		"on-demand":       {allOf(onDemand, timeout(time.Minute)), 60},
+		"of a user":       {timeout(time.Minute), 0},
+		"limited already": {allOf(ofPool, timeout(time.Minute), limited(60, 60)), 0},
+		"changed":         {allOf(ofPool, timeout(time.Minute), limited(20, 60)), 60},
+		"volumes":         {allOf(ofPool, timeout(time.Minute), limited(60, 0)), 60},
+		"none":            {allOf(ofPool, timeout(0)), 1},
+		"part of second":  {allOf(ofPool, timeout(1500*time.Millisecond)), 2},
+		"unknown":         {ofPool, 0},
+		"no Machine":      {allOf(ofPool, timeout(time.Minute), noOwner), 0},
+		"unknown shard":   {allOf(ofPool, timeout(time.Minute), unknown), 0},
+	} {
+		v := runningView(test.change)
+		if got := ptr.Deref(drainLimit(&v), 0); got != test.want {
+			t.Errorf("%s: limit %d, want %d", name, got, test.want)
+		}
 	}
 }

@@ -12,13 +12,11 @@ package machine
 import (
 	"context"
 	"fmt"
-	"time"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
@@ -27,16 +25,13 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;update;patch;delete
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines/status,verbs=get;update;patch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines/finalizers,verbs=update
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinetemplates,verbs=get;list;watch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinetemplates/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;patch;delete
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinetemplates,verbs=list;watch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinetemplates/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=get;list;watch;patch;delete
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
-// +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
-// +kubebuilder:rbac:groups="",namespace=nstance-system,resources=events,verbs=create;patch;update
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=list;watch
 
 // parallel is the number of machines reconciled at a time. It is high because a reconciliation may wait for a server.
 const parallel = 16
@@ -50,7 +45,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		}
 	}
 	r := &Reconciler{Scope: s}
-	err := ctrl.NewControllerManagedBy(mgr).Named("nstancemachine").
+	err := s.NewController(mgr, "nstancemachine", parallel).
 		For(&v1beta1.NstanceMachine{}).
 		Watches(&clusterv1.Machine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
@@ -58,19 +53,18 @@ func Setup(mgr ctrl.Manager, s scope.Scope) error {
 		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForPool),
 			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
 		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: parallel}).
-		Complete(r)
+		Complete(s.Supervise(r, &v1beta1.NstanceMachine{}))
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachine: %w", err)
 	}
-	if err := (&orphanReconciler{Reconciler: r, since: map[string]time.Time{}}).setup(mgr); err != nil {
+	if err := newOrphanReconciler(r).setup(mgr); err != nil {
 		return err
 	}
 	t := &templateReconciler{Scope: s, types: capacity.Source{Now: s.Now}}
-	err = ctrl.NewControllerManagedBy(mgr).Named("nstancemachinetemplate").
+	err = s.NewController(mgr, "nstancemachinetemplate", 1).
 		For(&v1beta1.NstanceMachineTemplate{}).
 		WatchesRawSource(shards.Source(s.Shards, t.requestsForChange)).
-		Complete(t)
+		Complete(s.Supervise(t, &v1beta1.NstanceMachineTemplate{}))
 	if err != nil {
 		return fmt.Errorf("controller of NstanceMachineTemplate: %w", err)
 	}

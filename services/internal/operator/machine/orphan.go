@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -23,20 +24,30 @@ import (
 // appears if its NstanceMachine is deleted while Cluster API creates the Machine.
 type orphanReconciler struct {
 	*Reconciler
-	// since maps the name of each Machine that has neither an NstanceMachine nor an instance to the time when the
-	// operator first saw that. Only the single worker uses the map.
-	since map[string]time.Time
+	// since maps the name of each Machine that has neither an NstanceMachine nor an instance to what the operator saw
+	// first. Only the single worker uses the map.
+	since map[string]firstSeen
+}
+
+// firstSeen is when the operator first saw the Machine with the UID without NstanceMachine and instance.
+type firstSeen struct {
+	uid types.UID
+	at  time.Time
+}
+
+func newOrphanReconciler(r *Reconciler) *orphanReconciler {
+	return &orphanReconciler{Reconciler: r, since: map[string]firstSeen{}}
 }
 
 func (r *orphanReconciler) setup(mgr ctrl.Manager) error {
-	err := ctrl.NewControllerManagedBy(mgr).Named("nstanceorphan").
+	err := r.NewController(mgr, "nstanceorphan", 1).
 		For(&clusterv1.Machine{}).
 		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForInfrastructure),
 			builder.WithPredicates(predicate.Funcs{
 				CreateFunc: func(event.CreateEvent) bool { return false },
 				UpdateFunc: func(event.UpdateEvent) bool { return false },
 			})).
-		Complete(r)
+		Complete(r.Supervise(r, &clusterv1.Machine{}))
 	if err != nil {
 		return fmt.Errorf("controller of Machines without instance: %w", err)
 	}
@@ -74,14 +85,14 @@ func (r *orphanReconciler) Reconcile(ctx context.Context, request ctrl.Request) 
 		in.shards = append(in.shards, shardView{id: s.ID(), reachable: state.Reachable, synced: state.Synced,
 			instance: instance})
 	}
-	if at := r.since[m.Name]; !at.Before(m.CreationTimestamp.Time) { // else it was another Machine of this name
-		in.since = at
+	if seen := r.since[m.Name]; seen.uid == m.UID { // else it was another Machine of this name
+		in.since = seen.at
 	}
 	reap, again := decideOrphan(&in)
 	if in.since.IsZero() {
 		delete(r.since, m.Name)
 	} else {
-		r.since[m.Name] = in.since
+		r.since[m.Name] = firstSeen{m.UID, in.since}
 	}
 	if !reap {
 		return ctrl.Result{RequeueAfter: again}, nil

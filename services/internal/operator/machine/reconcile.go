@@ -262,6 +262,9 @@ func (r *Reconciler) storeStatus(ctx context.Context, v view, d decision) (ctrl.
 		r.recordEvents(m, next)
 		v.machine = next
 	}
+	if err := r.limitDrain(ctx, &v); err != nil {
+		return ctrl.Result{}, err
+	}
 	if err := r.deleteDiscarded(ctx, v, d.step); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -332,7 +335,10 @@ func (r *Reconciler) recordEvents(before, after *v1beta1.NstanceMachine) {
 		{v1beta1.InstanceCreatedCondition, v1beta1.CreateFailedReason, "Create", corev1.EventTypeWarning},
 		{v1beta1.InstanceCreatedCondition, v1beta1.RefusedReason, "Create", corev1.EventTypeWarning},
 		{v1beta1.InstanceCreatedCondition, v1beta1.UnknownShardReason, "Create", corev1.EventTypeWarning},
+		{v1beta1.InstanceCreatedCondition, v1beta1.UnreachableReason, "Create", corev1.EventTypeWarning},
+		{v1beta1.InstanceCreatedCondition, v1beta1.WaitingForShardReason, "Create", corev1.EventTypeWarning},
 		{v1beta1.ServerDeletedCondition, v1beta1.InstanceGoneReason, "Delete", corev1.EventTypeNormal},
+		{v1beta1.ReadyCondition, v1beta1.DeletingReason, "Delete", corev1.EventTypeWarning},
 	} {
 		old, now := meta.FindStatusCondition(before.Status.Conditions, e.condition),
 			meta.FindStatusCondition(after.Status.Conditions, e.condition)
@@ -341,9 +347,12 @@ func (r *Reconciler) recordEvents(before, after *v1beta1.NstanceMachine) {
 			continue
 		}
 		text := now.Message
+		if text == deletingText {
+			continue // the deletion waits for nothing but the server
+		}
 		if text == "" {
 			text = "instance " + after.Spec.InstanceID + " on shard " + after.Spec.Shard
 		}
-		r.Recorder.Eventf(after, nil, e.kind, e.reason, e.action, "%s", text)
+		r.Recorder.Eventf(after, nil, e.kind, e.reason, e.action, "%s", scope.Truncate(text))
 	}
 }

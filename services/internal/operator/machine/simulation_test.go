@@ -460,7 +460,7 @@ func TestCreateRefused(t *testing.T) {
 			}
 			warned := 0
 			for _, e := range op.events.take() {
-				if strings.Contains(e, "Warning CreateFailed not now") {
+				if strings.Contains(e, "Warning CreateFailed shard a: not now") {
 					warned++
 				}
 			}
@@ -755,5 +755,35 @@ func (op *simulatedOperator) checkInstances(fail func(string, ...any)) {
 	}
 	if diff := cmp.Diff(want, op.serverInstances()); diff != "" {
 		fail("machines and instances differ:\n%s", diff)
+	}
+}
+
+// TestWaitsAreReported checks that a machine that waits for a shard has an event that names the shard, both before its
+// instance is created and while it is deleted.
+func TestWaitsAreReported(t *testing.T) {
+	op := newSimulatedOperator(t, 1)
+	silent := func(is bool) {
+		for _, one := range op.shards.All() {
+			op.shards.Of(one.ID()).SetState(func(s *shards.State) { s.Reachable = !is })
+		}
+	}
+	silent(true)
+	op.addMachine("one", "a")
+	op.settle()
+	if events := strings.Join(op.events.take(), "\n"); !strings.Contains(events, "waiting for shard a") {
+		t.Errorf("events while the instance cannot be created: %q", events)
+	}
+	silent(false)
+	op.settle()
+	op.events.take()
+	silent(true)
+	op.deleteMachine("one")
+	for range 3 {
+		op.runClusterAPI()
+		op.reconcileAll()
+	}
+	if events := op.events.take(); len(events) != 1 || !strings.Contains(events[0], "Warning Deleting") ||
+		!strings.Contains(events[0], "shard a does not answer") {
+		t.Errorf("events while the instance cannot be deleted: %q", events)
 	}
 }

@@ -3,7 +3,10 @@ package machine
 import (
 	"cmp"
 	"context"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,7 +41,27 @@ func (r *templateReconciler) Reconcile(ctx context.Context, request ctrl.Request
 	}
 	next := t.DeepCopy()
 	r.updateStatus(ctx, next, permission.Paused)
-	return ctrl.Result{}, client.IgnoreNotFound(r.PatchStatus(ctx, t, next))
+	if err := r.PatchStatus(ctx, t, next); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	was := meta.FindStatusCondition(t.Status.Conditions, v1beta1.ReadyCondition)
+	is := meta.FindStatusCondition(next.Status.Conditions, v1beta1.ReadyCondition)
+	if is != nil && is.Reason == v1beta1.WaitingForShardReason && (was == nil || was.Message != is.Message) {
+		r.Recorder.Eventf(next, nil, corev1.EventTypeWarning, is.Reason, "ReadCapacity", "%s", is.Message)
+	}
+	return ctrl.Result{}, nil
+}
+
+// silentShards returns the IDs of the shards that do not answer, separated by commas. If only is not empty, it
+// considers only the shard with this ID.
+func (r *templateReconciler) silentShards(only string) string {
+	var ids []string
+	for _, s := range r.Shards.All() {
+		if state := s.State(); !(state.Reachable && state.Synced) && (only == "" || only == s.ID()) {
+			ids = append(ids, s.ID())
+		}
+	}
+	return strings.Join(ids, ", ")
 }
 
 func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.NstanceMachineTemplate, paused bool) {
@@ -58,8 +81,11 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 		// No shard has reported the instance type, perhaps because no shard can be reached. Keep the capacity that the
 		// status already has.
 		if t.Status.Capacity == nil {
-			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason,
-				"no shard has reported the instance type of group "+t.Spec.Template.Spec.GroupRef.Name)
+			text := "no shard has reported the instance type of group " + t.Spec.Template.Spec.GroupRef.Name
+			if silent := r.silentShards(t.Spec.Template.Spec.Shard); silent != "" {
+				text += ": waiting for " + silent
+			}
+			set(v1beta1.ReadyCondition, false, v1beta1.WaitingForShardReason, text)
 		}
 		return
 	case shard == nil:

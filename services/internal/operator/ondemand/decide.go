@@ -118,6 +118,10 @@ func decideSweep(w snapshot) (d decision) {
 			}
 		case pool == nil:
 			d.waiting = true
+			if pod != nil {
+				d.warn = append(d.warn, podWarning{pod, v1beta1.WaitingForMachinePoolReason, "waiting for an " +
+					"NstanceMachinePool of group " + m.Labels[v1beta1.GroupLabel]})
+			}
 		default:
 			d.create = append(d.create, machineCreation{name: m.Name, pod: pod, pool: pool, machine: m})
 		}
@@ -213,7 +217,8 @@ func (d *decision) explainWait(pod *corev1.Pod, infra *v1beta1.NstanceMachine) {
 		return
 	}
 	switch created.Reason {
-	case v1beta1.CreateFailedReason, v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.WaitingForShardReason:
+	case v1beta1.CreateFailedReason, v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1beta1.WaitingForShardReason,
+		v1beta1.UnreachableReason:
 		d.warn = append(d.warn, podWarning{pod, created.Reason, "waiting for machine " + infra.Name + ": " +
 			created.Message})
 	}
@@ -271,12 +276,29 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	case !has && !unheard:
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
-		// Wait until the group has a pool. The operator imports the group as a pool once all shards answer.
-		d.waiting = true
+		// The operator imports the group as a pool once all shards answer.
+		if silent := w.silentShards(); silent != "" {
+			refuse(v1beta1.WaitingForShardReason, "group "+group+" has no NstanceMachinePool yet, and is imported "+
+				"when all shards answer: waiting for "+silent)
+		} else {
+			refuse(v1beta1.WaitingForMachinePoolReason, "group "+group+" has no NstanceMachinePool, or it is being "+
+				"deleted")
+		}
 	default:
 		d.addToleration(pod)
 		d.create = append(d.create, machineCreation{name: name, pod: pod, pool: pool})
 	}
+}
+
+// silentShards returns the IDs of the shards that do not answer, separated by commas.
+func (w *snapshot) silentShards() string {
+	var ids []string
+	for _, s := range w.shards {
+		if !s.usable {
+			ids = append(ids, s.id)
+		}
+	}
+	return strings.Join(ids, ", ")
 }
 
 // newObjects returns a Machine and its NstanceMachine. The caller makes the Machine the owner of the NstanceMachine

@@ -123,7 +123,7 @@ func TestDecide(t *testing.T) {
 		"half made, pod runs":       {snapshotOf(podOf("1", inPhase(corev1.PodRunning))).with("1", false), "~" + name},
 		"half made, pool gone": {snapshotOf(podOf("1")).with("1", false).change(func(w *snapshot) {
 			clear(w.pools)
-		}), "?"},
+		}), "!WaitingForMachinePool ?"},
 		"on its way out with a machine": {snapshotOf(podOf("1", goes)).with("1", true), ""},
 		"failed with a machine": {snapshotOf(podOf("1", inPhase(corev1.PodFailed))).with("1", true),
 			"-" + name},
@@ -211,11 +211,12 @@ func TestDecide(t *testing.T) {
 		"unknown, one shard silent": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandGroupAnnotation, "cpu"))).change(
 			func(w *snapshot) {
 				w.shards[1].usable = false
-			}), "?"},
-		"no pool yet": {snapshotOf(podOf("1")).change(func(w *snapshot) { clear(w.pools) }), "?"},
+			}), "!WaitingForShard ?"},
+		"no pool yet": {snapshotOf(podOf("1")).change(func(w *snapshot) { clear(w.pools) }),
+			"!WaitingForMachinePool ?"},
 		"pool goes": {snapshotOf(podOf("1")).change(func(w *snapshot) {
 			w.pools["gpu"].DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-		}), "?"},
+		}), "!WaitingForMachinePool ?"},
 		"instance type is none": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,
 			"m5 large"))), "!Refused ?"},
 		"instance type is too long": {snapshotOf(podOf("1", annotated(v1beta1.OnDemandInstanceTypeAnnotation,

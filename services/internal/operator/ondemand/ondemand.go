@@ -38,10 +38,10 @@ import (
 
 // +kubebuilder:rbac:groups="",resources=pods,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=get;list;watch;create;delete
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=list;watch;create;delete
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=list;watch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=list;watch;create
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=list;watch
 
 // Names of the cache indexes.
 const (
@@ -110,7 +110,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 	r := &reconciler{Scope: s, pods: workload.GetClient(), apiReader: workload.GetAPIReader(),
 		recorder: workload.GetEventRecorder("nstance-ondemand"),
 		warned:   map[types.UID]string{}}
-	err := ctrl.NewControllerManagedBy(mgr).Named("ondemand").
+	err := s.NewController(mgr, "ondemand", 1).
 		WatchesRawSource(source.Kind(workload.GetCache(), &corev1.Pod{}, sweepOn[*corev1.Pod](), requestsMachine)).
 		WatchesRawSource(source.Kind(workload.GetCache(), &corev1.Node{}, sweepOn[*corev1.Node](), newNode)).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Machine{}, sweepOn[*clusterv1.Machine](),
@@ -122,7 +122,7 @@ func Setup(mgr ctrl.Manager, s scope.Scope, workload cluster.Cluster) error {
 			scope.DeletionChanged[*v1beta1.NstanceMachinePool]())).
 		WatchesRawSource(source.Kind(mgr.GetCache(), &clusterv1.Cluster{}, sweepOn[*clusterv1.Cluster]())).
 		WatchesRawSource(shards.Source(s.Shards, r.requestsForChange)).
-		Complete(r)
+		Complete(s.Supervise(r, nil))
 	if err != nil {
 		return fmt.Errorf("controller of on-demand machines: %w", err)
 	}

@@ -45,7 +45,6 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	d := decideSweep(w)
 	r.waiting.Store(d.waiting)
-	r.recordWarnings(w, d.warn)
 	var again atomic.Bool
 	d.tolerate = slices.DeleteFunc(d.tolerate, func(pod *corev1.Pod) bool {
 		_, done := r.tolerant.Load(pod.UID)
@@ -55,9 +54,15 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		_, done := r.deleted.Load(one.machine.UID)
 		return done
 	})
-	var intolerant sync.Map // by the pod's UID
+	var failed sync.Map // the error of each pod whose machine could not be prepared, by the pod's UID
 	problems := []error{
-		inParallel(d.reserve, func(one nodeReservation) error { return r.reserveNode(ctx, one) }),
+		inParallel(d.reserve, func(one nodeReservation) error {
+			err := r.reserveNode(ctx, one)
+			if err != nil {
+				failed.Store(types.UID(one.machine.Labels[v1beta1.PodUIDLabel]), err)
+			}
+			return err
+		}),
 		inParallel(d.remove, func(one machineRemoval) error {
 			behind, err := r.deleteMachine(ctx, one)
 			if behind {
@@ -68,7 +73,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		inParallel(d.tolerate, func(pod *corev1.Pod) error {
 			err := r.addToleration(ctx, pod)
 			if err != nil {
-				intolerant.Store(pod.UID, true)
+				failed.Store(pod.UID, err)
 			} else {
 				r.tolerant.Store(pod.UID, true)
 			}
@@ -77,7 +82,7 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	}
 	// Create no machine for a pod that did not get its toleration: the pod could not use it.
 	d.create = slices.DeleteFunc(d.create, func(c machineCreation) bool {
-		_, ok := intolerant.Load(c.pod.UID)
+		_, ok := failed.Load(c.pod.UID)
 		return ok
 	})
 	// Create at most parallelWrites machines now. The next sweep first reserves the Nodes that have appeared by then,
@@ -87,8 +92,15 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		d.create = d.create[:parallelWrites]
 	}
 	problems = append(problems, inParallel(d.create, func(c machineCreation) error {
-		return r.createMachine(ctx, &w, c)
+		err := r.createMachine(ctx, &w, c)
+		if err != nil {
+			failed.Store(c.pod.UID, err)
+		}
+		return err
 	}))
+	if ctx.Err() == nil {
+		r.recordWarnings(w, append(d.warn, failureWarnings(w, &failed)...))
+	}
 	switch err := errors.Join(problems...); {
 	case err != nil:
 		return ctrl.Result{}, err
@@ -98,6 +110,19 @@ func (r *reconciler) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		return ctrl.Result{RequeueAfter: cacheRetry}, nil
 	}
 	return ctrl.Result{}, nil
+}
+
+// failureWarnings returns a warning for each pod whose machine could not be prepared. The parameter failed maps UIDs of
+// pods to errors.
+func failureWarnings(w snapshot, failed *sync.Map) (warnings []podWarning) {
+	failed.Range(func(uid, err any) bool {
+		if pod := w.alive[uid.(types.UID)]; pod != nil {
+			warnings = append(warnings, podWarning{pod, v1beta1.CreateFailedReason,
+				scope.Truncate("the machine of this pod cannot be prepared; trying again: " + err.(error).Error())})
+		}
+		return true
+	})
+	return warnings
 }
 
 // inParallel calls the function do for each item, up to parallelWrites at a time. It returns all errors.

@@ -506,3 +506,34 @@ func TestDeletesAMachineOnce(t *testing.T) {
 		t.Errorf("%d writes, want one deletion", n)
 	}
 }
+
+// TestFailedPreparationIsReported checks that a pod gets an event if its machine cannot be prepared, for example because
+// the operator lacks a right, and that the event names the cause.
+func TestFailedPreparationIsReported(t *testing.T) {
+	c := newCluster(t)
+	c.pod("one", "1", "gpu")
+	c.crashIn = -1 // every write fails
+	for range 3 {
+		if _, err := c.rec.Reconcile(t.Context(), sweep); err == nil {
+			t.Fatal("the reconciliation did not fail")
+		}
+	}
+	if events := c.events.take(); len(events) != 1 || !strings.HasPrefix(events[0], "one: Warning CreateFailed ") ||
+		!strings.Contains(events[0], errCrash.Error()) {
+		t.Errorf("events %q", events)
+	}
+}
+
+// TestWaitForPoolNamesTheShard checks that a pod of a group without a pool gets an event with the shards that the import
+// of the group waits for.
+func TestWaitForPoolNamesTheShard(t *testing.T) {
+	pod := podOf("1")
+	w := snapshotOf(pod)
+	clear(w.pools)
+	w.shards = append(w.shards, shardView{id: "remote"})
+	d := decideSweep(w)
+	if len(d.warn) != 1 || d.warn[0].reason != v1beta1.WaitingForShardReason ||
+		!strings.Contains(d.warn[0].text, "remote") {
+		t.Errorf("warnings %v", d.warn)
+	}
+}

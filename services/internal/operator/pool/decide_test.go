@@ -285,17 +285,22 @@ func TestDecideGroup(t *testing.T) {
 		}), callResult{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
 		"deletion refused": {baseGroup(deleted), callResult{call: gone.call,
 			err: status.Error(codes.FailedPrecondition, "a reason")}, "False Deleting", "True Reachable", "", 0, false,
-			0},
+			1},
 		"deletion fails": {baseGroup(deleted), callResult{call: gone.call,
-			err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 0},
+			err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 1},
+		"name that the shard refuses": {baseGroup(func(in *groupInput) {
+			deleted(in)
+			in.known = nil
+		}), callResult{call: gone.call, err: status.Error(codes.InvalidArgument, "group: name")}, "", "", "", 0, true,
+			0},
 		"deleted, unreachable": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.state = shards.State{Synced: true, Err: "lost"}
-		}), callResult{}, "False Deleting", "False Unreachable", "", 0, false, 1},
+		}), callResult{}, "False Deleting", "False Unreachable", "", 0, false, 2},
 		"deleted, shard removed": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.configured = false
-		}), callResult{}, "False Deleting", "False UnknownShard", "", 0, false, 1},
+		}), callResult{}, "False Deleting", "False UnknownShard", "", 0, false, 2},
 		"deleted, shard removed and skipped": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.configured, in.skip = false, true
@@ -423,7 +428,9 @@ func TestWaitForFinalizer(t *testing.T) {
 	mp := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(created)}}
 	for _, test := range []struct {
 		age, want time.Duration
-	}{{0, newMachinePool}, {newMachinePool - time.Second, time.Second}, {newMachinePool, 0}, {time.Hour, 0}} {
+	}{{0, newMachinePool}, {newMachinePool - time.Second, time.Second}, {newMachinePool, 0}, {time.Hour, 0},
+		{-time.Hour, 0}, // The operator's clock is behind the API server's.
+	} {
 		if got := waitForFinalizer(mp, created.Add(test.age)); got != test.want {
 			t.Errorf("wait of a MachinePool of age %s: %s, want %s", test.age, got, test.want)
 		}
@@ -525,8 +532,9 @@ func TestDecidePool(t *testing.T) {
 		"in use but no longer configured": {basePool(4, "a", "w").with("a", 2, "p", nil).with("w", 2, "p",
 			no(v1beta1.ShardReachableCondition, "UnknownShard")), []string{"update g--a 2", "update g--w 2"},
 			"False UnknownShard", true, false, "False UnknownShard", 4},
-		"no MachinePool": {lonely, nil, "False WaitingForMachinePool", false, false, "", -1},
-		"paused":         {paused, nil, "", false, false, "", -1},
+		"no MachinePool":          {lonely, nil, "False WaitingForMachinePool", false, false, "", -1},
+		"no MachinePool any more": {lonely.with("a", 3, "p", nil), nil, "False Unreferenced", false, false, "", 3},
+		"paused":                  {paused, nil, "", false, false, "", -1},
 		"deleted": {leaving(basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", gone)),
 			[]string{"remove g--a 2"}, "False Deleting", false, false, "", 3},
 		"deleted, done": {leaving(basePool(3, "a").with("a", 2, "q", nil)), nil, "False Deleting", false, true, "",

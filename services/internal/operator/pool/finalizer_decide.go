@@ -13,10 +13,16 @@ import (
 // Cluster API does not run (dev-k8s).
 const newMachinePool = 5 * time.Second
 
-// waitForFinalizer returns the time until the operator creates instances for a MachinePool, 0 if it may do so now.
+// waitForFinalizer returns the time until the operator creates instances for a MachinePool, 0 if it may do so now. If
+// the MachinePool seems to be created in the future, the clocks of the API server and the operator differ, and the
+// operator does not wait.
 func waitForFinalizer(mp *clusterv1.MachinePool, now time.Time) time.Duration {
 	if mp == nil || controllerutil.ContainsFinalizer(mp, clusterv1.MachinePoolFinalizer) {
 		return 0
 	}
-	return max(0, mp.CreationTimestamp.Add(newMachinePool).Sub(now))
+	age := now.Sub(mp.CreationTimestamp.Time)
+	if age < 0 || age > newMachinePool {
+		return 0
+	}
+	return newMachinePool - age
 }

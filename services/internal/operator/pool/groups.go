@@ -13,7 +13,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -39,8 +38,7 @@ func newGroupReconciler(p pools) *groupReconciler {
 	return &groupReconciler{pools: p, types: capacity.Source{Now: p.Now}, outcomes: map[string]outcome{}}
 }
 
-func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
-	o.MaxConcurrentReconciles = parallelGroups
+func (r *groupReconciler) setup(b *ctrl.Builder) error {
 	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
 	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
 	return b.For(&v1beta1.NstanceShardGroup{}).
@@ -49,7 +47,7 @@ func (r *groupReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
-		WithOptions(o).Complete(r)
+		Complete(r.Supervise(r, &v1beta1.NstanceShardGroup{}))
 }
 
 // requestsForChange returns the requests that a change on a shard causes.

@@ -193,7 +193,13 @@ func decideGroup(in groupInput, did callResult) groupPlan {
 	}
 	switch {
 	case deleting:
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", deletionMessage(in, did))
+		message := deletionMessage(in, did)
+		was := meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ReadyCondition)
+		if (!in.configured || !in.state.Reachable && !in.connecting() || did.err != nil) &&
+			(was == nil || was.Message != message) {
+			plan.events = append(plan.events, warningEvent(v1beta1.DeletingReason, "%s", message))
+		}
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, "%s", message)
 	case in.ending:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, clusterEnding)
 	case !in.configured:
@@ -269,7 +275,9 @@ func deletionFinished(in groupInput, did callResult) (bool, []notice) {
 	case did.err == nil:
 		return did.restored, nil
 	}
-	return code == codes.NotFound || code == codes.FailedPrecondition && in.known.GetIsStatic(), nil
+	// A shard never has a group with a name that it refuses.
+	return code == codes.NotFound || code == codes.InvalidArgument && in.known == nil ||
+		code == codes.FailedPrecondition && in.known.GetIsStatic(), nil
 }
 
 // deletionMessage says what the deletion of a shard group waits for.

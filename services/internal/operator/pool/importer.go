@@ -13,7 +13,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -43,7 +42,7 @@ func (r *importer) importRequest() []reconcile.Request {
 	return []reconcile.Request{r.Request("import")}
 }
 
-func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
+func (r *importer) setup(b *ctrl.Builder) error {
 	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return r.importRequest()
 	})
@@ -59,7 +58,7 @@ func (r *importer) setup(b *ctrl.Builder, o controller.Options) error {
 			}
 			return nil
 		})).
-		WithOptions(o).Complete(r)
+		Complete(r.Supervise(r, nil))
 }
 
 // Reconcile implements reconcile.Reconciler.

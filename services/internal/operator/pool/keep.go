@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -14,10 +15,11 @@ import (
 // adoptionRetry is the time until the operator tries again to adopt a machine that an earlier pool left behind.
 const adoptionRetry = 2 * time.Second
 
-// keepMachines keeps the Machines of static groups while their pool is being deleted. Without this, Kubernetes would
-// remove the Machines together with the MachinePool. Cluster API would then drain and remove their Nodes, although the
-// instances stay.
-func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput) error {
+// keepMachines keeps the Machines of static groups while their pool is being deleted, and those that the pool heir
+// takes over, which may be nil. Without this, Kubernetes would remove the Machines together with the MachinePool.
+// Cluster API would then drain and remove their Nodes, although the instances stay.
+func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput,
+	heir *v1beta1.NstanceMachinePool) error {
 	if in.pool.DeletionTimestamp.IsZero() || in.paused || in.ending || in.machinePool == nil {
 		return nil
 	}
@@ -39,7 +41,8 @@ func (r *poolReconciler) keepMachines(ctx context.Context, in poolInput) error {
 		infra := &v1beta1.NstanceMachine{}
 		if found, err := r.Read(ctx, was.Spec.InfrastructureRef.Name, infra); err != nil {
 			return err
-		} else if !found || !r.isStatic(infra) {
+		} else if !found || !r.isStatic(infra) && (heir == nil || !slices.Contains(heir.Spec.Shards,
+			infra.Spec.Shard)) {
 			continue
 		}
 		if err := r.Client.Patch(ctx, want, client.MergeFromWithOptions(was,

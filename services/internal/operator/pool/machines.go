@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,7 +16,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -30,8 +30,7 @@ import (
 type machineReconciler struct{ pools }
 
 // setup registers a controller that reconciles the machines of one shard group at a time.
-func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
-	o.MaxConcurrentReconciles = parallelPools
+func (r *machineReconciler) setup(b *ctrl.Builder) error {
 	return b.For(&v1beta1.NstanceShardGroup{}, builder.WithPredicates(specChanged)).
 		Watches(&v1beta1.NstanceMachine{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachine),
 			builder.WithPredicates(onlyDeletions)).
@@ -40,7 +39,7 @@ func (r *machineReconciler) setup(b *ctrl.Builder, o controller.Options) error {
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
-		WithOptions(o).Complete(r)
+		Complete(r.Supervise(r, &v1beta1.NstanceShardGroup{}))
 }
 
 // requestsForMachine returns a request to reconcile the shard group of an NstanceMachine. If the NstanceMachine is
@@ -84,7 +83,7 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	if p, err := r.Permission(ctx, r.Client, group, pool); err != nil || p.Paused || p.Ending {
 		return reconcile.Result{}, err
 	}
-	there, strays := map[string]bool{}, []*v1beta1.NstanceMachine(nil)
+	there, strays, own := map[string]bool{}, []*v1beta1.NstanceMachine(nil), []*v1beta1.NstanceMachine(nil)
 	list := &v1beta1.NstanceMachineList{}
 	// The list is only read, so sharing it with the cache is safe.
 	if err := r.Client.List(ctx, list, client.InNamespace(r.Namespace), client.UnsafeDisableDeepCopy,
@@ -93,18 +92,25 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	}
 	for i := range list.Items {
 		infra := &list.Items[i]
+		if infra.Spec.GroupRef.Name != group.Spec.Group || infra.Spec.Shard != group.Spec.Shard {
+			continue // its labels are wrong
+		}
 		there[infra.Name] = true
-		if infra.Labels[clusterv1.MachinePoolNameLabel] != "" && !ownedBy(infra, pool.UID) {
+		if ownedBy(infra, pool.UID) {
+			own = append(own, infra)
+		} else if infra.Labels[clusterv1.MachinePoolNameLabel] != "" {
 			strays = append(strays, infra)
 		}
 	}
 	missing := missingMachines(shard.Instances(group.Spec.Group), there)
-	if len(missing)+len(strays) == 0 {
-		return reconcile.Result{}, nil
-	}
 	mp, err := r.findMachinePool(ctx, pool)
 	if err != nil || mp == nil {
 		return reconcile.Result{}, err
+	}
+	for _, infra := range own {
+		if err := r.restoreLabels(ctx, infra, group, mp.Name); err != nil {
+			return scope.RetryConflict(err)
+		}
 	}
 	var again time.Duration
 	for _, infra := range strays {
@@ -117,6 +123,15 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 	var writes errgroup.Group
 	writes.SetLimit(parallelWrites)
 	for _, instance := range missing {
+		infra := &v1beta1.NstanceMachine{}
+		if found, err := r.Read(ctx, instance.GetInstanceId(), infra); err != nil {
+			return reconcile.Result{}, err
+		} else if found && ownedBy(infra, pool.UID) { // it lacks a label
+			if err := r.restoreLabels(ctx, infra, group, mp.Name); err != nil {
+				return scope.RetryConflict(err)
+			}
+			continue
+		}
 		// If the instance's Machine is being deleted, do not create the NstanceMachine yet: Cluster API would delete
 		// the NstanceMachine, and the instance with it.
 		if old, err := r.machineOf(ctx, instance.GetInstanceId()); err != nil {
@@ -134,6 +149,31 @@ func (r *machineReconciler) Reconcile(ctx context.Context, request reconcile.Req
 		})
 	}
 	return reconcile.Result{RequeueAfter: again}, writes.Wait()
+}
+
+// restoreLabels writes the labels of an NstanceMachine of a pool again, if another client has changed them.
+func (r *machineReconciler) restoreLabels(ctx context.Context, infra *v1beta1.NstanceMachine,
+	group *v1beta1.NstanceShardGroup, machinePool string) error {
+	labels := maps.Clone(infra.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, machineLabels(r.ClusterName(), group, machinePool))
+	if maps.Equal(labels, infra.Labels) {
+		return nil
+	}
+	want := infra.DeepCopy()
+	want.Labels = labels
+	if err := r.Patch(ctx, infra, want); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("write labels of machine %s: %w", infra.Name, err)
+	}
+	return nil
+}
+
+// machineLabels returns the labels of the NstanceMachines of a pool on one shard.
+func machineLabels(cluster string, group *v1beta1.NstanceShardGroup, machinePool string) map[string]string {
+	return map[string]string{clusterv1.MachinePoolNameLabel: labelValue(machinePool),
+		clusterv1.ClusterNameLabel: cluster, v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard}
 }
 
 // missingMachines returns the instances of a group that have no machine. It leaves out on-demand instances, because
@@ -156,10 +196,7 @@ func poolMachine(cluster string, group *v1beta1.NstanceShardGroup, pool *v1beta1
 	return &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: group.Namespace, Name: i.GetInstanceId(),
-			Labels: map[string]string{
-				clusterv1.MachinePoolNameLabel: labelValue(machinePool), clusterv1.ClusterNameLabel: cluster,
-				v1beta1.GroupLabel: group.Spec.Group, v1beta1.ShardLabel: group.Spec.Shard,
-			},
+			Labels:          machineLabels(cluster, group, machinePool),
 			OwnerReferences: []metav1.OwnerReference{poolReference(pool)},
 			Finalizers:      []string{v1beta1.MachineFinalizer},
 		},

@@ -14,30 +14,24 @@ package pool
 import (
 	"context"
 	"fmt"
-	"time"
 
-	"k8s.io/client-go/util/workqueue"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=get;list;watch;create;update;patch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools/status,verbs=get;update;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools,verbs=list;watch;create;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools/status,verbs=patch
 // +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachinepools/finalizers,verbs=update
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups,verbs=get;list;watch;create;update;patch;delete
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups/status,verbs=get;update;patch
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups/finalizers,verbs=update
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=get;list;watch;create;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools,verbs=get;list;watch;create;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools/status,verbs=get;patch
-// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceshardgroups/status,verbs=patch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstancemachines,verbs=list;watch;create;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools,verbs=list;watch;create;patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machinepools/status,verbs=patch
+// +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=machines,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=cluster.x-k8s.io,namespace=nstance-system,resources=clusters,verbs=get;list;watch
-// +kubebuilder:rbac:groups=events.k8s.io,namespace=nstance-system,resources=events,verbs=create;patch;update
 
 const (
 	// parallelPools and parallelGroups are the numbers of objects reconciled at a time. A reconciliation of a shard
@@ -45,28 +39,22 @@ const (
 	// occupy (see [callGate]).
 	parallelPools  = 8
 	parallelGroups = 64
-	// A failed reconciliation is repeated after firstRetry. The delay doubles with each failure, up to lastRetry.
-	firstRetry, lastRetry = 50 * time.Millisecond, 30 * time.Second
 )
-
-func newRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
-}
 
 // Setup registers the importer and the controllers of pools, shard groups and pool machines.
 func Setup(mgr ctrl.Manager, s scope.Scope) error {
 	p := pools{s.From(mgr, "nstance-pool")}
 	for _, c := range []struct {
-		name  string
-		setup func(*ctrl.Builder, controller.Options) error
+		name    string
+		workers int
+		setup   func(*ctrl.Builder) error
 	}{
-		{"nstanceimport", newImporter(p).setup},
-		{"nstancemachinepool", (&poolReconciler{p}).setup},
-		{"nstanceshardgroup", newGroupReconciler(p).setup},
-		{"nstancepoolmachine", (&machineReconciler{p}).setup},
+		{"nstanceimport", 1, newImporter(p).setup},
+		{"nstancemachinepool", parallelPools, (&poolReconciler{p}).setup},
+		{"nstanceshardgroup", parallelGroups, newGroupReconciler(p).setup},
+		{"nstancepoolmachine", parallelPools, (&machineReconciler{p}).setup},
 	} {
-		if err := c.setup(ctrl.NewControllerManagedBy(mgr).Named(c.name),
-			controller.Options{RateLimiter: newRateLimiter()}); err != nil {
+		if err := c.setup(p.NewController(mgr, c.name, c.workers)); err != nil {
 			return fmt.Errorf("controller %s: %w", c.name, err)
 		}
 	}

@@ -1,7 +1,9 @@
 package pool
 
 import (
+	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -9,10 +11,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
@@ -177,9 +183,43 @@ func TestImportIsInterrupted(t *testing.T) {
 		if op.exists("web", &clusterv1.MachinePool{}) {
 			t.Error("a deleted MachinePool was created again")
 		}
-		if got := condition(op.pool("web").Status.Conditions, "Ready"); got != "False WaitingForMachinePool" {
+		if got := condition(op.pool("web").Status.Conditions, "Ready"); got != "False Unreferenced" {
 			t.Error(got)
 		}
+	}
+}
+
+// TestMachinesKeepTheirLabels checks that labels of NstanceMachines that a user has removed or changed are written
+// again. Cluster API finds the NstanceMachines by their labels.
+func TestMachinesKeepTheirLabels(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "t"})
+	op.settle()
+	machine, name := &v1beta1.NstanceMachine{}, op.allMachines()[0].Name
+	op.mustGet(name, machine)
+	want := maps.Clone(machine.Labels)
+	if len(want) != 4 {
+		t.Fatalf("labels %v", want)
+	}
+	for label := range want {
+		for _, value := range []string{"", "other"} {
+			op.mustGet(name, machine)
+			op.change(machine, func() {
+				if delete(machine.Labels, label); value != "" {
+					machine.Labels[label] = value
+				}
+			})
+			op.settle()
+			if op.mustGet(name, machine); !maps.Equal(machine.Labels, want) {
+				t.Errorf("%s became %q: labels %v, want %v", label, value, machine.Labels, want)
+			}
+		}
+	}
+	op.mustGet(name, machine)
+	op.change(machine, func() { machine.Labels["mine"] = "stays" })
+	op.settle()
+	if op.mustGet(name, machine); machine.Labels["mine"] != "stays" {
+		t.Error("the label of a user was removed")
 	}
 }
 
@@ -356,6 +396,27 @@ func TestCallFails(t *testing.T) {
 	op.settle()
 	if got := condition(op.pool("web").Status.Conditions, "Ready"); got != "True Ready" {
 		t.Error(got)
+	}
+}
+
+// TestDeletePoolAfterTheDefinitionOfShardGroups checks that a pool ends although the API server has no definition of
+// shard groups any more, as after a deletion of all definitions.
+func TestDeletePoolAfterTheDefinitionOfShardGroups(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
+	op.settle()
+	op.pools.Reader = interceptor.NewClient(op.client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if _, ok := list.(*v1beta1.NstanceShardGroupList); !ok {
+				return c.List(ctx, list, opts...)
+			}
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "nstanceshardgroups"}, "")
+		},
+	})
+	op.deletePool("web")
+	op.settle()
+	if op.exists("web", &v1beta1.NstanceMachinePool{}) {
+		t.Error("the pool is left")
 	}
 }
 

@@ -9,12 +9,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -31,18 +31,19 @@ const parallelWrites = 16
 // statuses of these shard groups. It makes no call to a shard, so no shard can delay it.
 type poolReconciler struct{ pools }
 
-func (r *poolReconciler) setup(b *ctrl.Builder, o controller.Options) error {
-	o.MaxConcurrentReconciles = parallelPools
+func (r *poolReconciler) setup(b *ctrl.Builder) error {
 	// The reconciler also watches the objects that it writes itself. It computes each write from the cache, which may
 	// be out of date. When the cache shows the write, the reconciler runs again and writes what is still missing.
 	return b.For(&v1beta1.NstanceMachinePool{}).
-		Owns(&v1beta1.NstanceShardGroup{}).
+		Watches(&v1beta1.NstanceShardGroup{}, handler.EnqueueRequestsFromMapFunc(r.requestsForGroup)).
+		Watches(&v1beta1.NstanceMachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForGroup),
+			builder.WithPredicates(scope.DeletionChanged[client.Object]())).
 		Watches(&clusterv1.MachinePool{}, handler.EnqueueRequestsFromMapFunc(r.requestsForMachinePool),
 			builder.WithPredicates(specChanged)).
 		Watches(&clusterv1.Cluster{}, handler.EnqueueRequestsFromMapFunc(r.requestsForCluster),
 			builder.WithPredicates(scope.PermissionChanged)).
 		WatchesRawSource(shards.Source(r.Shards, r.requestsForChange)).
-		WithOptions(o).Complete(r)
+		Complete(r.Supervise(r, &v1beta1.NstanceMachinePool{}))
 }
 
 // requestsForChange returns requests for all pools when a shard's state changes. By this change, a shard in a pool's
@@ -111,8 +112,17 @@ func (r *poolReconciler) Reconcile(ctx context.Context, request reconcile.Reques
 	} else if heir != nil {
 		return scope.RetryConflict(r.handOver(ctx, pool, heir))
 	}
-	if err := r.keepMachines(ctx, in); err != nil {
+	waiting, err := r.findWaiting(ctx, in)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := r.keepMachines(ctx, in, waiting); err != nil {
 		return scope.RetryConflict(err)
+	}
+	if waiting != nil {
+		if err := r.giveTo(ctx, &in, waiting); err != nil {
+			return scope.RetryConflict(err)
+		}
 	}
 	if err := r.readVictims(ctx, &in); err != nil {
 		return reconcile.Result{}, err
@@ -179,8 +189,11 @@ func (r *poolReconciler) readVictims(ctx context.Context, in *poolInput) error {
 func (r *poolReconciler) listGroups(ctx context.Context, from client.Reader, pool *v1beta1.NstanceMachinePool) (
 	[]*v1beta1.NstanceShardGroup, error) {
 	list := &v1beta1.NstanceShardGroupList{}
-	if err := from.List(ctx, list, client.InNamespace(pool.Namespace),
-		client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group}); err != nil {
+	err := from.List(ctx, list, client.InNamespace(pool.Namespace),
+		client.MatchingLabels{v1beta1.GroupLabel: pool.Spec.Group})
+	// The API server answers NotFound if the definition of shard groups was deleted. It deletes the definition after
+	// the last shard group.
+	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("list shard groups: %w", err)
 	}
 	out := make([]*v1beta1.NstanceShardGroup, len(list.Items))
@@ -220,6 +233,9 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 		return err
 	}
 	r.recordEvents(was, plan.events...)
+	if err := r.tellFormerUser(ctx, was, plan.events); err != nil {
+		return err
+	}
 	if !first {
 		if err := r.Patch(ctx, was, object); err != nil {
 			return fmt.Errorf("write pool: %w", err)
@@ -235,6 +251,24 @@ func (r *poolReconciler) apply(ctx context.Context, in poolInput, plan poolPlan)
 	}
 	if err := r.Patch(ctx, in.machinePool, plan.machinePool); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("annotate machine pool: %w", err)
+	}
+	return nil
+}
+
+// tellFormerUser repeats the event that no MachinePool references the pool. The event is about the MachinePool that
+// controls the pool, if that still exists: its infrastructureRef has changed.
+func (r *poolReconciler) tellFormerUser(ctx context.Context, pool *v1beta1.NstanceMachinePool, events []notice) error {
+	owner := metav1.GetControllerOf(pool)
+	for _, e := range events {
+		if e.reason != v1beta1.UnreferencedReason || owner == nil || owner.Kind != "MachinePool" {
+			continue
+		}
+		former := &clusterv1.MachinePool{}
+		if found, err := r.Read(ctx, owner.Name, former); err != nil {
+			return err
+		} else if found && former.UID == owner.UID {
+			r.recordEvents(former, e)
+		}
 	}
 	return nil
 }

@@ -100,6 +100,8 @@ func decidePool(in poolInput) poolPlan {
 	case in.ending:
 		plan.sumStatuses(mine)
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.DeletingReason, clusterEnding)
+	case in.machinePool == nil && len(mine) > 0:
+		plan.reportUnreferenced(in, mine)
 	case in.machinePool == nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.WaitingForMachinePoolReason,
 			"no MachinePool of cluster %s references the pool", in.cluster)
@@ -110,6 +112,19 @@ func decidePool(in poolInput) poolPlan {
 		plan.splitReplicas(in, mine, taken)
 	}
 	return plan
+}
+
+// reportUnreferenced reports a pool that has shard groups but no MachinePool. Its instances keep running.
+func (plan *poolPlan) reportUnreferenced(in poolInput, mine []*v1beta1.NstanceShardGroup) {
+	plan.sumStatuses(mine)
+	message := fmt.Sprintf("no MachinePool of cluster %s references NstanceMachinePool %s. Its instances keep "+
+		"running. Set the infrastructureRef of a MachinePool to it, or run kubectl delete nstancemachinepool %[2]s "+
+		"-n %[3]s to delete its dynamic group with all instances", in.cluster, in.pool.Name, in.pool.Namespace)
+	plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.UnreferencedReason, "%s", message)
+	before := meta.FindStatusCondition(in.pool.Status.Conditions, v1beta1.ReadyCondition)
+	if before == nil || before.Reason != v1beta1.UnreferencedReason {
+		plan.events = append(plan.events, warningEvent(v1beta1.UnreferencedReason, "%s", message))
+	}
 }
 
 // splitReplicas divides the replicas of a pool that is not being deleted, and plans its shard groups.
@@ -125,13 +140,14 @@ func (plan *poolPlan) splitReplicas(in poolInput, mine []*v1beta1.NstanceShardGr
 	var problems, scaled []string
 	plan.shards, plan.unknown = usedShards(in, mine)
 	shares, chosen := splitReplicas(replicas, plan.shards), []victim(nil)
-	if have := currentShares(plan.shards, mine); have != nil {
+	if have := currentShares(plan.shards, mine, readShares(in.pool)); have != nil {
 		shares, chosen = scaleShares(have, replicas, in.victims)
 	}
 	if slices.ContainsFunc(shares, func(s shardShare) bool { return s.Size > maxInstances }) {
 		problems = append(problems, fmt.Sprintf("%d replicas exceed the limit of %d for each shard", replicas,
 			maxInstances))
 	} else {
+		writeShares(pool, shares)
 		for _, share := range shares {
 			name := v1beta1.ShardGroupName(pool.Spec.Group, share.Shard)
 			have := taken[name]
@@ -197,14 +213,18 @@ func usedShards(in poolInput, mine []*v1beta1.NstanceShardGroup) (used, unknown 
 	return used, unknown
 }
 
-// currentShares returns the shares of a pool in the order of its shards. It returns nil if the pool's list of shards
-// has changed, or if a shard group is missing. In these cases, the replicas are divided equally.
-func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup) []shardShare {
+// currentShares returns the shares of a pool in the order of its shards. A shard group that is missing or being deleted
+// changes no share: its stored share counts. currentShares returns nil if the pool's list of shards has changed. In
+// this case, the replicas are divided equally. Without stored shares, it also returns nil if a shard group is missing.
+func currentShares(shards []string, mine []*v1beta1.NstanceShardGroup, stored map[string]int32) []shardShare {
 	sizes := map[string]int32{}
 	for _, g := range mine {
 		if g.DeletionTimestamp.IsZero() && g.Spec.Size != nil {
 			sizes[g.Spec.Shard] = max(0, *g.Spec.Size)
 		}
+	}
+	if stored != nil {
+		return knownShares(shards, sizes, stored)
 	}
 	var shares []shardShare
 	for _, shard := range shards {

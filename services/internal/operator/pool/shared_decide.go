@@ -80,7 +80,7 @@ func sharedCondition(pool string, first, mp *clusterv1.MachinePool, living []*cl
 			"delete all but one", pool, strings.Join(others, ", "))
 	default:
 		condition.Message = fmt.Sprintf("NstanceMachinePool %s has the replicas of MachinePool %s; those of this "+
-			"MachinePool are ignored: delete it, or reference another NstanceMachinePool", pool, first.Name)
+			"MachinePool are ignored: delete it", pool, first.Name)
 	}
 	return condition
 }

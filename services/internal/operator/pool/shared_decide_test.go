@@ -6,10 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 )
@@ -88,6 +91,79 @@ func TestSharedCondition(t *testing.T) {
 	if c := sharedCondition("web", a, a, both[:1]); c == nil || c.Status != metav1.ConditionFalse {
 		t.Errorf("alone again: %+v", c)
 	}
+}
+
+// TestSharedPool creates a second MachinePool for a pool, and deletes it. Both MachinePools get the condition
+// PoolShared and one event each. The deletion must keep the instances, and end the condition.
+func TestSharedPool(t *testing.T) {
+	op := newSimulatedOperator(t, "a", "b")
+	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Template: "worker"})
+	op.settle()
+	before := op.ids("web")
+	op.events.take()
+	second := op.machinePool("web")
+	second.Name, second.ResourceVersion, second.Status = "second", "", clusterv1.MachinePoolStatus{}
+	second.Spec.Replicas, second.Finalizers = ptr.To(int32(9)), []string{clusterv1.MachinePoolFinalizer}
+	op.create(second)
+	if _, calls := op.settle(); len(calls) > 0 {
+		t.Errorf("calls of the servers: %v", calls)
+	}
+	shared := func(name string) string {
+		return condition(op.machinePool(name).Status.Conditions, v1beta1.PoolSharedCondition)
+	}
+	reported := op.events.take()
+	for name, text := range map[string]string{"web": "also referenced by second", "second": "of MachinePool web"} {
+		if got := shared(name); got != "True PoolShared" {
+			t.Errorf("condition of %s: %q", name, got)
+		}
+		if n := strings.Count(strings.Join(reported, "\n"), name+" Warning PoolShared"); n != 1 ||
+			!containsAll(reported, name+" Warning PoolShared", text) {
+			t.Errorf("%d events about %s among %q", n, name, reported)
+		}
+	}
+	op.settle()
+	if repeated := op.events.take(); containsAll(repeated, "PoolShared") {
+		t.Errorf("the events are repeated: %q", repeated)
+	}
+
+	// Cluster API deletes the pool with the second MachinePool.
+	for _, object := range []client.Object{op.machinePool("second"), op.pool("web")} {
+		if err := op.client.Delete(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	op.settle()
+	if op.exists("web", &v1beta1.NstanceMachinePool{}) {
+		t.Error("the pool is created again before its deleted MachinePool has ended")
+	}
+	if got := op.events.take(); !containsAll(got, "web Warning PoolShared", "its instances stay") {
+		t.Errorf("events %q", got)
+	}
+	second = op.machinePool("second")
+	op.change(second, func() { second.Finalizers = nil })
+	if err := op.restorePools(); err != nil {
+		t.Fatal(err)
+	}
+	if _, calls := op.settle(); len(calls) > 0 {
+		t.Errorf("calls of the servers: %v", calls)
+	}
+	if got := shared("web"); got != "False PoolNotShared" {
+		t.Errorf("condition of web: %q", got)
+	}
+	if op.machinePool("web").Annotations[v1beta1.StoredPoolAnnotation] != "" {
+		t.Error("the annotation with the stored pool is left")
+	}
+	if diff := cmp.Diff(before, op.ids("web")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// restorePools reconciles the pool "web", which a MachinePool references. The method reconcileAll reconciles only
+// existing pools.
+func (op *simulatedOperator) restorePools() error {
+	_, err := op.pools.Reconcile(op.t.Context(), reconcile.Request{NamespacedName: client.ObjectKey{
+		Namespace: testNamespace, Name: "web"}})
+	return err
 }
 
 func TestStoredPool(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
-// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters;nstancemachinepools;nstanceshardgroups;nstancemachines,verbs=get;list;watch
+// +kubebuilder:rbac:groups=infrastructure.cluster.x-k8s.io,namespace=nstance-system,resources=nstanceclusters;nstancemachinepools;nstanceshardgroups;nstancemachines,verbs=list;watch
 
 // Setup adds the reporter, which runs while this process is the leader.
 func Setup(mgr ctrl.Manager, s scope.Scope) error {

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
 // NamespaceFile is the file in which Kubernetes gives a pod its namespace.
@@ -69,10 +71,11 @@ func Variables() []Variable {
 	}
 }
 
-// ParseEnvironment reads the environment. An empty variable counts as unset. The error lists all problems.
+// ParseEnvironment reads the environment. A variable that is empty or white space counts as unset. The error lists all
+// problems.
 func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environment, error) {
 	value := func(name string) string {
-		if v := getenv(name); v != "" {
+		if v := pasted.Clean(getenv(name)); v != "" {
 			return v
 		}
 		for _, variable := range Variables() {
@@ -110,7 +113,7 @@ func ParseEnvironment(getenv func(string) string, namespaceFile string) (Environ
 			err = errors.New("must be set outside a cluster")
 		}
 		complain("NSTANCE_NAMESPACE", err)
-		env.Namespace = strings.TrimSpace(string(text))
+		env.Namespace = string(pasted.Clean(text))
 	}
 	if env.Namespace != "" {
 		if problem := validation.IsDNS1123Label(env.Namespace); len(problem) > 0 {

@@ -141,12 +141,13 @@ func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ticks, done := make(chan time.Time), make(chan struct{})
 	var used []string
+	var wrong []bool
 	var log bytes.Buffer
 	go func() {
 		defer close(done)
 		settings.Watch(ctx, path, first, ticks, slog.New(slog.NewTextHandler(&log, nil)), func(c settings.Config) {
 			used = append(used, strings.Join(c.IDs(), ","))
-		})
+		}, func(err error) { wrong = append(wrong, err != nil) })
 	}()
 	// Watch receives the second tick only after it has processed the first one.
 	observe := func(text string) {
@@ -173,6 +174,9 @@ func TestWatch(t *testing.T) {
 	<-done
 	if d := cmp.Diff([]string{"new,us-east-1a,us-west-2a", "new", "us-east-1a,us-west-2a"}, used); d != "" {
 		t.Error(d)
+	}
+	if !wrong[0] || wrong[4] || !wrong[6] || wrong[len(wrong)-1] {
+		t.Errorf("reported as wrong: %v", wrong)
 	}
 	if n := strings.Count(log.String(), "is invalid"); n != 4 {
 		t.Errorf("%d refusals in the log:\n%s", n, log.String())
@@ -218,6 +222,13 @@ func TestParseEnvironment(t *testing.T) {
 		Endpoint:    settings.Endpoint{Host: "api.example.com", Port: 443}, ServiceAccount: "sa", JSON: true},
 		got); d != "" {
 		t.Error(d)
+	}
+	// Values from files, ConfigMaps and Secrets may end in white space.
+	if spaced, err := parse("", "NSTANCE_NAMESPACE", "ns\r\n", "NSTANCE_CA_CONFIGMAP", " ca\n", "NSTANCE_CERT_SECRET",
+		"cert\n", "NSTANCE_KEY_SECRET", "\ufeffkey", "NSTANCE_NONCE_SECRET", "nonce\t", "NSTANCE_CAPI_ENDPOINT",
+		"https://api.example.com\n", "NSTANCE_CAPI_SERVICEACCOUNT", "sa ", "NSTANCE_K8S_JSON",
+		"true\n"); err != nil || spaced != got {
+		t.Errorf("with white space: %+v, %v", spaced, err)
 	}
 	for want, pairs := range map[string][]string{
 		"NSTANCE_NAMESPACE: must be set outside a cluster":     {},

@@ -15,8 +15,10 @@ const Interval = 5 * time.Second
 
 // Watch reads the file at each tick until ctx ends, or every [Interval] if ticks is nil. It calls the function "use"
 // with each valid configuration that differs from the previous one. It ignores a file that is missing or invalid, or
-// that belongs to another cluster or tenant. It logs the same problem only once.
-func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config)) {
+// that belongs to another cluster or tenant. It logs the same problem only once. After each tick, it calls report with
+// the problem, or with nil if there is none.
+func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time, log *slog.Logger, use func(Config),
+	report func(error)) {
 	if ticks == nil {
 		ticker := time.NewTicker(Interval)
 		defer ticker.Stop()
@@ -33,6 +35,7 @@ func Watch(ctx context.Context, path string, now Config, ticks <-chan time.Time,
 		if err == nil {
 			err = now.checkChange(next)
 		}
+		report(err)
 		switch {
 		case err != nil && err.Error() != reported:
 			reported = err.Error()

@@ -347,7 +347,7 @@ func (m *mirror) setDrainLocked(d Drain) []Change {
 		return nil
 	}
 	m.drains[id] = d
-	if ok && have.Deadline.Equal(d.Deadline) && have.Reason == d.Reason {
+	if ok && have.Announced.Equal(d.Announced) && have.Reason == d.Reason {
 		return nil
 	}
 	return []Change{m.instanceChange(DrainPending, d.Instance)}

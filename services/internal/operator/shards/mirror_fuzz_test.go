@@ -62,7 +62,8 @@ func FuzzMirror(f *testing.F) {
 				}
 				m.applyList(all, since)
 			case 2, 4:
-				m.setDrain(Drain{Instance: i, Deadline: now.Add(time.Duration(c) * time.Second), Reason: fmt.Sprint(d)})
+				m.setDrain(Drain{Instance: i, Announced: now.Add(time.Duration(c) * time.Second),
+					Reason: fmt.Sprint(d)})
 			case 3:
 				m.markUnknown(i.GetInstanceId(), since)
 			case 5:

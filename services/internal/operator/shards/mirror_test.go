@@ -155,7 +155,7 @@ func TestMirrorForgetsTheOldest(t *testing.T) {
 func TestMirrorDrains(t *testing.T) {
 	mirror := newTestMirror()
 	drain := func(id string) Drain {
-		return Drain{Instance: instance(id, "g", "deleting"), Reason: "expired", Deadline: start.Add(time.Minute)}
+		return Drain{Instance: instance(id, "g", "deleting"), Reason: "expired", Announced: start.Add(time.Minute)}
 	}
 	pending := func(id string) Change { return Change{Shard: "a", Kind: DrainPending, Group: "g", Instance: id} }
 	over := func(id string) Change { return Change{Shard: "a", Kind: InstanceChanged, Group: "g", Instance: id} }

@@ -153,10 +153,7 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 		}
 		changes := s.setInstance(e.GetInstance(), latest)
 		if e.GetType() == nstancev1.InstanceEvent_TYPE_PENDING_DELETION && e.GetDrain() {
-			d := Drain{Instance: e.GetInstance(), Reason: e.GetReason()}
-			if e.GetDeadline() != nil {
-				d.Deadline = e.GetDeadline().AsTime()
-			}
+			d := drainOf(e, time.Now())
 			if first != nil {
 				first[e.GetInstance().GetInstanceId()] = d
 			} else {
@@ -165,6 +162,22 @@ func (s *shard) watchInstances(ctx context.Context, client nstancev1.OperatorSer
 		}
 		s.set.notifyAll(changes...)
 	})
+}
+
+// drainOf returns the drain that an event announces. The parameter now is the time at which the event arrived. The
+// deadline is counted from there by the remaining time, because the leader's clock may differ from the operator's.
+// Earlier servers do not send the remaining time.
+func drainOf(e *nstancev1.InstanceEvent, now time.Time) Drain {
+	d := Drain{Instance: e.GetInstance(), Reason: e.GetReason()}
+	if e.GetDeadline() == nil {
+		return d
+	}
+	d.Announced = e.GetDeadline().AsTime()
+	d.Deadline = d.Announced
+	if e.GetRemaining() != nil {
+		d.Deadline = now.Add(e.GetRemaining().AsDuration())
+	}
+	return d
 }
 
 // listRegularly waits until the channel "may" is closed. It then lists all instances, calls the function "whole", and

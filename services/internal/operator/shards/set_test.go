@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -175,7 +176,7 @@ func TestMirrorsAShard(t *testing.T) {
 	a := cluster.startLeader("a").snapshot([]string{"web", "db"}, instance("wrk1", "registered"),
 		instance("wrk2", "deleting"))
 	cluster.set.Configure(map[string]string{"a": a.addr})
-	if state := cluster.shard("a").State(); state.Reachable || state.Synced || state.Err == "" {
+	if state := cluster.shard("a").State(); state.Reachable || state.Synced || state.Err != "" {
 		t.Errorf("before it runs: %+v", state)
 	}
 	cluster.start()
@@ -444,4 +445,32 @@ func TestSilenceIsNoticed(t *testing.T) {
 	if !cluster.shard("b").State().Reachable {
 		t.Error("the other shard is unreachable too")
 	}
+}
+
+// TestFirstFailureIsNotified checks that there is a notification when the first attempt to connect to a shard fails, so
+// that those who wait for the shard can say why.
+func TestFirstFailureIsNotified(t *testing.T) {
+	set := shards.New(shards.Options{Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		Credentials: func(string) credentials.TransportCredentials { return insecure.NewCredentials() }})
+	set.Configure(map[string]string{"a": "127.0.0.1:1"})
+	if one, _ := set.Shard("a"); one.State().Err != "" {
+		t.Errorf("before the first attempt: %q", one.State().Err)
+	}
+	changed := make(chan shards.Change, 100)
+	set.Notify(func(c shards.Change) { changed <- c })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan struct{})
+	go func() { set.Run(ctx); close(done) }()
+	select {
+	case c := <-changed:
+		waitFor(t, 10*time.Second, "the reason", func() bool {
+			one, _ := set.Shard("a")
+			return c.Kind == shards.ShardState && one.State().Err != ""
+		})
+	case <-time.After(30 * time.Second):
+		t.Error("no notification")
+	}
+	cancel()
+	<-done
 }

@@ -54,8 +54,7 @@ var _ Shard = (*shard)(nil)
 
 func newShard(id, addr string, set *Set) *shard {
 	return &shard{mirror: newMirror(id, set.options.Now), set: set, log: set.options.Log.With("shard", id), addr: addr,
-		lostErr: errNotConnected,
-		state:   State{Err: errNotConnected.Error()}, removed: make(chan struct{})}
+		lostErr: errNotConnected, removed: make(chan struct{})}
 }
 
 func (s *shard) address() string {
@@ -181,6 +180,9 @@ func (s *shard) setOffline(err error, within time.Duration) {
 	s.conn, s.lostErr = nil, err
 	switch {
 	case !s.state.Reachable:
+		if s.state.Err == "" { // the first attempt to connect has failed
+			go s.set.notifyAll(Change{Shard: s.id, Kind: ShardState}) // in a goroutine, because this function holds mu
+		}
 		s.state.Err = reason(err)
 	case s.graceTimer == nil:
 		s.graceTimer = time.AfterFunc(within, func() {

@@ -53,7 +53,8 @@ type State struct {
 	// Synced reports whether all groups and instances have been read from a leader at least once. It stays true while
 	// the operator reconnects.
 	Synced bool
-	// Err says why the shard is unreachable. It is empty if the shard is reachable.
+	// Err says why the shard is unreachable. It is empty if the shard is reachable, or if the first attempt to connect
+	// still runs.
 	Err string
 	// Zone and Region come from the shard's provider. They are empty while unknown.
 	Zone, Region string
@@ -63,7 +64,10 @@ type State struct {
 type Drain struct {
 	Instance *nstancev1.InstanceStatus
 	Reason   string
+	// Deadline is the deadline by this process's clock. It is zero if there is none.
 	Deadline time.Time
+	// Announced is the deadline by the leader's clock. It only serves to notice that the deadline was moved.
+	Announced time.Time
 }
 
 // ChangeKind is the kind of a [Change].

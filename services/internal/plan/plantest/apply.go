@@ -3,6 +3,7 @@ package plantest
 import (
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/plan"
 )
@@ -82,6 +83,8 @@ func (f *Fleet) start(a plan.Action) {
 			f.backoffRaised = raised
 		case plan.AlertRolloutHalted:
 			f.haltRaised = raised
+		case plan.AlertFlaps:
+			vm.FlapsRaised = raised
 		default:
 			f.guardRaised = raised
 		}
@@ -102,7 +105,7 @@ func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
 
 func (f *Fleet) startCreate(a plan.Action) {
 	vm := f.make()
-	vm.Spot = a.Spot
+	vm.Spot, vm.Finishes = a.Spot, a.Finishes()
 	if a.Spot && f.NoSpot {
 		f.spotRefusedAt = f.Now
 		vm.Spot = !a.Fallback
@@ -223,6 +226,7 @@ func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
 // Restart announces that a VM's agent restarts, or that the VM reboots if reboot is true. The agent runs again after d.
 func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
 	f.refresh(vm)
+	vm.Lapses = vm.Lapses.After(f.Now)
 	vm.RestartingAt, vm.Reboot = f.Now, reboot
 	vm.Agent = false
 	f.lose(vm)
@@ -260,6 +264,7 @@ func (f *Fleet) Crash(landed func() bool) {
 		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
 		vm.Announced, vm.Drained, vm.TerminateRequested = false, false, time.Time{}
 		vm.PowerOffAt = time.Time{}
+		vm.Lapses, vm.FlapsRaised, vm.Finishes = plan.Lapses{}, false, ident.ID{}
 		vm.reportFrom = f.Now.Add(time.Duration(f.rand.Int63n(int64(10 * time.Second)))) // agents reconnect
 		f.see(vm, f.Now)
 	}

@@ -137,6 +137,13 @@ func RandomSnapshot(rng *rand.Rand) plan.Snapshot {
 				i.Balancer.Rounds = 1
 			}
 			i.PowerOffAt, i.RestartingAt, i.Reboot = when(8), when(8), maybe(2)
+			if maybe(6) {
+				i.Lapses = plan.Lapses{Since: when(1), Count: 1 + rng.Intn(9)}
+			}
+			i.FlapsRaised = maybe(6)
+			if maybe(6) {
+				i.Finishes = f.VMs[rng.Intn(len(f.VMs))].ID
+			}
 			i.RuntimeHash, i.FilesSent, i.FilesFailed = []string{"", "r1"}[rng.Intn(2)],
 				[]string{"", "r1"}[rng.Intn(2)], maybe(5)
 		}

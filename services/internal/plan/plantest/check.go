@@ -16,7 +16,8 @@ import (
 // or its deletion was requested.
 var voluntary = map[plan.Cause]bool{plan.CauseScaleDown: true, plan.CauseGroupDeleted: true,
 	plan.CauseTerminating: true, plan.CauseUnhealthy: true, plan.CauseHealthCheck: true,
-	plan.CauseLoadBalancer: true, plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}
+	plan.CauseLoadBalancer: true, plan.CauseFlapping: true,
+	plan.CauseExpired: true, plan.CauseDrift: true, plan.CauseReturnToSpot: true}
 
 // Check checks one decision against the rules that hold for every snapshot. It returns the first violation.
 func Check(s plan.Snapshot, d plan.Decision) error {
@@ -83,7 +84,7 @@ func Check(s plan.Snapshot, d plan.Decision) error {
 				return fmt.Errorf("%+v: in state %s", a, i.State)
 			}
 			if i.OnDemand && slices.Contains([]plan.Cause{plan.CauseScaleDown, plan.CauseUnhealthy,
-				plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseDrift}, a.Cause) {
+				plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseDrift}, a.Cause) {
 				return fmt.Errorf("%+v: an on-demand instance", a)
 			}
 			marked[i.ID], reasons[i.ID] = a.Cause, a.Reason
@@ -124,7 +125,7 @@ func checkSize(s plan.Snapshot, desired, surge, counted, creates int, marked map
 		if r, silent := plan.CountSilence(i, s.Settings, s.SilenceFrom, s.Now); r {
 			running++
 			unwell := cause == plan.CauseUnhealthy || cause == plan.CauseHealthCheck ||
-				cause == plan.CauseLoadBalancer
+				cause == plan.CauseLoadBalancer || cause == plan.CauseFlapping
 			if silent && (unwell || i.State == record.Deleting && (strings.Contains(i.DeleteReason, "silent") ||
 				strings.Contains(i.DeleteReason, "health check fails") ||
 				strings.Contains(i.DeleteReason, "unhealthy in load balancer"))) {

@@ -219,7 +219,11 @@ func (f *Fleet) refresh(vm *VM) {
 	} else if before == "" {
 		vm.CheckFailedAt = f.Now
 	}
+	was := vm.Healthy
 	vm.Healthy = !vm.Unwell && vm.FailedCheck == ""
+	if was && !vm.Healthy {
+		vm.Lapses = vm.Lapses.After(f.Now)
+	}
 	if vm.Healthy && !vm.EverHealthy {
 		f.backoff = plan.Backoff{}
 	}

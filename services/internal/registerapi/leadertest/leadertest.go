@@ -29,9 +29,10 @@ import (
 // Incarnation is the incarnation of the server under test.
 const Incarnation = "incarnation-1"
 
-// Leader is a leader of shard "a" in term 3.
+// Leader is a leader of a shard in term 3.
 type Leader struct {
 	*transporttest.Cluster
+	Shard    string
 	Store    *mem.Store
 	Bucket   *clusterstate.State
 	State    *shardstate.State
@@ -49,22 +50,35 @@ type Leader struct {
 // Group is the group of all instances that a Leader makes.
 var Group = config.GroupKey{Tenant: "prod", Group: "workers"}
 
-// New returns a leader whose active configuration has the group.
+// New returns a leader of shard "a" whose active configuration has the group.
 func New(t testing.TB, group config.Group) *Leader {
 	t.Helper()
-	l := &Leader{Cluster: transporttest.New(t), wake: make(chan struct{}, 1)}
+	return lead(t, &Leader{Cluster: transporttest.New(t), Shard: "a"}, group)
+}
+
+// Lead returns the leader of another shard of the same cluster, or a later leader of the same shard.
+func (l *Leader) Lead(t testing.TB, shard string, group config.Group) *Leader {
+	t.Helper()
+	return lead(t, &Leader{Cluster: l.Cluster, Store: l.Store, Shard: shard}, group)
+}
+
+func lead(t testing.TB, l *Leader, group config.Group) *Leader {
+	t.Helper()
+	l.wake = make(chan struct{}, 1)
 	l.Context, l.Lose = context.WithCancel(context.Background())
 	t.Cleanup(l.Lose)
-	l.Store = mem.New(mem.Options{Now: l.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.fault == nil {
-			return mem.Fault{}
-		}
-		return l.fault(r)
-	}})
-	l.Bucket = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name, ShardID: "a",
-		Now: l.Clock.Now, Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()})})
+	if l.Store == nil {
+		l.Store = mem.New(mem.Options{Now: l.Clock.Now, Inject: func(_ context.Context, r mem.Request) mem.Fault {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.fault == nil {
+				return mem.Fault{}
+			}
+			return l.fault(r)
+		}})
+	}
+	l.Bucket = clusterstate.New(clusterstate.Options{Cluster: l.Store, Shard: l.Store, ClusterID: l.Name,
+		ShardID: l.Shard, Now: l.Clock.Now, Secrets: secretstore.NewObjects(secretstore.Options{Bucket: mem.New()})})
 	l.State = shardstate.New(shardstate.Options{Term: l.Term(), Now: l.Clock.Now,
 		Wake: func() {}, Events: sink{l}})
 	group.GroupKey = Group
@@ -74,7 +88,7 @@ func New(t testing.TB, group config.Group) *Leader {
 	t.Cleanup(wait)
 	env.Now = l.Clock.Now
 	l.Executor = &execute.Executor{State: l.State, Store: l.Bucket, Authority: l, Env: env, Log: l.Log,
-		Owner: infra.Owner{Cluster: l.Name, Shard: "a"}, Incarnation: Incarnation}
+		Owner: infra.Owner{Cluster: l.Name, Shard: l.Shard}, Incarnation: Incarnation}
 	return l
 }
 
@@ -108,7 +122,7 @@ func (l *Leader) Current() error {
 	if l.Context.Err() == nil {
 		return nil
 	}
-	return notleader.Error("another server leads", &nstancev1.NotLeader{Shard: "a", LeaderId: "two"})
+	return notleader.Error("another server leads", &nstancev1.NotLeader{Shard: l.Shard, LeaderId: "two"})
 }
 
 type sink struct{ l *Leader }
@@ -168,7 +182,7 @@ func (l *Leader) reserved(t testing.TB) record.Instance {
 	id := l.NewID(t, "knd")
 	return record.Instance{Schema: record.InstanceSchema, ID: id, State: record.Reserved, Revision: 1, Term: l.Term(),
 		ReservedTerm: l.Term(), Writer: Incarnation,
-		Cluster: l.Name, Shard: "a", Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
+		Cluster: l.Name, Shard: l.Shard, Tenant: Group.Tenant, Kind: "knd", CreatedAt: l.Clock.Now()}
 }
 
 // Put writes a record to the bucket and adds it to State, as the leader would.
@@ -192,7 +206,7 @@ func (l *Leader) Reserved(t testing.TB, leftover bool) ident.ID {
 	}
 	if !leftover {
 		rec.Group, rec.Template, rec.InstanceType, rec.InfraHash = Group.Group, "worker", "small", "i1"
-		l.State.Use(rec, token)
+		l.State.Use(rec, token, ident.ID{})
 	}
 	return rec.ID
 }

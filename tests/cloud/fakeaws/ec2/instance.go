@@ -66,6 +66,7 @@ type machinery struct {
 	hosts        map[string]bool   // dedicated hosts by ID
 	placements   map[string]bool   // placement groups by name
 	spotRequests map[string]*spotRequest
+	spotRole     bool // the account has the service-linked role of spot instances
 	types        map[string]*instanceType
 	identity     Identity
 	bootTime     time.Duration

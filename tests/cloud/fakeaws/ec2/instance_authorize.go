@@ -74,6 +74,9 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 	if err := s.allowMade(c, l, "instance", l.context(), l.asked.InstanceType != nil); err != nil {
 		return err
 	}
+	if err := s.allowSpotRole(c, l); err != nil {
+		return err
+	}
 	// AWS checks the permission for the spot request only if the request is tagged during creation.
 	if l.spot && len(l.tags["spot-instances-request"]) > 0 {
 		if err := s.allowMade(c, l, "spot-instances-request", nil, l.asked.InstanceMarketOptions != nil); err != nil {
@@ -86,10 +89,35 @@ func (s *Service) authorizeLaunch(c *wire.Call, l *launch) error {
 			return err
 		}
 	}
+	if target := l.data.reservation(); target != nil {
+		arn := value(target.CapacityReservationResourceGroupARN)
+		if target.CapacityReservationID != nil {
+			arn = s.arn("capacity-reservation", *target.CapacityReservationID)
+		}
+		if err := s.allowLaunch(c, l, arn, nil, l.asked.CapacityReservationSpecification != nil); err != nil {
+			return err
+		}
+	}
 	if err := s.allowPlacement(c, l); err != nil {
 		return err
 	}
 	return s.allowProfile(c, l)
+}
+
+// allowSpotRole checks that the caller may make the service-linked role of spot instances, if the account has none. The
+// first launch of a spot instance makes it.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+func (s *Service) allowSpotRole(c *wire.Call, l *launch) error {
+	if !l.spot || s.spotRole {
+		return nil
+	}
+	const service = "spot.amazonaws.com"
+	if c.Authorize("iam:CreateServiceLinkedRole", "arn:aws:iam::"+s.cfg.Account+":role/aws-service-role/"+service+
+		"/AWSServiceRoleForEC2Spot", policy.Context{"iam:AWSServiceName": {service}}) != nil {
+		return failf("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "The provided credentials do not have "+
+			"permission to create the service-linked role for EC2 Spot Instances.")
+	}
+	return nil
 }
 
 // allowPlacement checks that the caller may use the placement group or the group of hosts. AWS checks no permission for
@@ -153,8 +181,8 @@ func (l *launch) context() policy.Context {
 		"ec2:EbsOptimized": {boolText(d.EbsOptimized)},
 		"ec2:Tenancy":      {d.Placement.tenancy()}, "ec2:InstanceMarketType": {"on-demand"},
 	}
-	if l.spot {
-		c["ec2:InstanceMarketType"] = []string{"spot"}
+	if m := d.InstanceMarketOptions; m != nil {
+		c["ec2:InstanceMarketType"] = []string{value(m.MarketType)}
 	}
 	if l.profile != nil {
 		c["ec2:InstanceProfile"] = []string{l.profile.ARN}

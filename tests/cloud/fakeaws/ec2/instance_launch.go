@@ -88,7 +88,7 @@ func (s *Service) resolve(l *launch) error {
 	if l.tags, err = launchTagsOf(d.TagSpecification); err != nil {
 		return err
 	}
-	l.spot = d.InstanceMarketOptions != nil
+	l.spot = d.InstanceMarketOptions != nil && value(d.InstanceMarketOptions.MarketType) == "spot"
 	if l.tags["spot-instances-request"] != nil && !l.spot {
 		return failf("InvalidParameterValue",
 			"'spot-instances-request' is not a valid taggable resource type for this operation.")
@@ -164,6 +164,9 @@ func (l *launch) checkOptions() error {
 	d := &l.data
 	if err := checkMarket(d.InstanceMarketOptions); err != nil {
 		return err
+	}
+	if m := d.InstanceMarketOptions; m != nil && value(m.MarketType) != "spot" && d.reservation() == nil {
+		return invalidCombination("The market type capacity-block needs a CapacityReservationTarget.")
 	}
 	if err := checkMetadata(d.MetadataOptions); err != nil {
 		return err
@@ -372,7 +375,7 @@ func (s *Service) create(l *launch, r *reservation, index int) (*instance, error
 		s.SetTags(s.createVolume(i, d).id, l.tags["volume"])
 	}
 	if l.spot {
-		i.spot = s.createSpotRequest(i)
+		i.spot, s.spotRole = s.createSpotRequest(i), true
 		s.SetTags(i.spot.id, l.tags["spot-instances-request"])
 	}
 	i.privateName = s.hostName(i)

@@ -262,6 +262,44 @@ func noAssociation(id string) error {
 	return failf("InvalidAssociationID.NotFound", "The association ID '%s' does not exist", id)
 }
 
+// replaceRouteTableAssociation moves the association of a subnet to another route table. It gets a new ID.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ReplaceRouteTableAssociation.html
+func (s *Service) replaceRouteTableAssociation(c *wire.Call) (any, error) {
+	var in struct {
+		AssociationID string `query:"AssociationId"`
+		RouteTableID  string `query:"RouteTableId"`
+	}
+	if err := c.Decode(&in); err != nil {
+		return nil, err
+	}
+	old, at := s.association(in.AssociationID)
+	if old == nil {
+		if err := s.allowAny(c, "ReplaceRouteTableAssociation"); err != nil {
+			return nil, err
+		}
+		return nil, noAssociation(in.AssociationID)
+	}
+	if err := s.allow(c, "ReplaceRouteTableAssociation", in.RouteTableID); err != nil {
+		return nil, err
+	}
+	next, err := s.tableByID(in.RouteTableID)
+	if err != nil {
+		return nil, err
+	}
+	moved := old.associations[at]
+	if next.vpc != old.vpc {
+		return nil, failf("InvalidParameterValue", "route table %s and subnet %s belong to different networks", next.id,
+			moved.subnet)
+	}
+	moved.id = newID("rtbassoc")
+	old.associations = slices.Delete(old.associations, at, at+1)
+	next.associations = append(next.associations, moved)
+	return struct {
+		ID    string     `xml:"newAssociationId"`
+		State blockState `xml:"associationState"`
+	}{moved.id, blockState{"associated"}}, nil
+}
+
 func (s *Service) disassociateRouteTable(c *wire.Call) (any, error) {
 	var in struct {
 		AssociationID string `query:"AssociationId"`

@@ -23,10 +23,13 @@ func checkMarket(m *marketOptions) error {
 	if m == nil {
 		return nil
 	}
-	if kind := value(m.MarketType); kind != "spot" {
+	o := m.SpotOptions
+	switch kind := value(m.MarketType); {
+	case kind == "capacity-block" && o != nil:
+		return invalidCombination("SpotOptions cannot be used with the market type capacity-block.")
+	case kind != "spot" && kind != "capacity-block":
 		return failf("InvalidParameterValue", "Value (%s) for parameter MarketType is invalid.", kind)
 	}
-	o := m.SpotOptions
 	if o == nil {
 		return nil
 	}

@@ -65,6 +65,14 @@ type capacityReservation struct {
 	CapacityReservationTarget     *capacityReservationTarget `xml:"capacityReservationTarget"`
 }
 
+// reservation returns the capacity reservation that a launch targets, or nil.
+func (d *launchData) reservation() *capacityReservationTarget {
+	if d.CapacityReservationSpecification == nil {
+		return nil
+	}
+	return d.CapacityReservationSpecification.CapacityReservationTarget
+}
+
 type capacityReservationTarget struct {
 	CapacityReservationID               *string `query:"CapacityReservationId" xml:"capacityReservationId"`
 	CapacityReservationResourceGroupARN *string `query:"CapacityReservationResourceGroupArn" xml:"capacityReservationResourceGroupArn"`

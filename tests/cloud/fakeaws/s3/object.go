@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/policy"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/wire"
 )
 
@@ -72,7 +73,14 @@ func read(q *request) error {
 		return denied()
 	}
 	if answer.StatusCode < http.StatusBadRequest {
-		q.s.setEncryptionHeaders(answer.Header, q.bucket, q.key, answer.Header.Get("X-Amz-Version-Id"))
+		e := q.s.encryptionOf(q.bucket, q.key, answer.Header.Get("X-Amz-Version-Id"))
+		if q.Request.Method == http.MethodGet {
+			if err := q.useKey("kms:Decrypt", e); err != nil {
+				drop(answer)
+				return err
+			}
+		}
+		e.setHeaders(answer.Header)
 	}
 	return q.reply(answer)
 }
@@ -108,6 +116,9 @@ func (q *request) fetch() (*http.Response, error) {
 // write passes PutObject on.
 func write(q *request) error {
 	if err := q.checkNew(); err != nil {
+		return err
+	}
+	if err := q.useKey("kms:GenerateDataKey", q.encryption()); err != nil {
 		return err
 	}
 	body, err := q.body()
@@ -271,16 +282,34 @@ type encryption struct{ algorithm, key, bucketKey string }
 // encryptionKey identifies a version of an object.
 type encryptionKey struct{ bucket, key, version string }
 
-// encrypted records the encryption that the fake reports for a new object. It also adds that encryption to the answer's
-// headers.
-func (q *request) encrypted(answer http.Header) {
+// encryption returns the encryption of a new object: that of the request's headers, or else the bucket's default.
+func (q *request) encryption() encryption {
 	h := q.Request.Header
 	e := encryption{h.Get("X-Amz-Server-Side-Encryption"), h.Get("X-Amz-Server-Side-Encryption-Aws-Kms-Key-Id"),
 		h.Get("X-Amz-Server-Side-Encryption-Bucket-Key-Enabled")}
-	q.s.mu.Lock()
 	if e.algorithm == "" {
-		e = q.config.defaultEncryption()
+		q.s.mu.Lock()
+		defer q.s.mu.Unlock()
+		return q.config.defaultEncryption()
 	}
+	return e
+}
+
+// useKey checks that the caller may use the KMS key of an object. S3 calls KMS with the caller's permissions. Any
+// principal of the account may use S3's own keys, and the account's default key for S3.
+// https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html#require-sse-kms
+func (q *request) useKey(action string, e encryption) error {
+	if !strings.Contains(e.key, ":key/") {
+		return nil
+	}
+	return q.Authorize(action, e.key, policy.Context{"kms:ViaService": {"s3." + q.s.cfg.Region + ".amazonaws.com"}})
+}
+
+// encrypted records the encryption that the fake reports for a new object. It also adds that encryption to the answer's
+// headers.
+func (q *request) encrypted(answer http.Header) {
+	e := q.encryption()
+	q.s.mu.Lock()
 	k := encryptionKey{q.bucket, q.key, answer.Get("X-Amz-Version-Id")}
 	q.config.keep(k, e)
 	q.s.mu.Unlock()
@@ -296,17 +325,16 @@ func (b *bucket) keep(k encryptionKey, e encryption) {
 	b.kept[k] = e
 }
 
-// setEncryptionHeaders sets an object's reported encryption in an answer.
-func (s *Service) setEncryptionHeaders(answer http.Header, bucket, key, version string) {
-	e := encryption{algorithm: "AES256"}
+// encryptionOf returns the reported encryption of an object.
+func (s *Service) encryptionOf(bucket, key, version string) encryption {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if b := s.buckets[bucket]; b != nil {
 		if kept, ok := b.kept[encryptionKey{bucket, key, version}]; ok {
-			e = kept
+			return kept
 		}
 	}
-	s.mu.Unlock()
-	e.setHeaders(answer)
+	return encryption{algorithm: "AES256"}
 }
 
 func (e encryption) setHeaders(h http.Header) {

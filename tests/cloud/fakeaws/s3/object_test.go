@@ -216,6 +216,52 @@ func TestPermissions(t *testing.T) {
 	wantCode(t, "what is denied to the account, too", err, "AccessDenied")
 }
 
+// TestDemandedEncryption puts objects into a bucket with a policy that demands a KMS key. S3 compares only the headers
+// of the request with the policy, not the bucket's default encryption.
+func TestDemandedEncryption(t *testing.T) {
+	const key, other = "arn:aws:kms:us-west-2:123456789012:key/1", "arn:aws:kms:us-west-2:123456789012:key/2"
+	w := newTestFront(t)
+	ctx := t.Context()
+	w.bucket("b-1")
+	must(w.PutBucketEncryption(ctx, &sdk.PutBucketEncryptionInput{Bucket: ptr("b-1"),
+		ServerSideEncryptionConfiguration: &types.ServerSideEncryptionConfiguration{
+			Rules: []types.ServerSideEncryptionRule{{
+				ApplyServerSideEncryptionByDefault: &types.ServerSideEncryptionByDefault{
+					SSEAlgorithm: types.ServerSideEncryptionAwsKms, KMSMasterKeyID: ptr(key)}}}}}))(t)
+	must(w.PutBucketPolicy(ctx, &sdk.PutBucketPolicyInput{Bucket: ptr("b-1"),
+		Policy: ptr(`{"Version":"2012-10-17","Statement":[
+		{"Effect":"Deny","Principal":"*","Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/*","Condition":{"Null":{"s3:x-amz-server-side-encryption":"true"}}},
+		{"Effect":"Deny","Principal":"*","Action":"s3:PutObject","Resource":"arn:aws:s3:::b-1/*","Condition":{"StringNotEquals":{"s3:x-amz-server-side-encryption-aws-kms-key-id":"` +
+			key + `"}}}]}`)}))(t)
+	put := func(client *sdk.Client, algorithm types.ServerSideEncryption, id string) error {
+		in := &sdk.PutObjectInput{Bucket: ptr("b-1"), Key: ptr("k"), Body: strings.NewReader("x"),
+			ServerSideEncryption: algorithm}
+		if id != "" {
+			in.SSEKMSKeyId = &id
+		}
+		_, err := client.PutObject(ctx, in)
+		return err
+	}
+	role := w.as("role")
+	object := allow("arn:aws:s3:::b-1/k", "s3:PutObject", "s3:GetObject")
+	w.may(object)
+	wantCode(t, "no header", put(w.Client, "", ""), "AccessDenied")
+	wantCode(t, "no key", put(w.Client, "aws:kms", ""), "AccessDenied")
+	wantCode(t, "S3's keys", put(w.Client, "AES256", ""), "AccessDenied")
+	wantCode(t, "another key", put(w.Client, "aws:kms", other), "AccessDenied")
+	wantCode(t, "without permission for the key", put(role, "aws:kms", key), "AccessDenied")
+	w.may(object, allow(key, "kms:GenerateDataKey"))
+	if err := put(role, "aws:kms", key); err != nil {
+		t.Error(err)
+	}
+	_, _, err := w.get(role, "b-1", "k")
+	wantCode(t, "read without permission for the key", err, "AccessDenied")
+	w.may(object, allow(key, "kms:GenerateDataKey", "kms:Decrypt"))
+	if _, _, err := w.get(role, "b-1", "k"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestVersions(t *testing.T) {
 	w := newTestFront(t)
 	ctx := t.Context()

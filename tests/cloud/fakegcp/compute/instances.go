@@ -79,6 +79,13 @@ func (c *Compute) checkInstance(call *rest.Call, r *Resource, _ map[string]any) 
 	if err := c.checkDisks(r); err != nil {
 		return err
 	}
+	policies, _ := body["resourcePolicies"].([]any)
+	for _, link := range policies {
+		if c.Find(fmt.Sprint(link)) == nil {
+			return Invalid("Invalid value for field 'resource.resourcePolicies': '%v'. The referenced resource policy "+
+				"resource cannot be found.", link)
+		}
+	}
 	if accounts := Objects(body["serviceAccounts"]); len(accounts) > 1 {
 		return Invalid("Invalid value for field 'resource.serviceAccounts': at most one service account is supported")
 	}
@@ -190,7 +197,10 @@ func (c *Compute) checkDisks(r *Resource) error {
 	for i, disk := range disks {
 		params, _ := disk["initializeParams"].(map[string]any)
 		if image := rest.Text(params, "sourceImage"); params != nil {
-			if c.findImage(image) == nil && image != "" || i == 0 && image == "" {
+			if err := c.checkSources(i, params); err != nil {
+				return err
+			}
+			if c.findImage(image) == nil && image != "" || i == 0 && image == "" && params["sourceSnapshot"] == nil {
 				return Invalid("Invalid value for field 'resource.disks[%d].initializeParams.sourceImage': '%s'. The "+
 					"referenced image resource cannot be found.", i, image)
 			}
@@ -201,6 +211,25 @@ func (c *Compute) checkDisks(r *Resource) error {
 		if key := rest.Text(disk, "diskEncryptionKey", "kmsKeyName"); key != "" {
 			if err := c.useKey(key); err != nil {
 				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkSources checks the resources that the fields of a new disk name.
+func (c *Compute) checkSources(disk int, params map[string]any) error {
+	if params["sourceImage"] != nil && params["sourceSnapshot"] != nil {
+		return Invalid("Invalid value for field 'resource.disks[%d].initializeParams': Only one source may be "+
+			"specified.", disk)
+	}
+	policies, _ := params["resourcePolicies"].([]any)
+	for field, links := range map[string][]any{"sourceSnapshot": {params["sourceSnapshot"]},
+		"storagePool": {params["storagePool"]}, "resourcePolicies": policies} {
+		for _, link := range links {
+			if link != nil && c.Find(fmt.Sprint(link)) == nil {
+				return Invalid("Invalid value for field 'resource.disks[%d].initializeParams.%s': '%v'. The "+
+					"referenced resource cannot be found.", disk, field, link)
 			}
 		}
 	}

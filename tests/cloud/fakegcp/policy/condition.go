@@ -30,7 +30,12 @@ func Evaluate(expression string, attributes Attributes) (bool, error) {
 	return value, err
 }
 
+// maxOperators is how many logical operators a condition may have. https://cloud.google.com/iam/quotas
+const maxOperators = 12
+
 var (
+	operators = regexp.MustCompile(`\|\||&&|!`)
+
 	token = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\|\||&&|==|!|[(),.]|\w+`)
 	// blank matches a quoted text or white space. Replacing each match by $1 keeps quoted texts and removes white space
 	// outside of them.

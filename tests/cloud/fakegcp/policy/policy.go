@@ -87,6 +87,10 @@ func (p *Policy) Set(given any) (map[string]any, error) {
 		if next.Version != withConditions {
 			return nil, invalid("Conditions are only supported in policies of version 3.")
 		}
+		if n := len(operators.FindAllString(b.Condition.Expression, -1)); n > maxOperators {
+			return nil, invalid("The condition %q has %d logical operators, at most %d are allowed.",
+				b.Condition.Expression, n, maxOperators)
+		}
 		if _, err := Evaluate(b.Condition.Expression, Attributes{}); err != nil {
 			return nil, invalid("The condition %q is invalid: %v", b.Condition.Expression, err)
 		}

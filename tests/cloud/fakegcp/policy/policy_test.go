@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/policy"
@@ -54,6 +55,13 @@ func TestPolicy(t *testing.T) {
 	conditional["version"] = 1
 	if _, err := p.Set(conditional); err == nil {
 		t.Error("a condition in a policy of version 1 is accepted")
+	}
+	conditional["version"] = 3
+	conditional["bindings"] = []any{map[string]any{"role": "roles/b", "members": []any{"user:x"},
+		"condition": map[string]any{"title": "a", "expression": strings.Repeat(`resource.name == "a" || `, 13) +
+			`resource.name == "b"`}}}
+	if _, err := p.Set(conditional); err == nil {
+		t.Error("a condition with 13 logical operators is accepted")
 	}
 	if p.Get(1)["version"] != 1 || p.Get(3)["version"] != 3 {
 		t.Errorf("versions %v and %v, want those that the caller knows", p.Get(1)["version"], p.Get(3)["version"])

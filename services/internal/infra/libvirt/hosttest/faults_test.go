@@ -72,7 +72,7 @@ func TestDeletedLeavesTheClaim(t *testing.T) {
 	if info, err := os.Stat(seed); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the seed holds the nonce and must be readable by root only: %v, %v", info.Mode(), err)
 	}
-	if err := p.Delete(t.Context(), vm.ProviderID); err != nil {
+	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
 	if got := volumes(t, daemon); !slices.Equal(got, []string{name + ".claim"}) {
@@ -84,7 +84,7 @@ func TestDeletedLeavesTheClaim(t *testing.T) {
 	}
 	daemon.Virsh(t, "pool-refresh", "default")
 	other := request(t)
-	if err := p.Delete(t.Context(), create(t, p, other).ProviderID); err != nil {
+	if err := p.Delete(t.Context(), create(t, p, other)); err != nil {
 		t.Fatal(err)
 	}
 	if got := volumes(t, daemon); !slices.Equal(got, []string{other.Tags.Instance.String() + ".claim"}) {

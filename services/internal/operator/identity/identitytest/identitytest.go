@@ -21,6 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
+	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 )
 
 // Namespace is the namespace of all objects.
@@ -32,7 +33,7 @@ func Options(c client.Client, cluster, tenant string, now func() time.Time) iden
 		CertSecret: "nstance-operator-cert",
 		KeySecret:  "nstance-operator-key", NonceSecret: "nstance-operator-nonce", Cluster: cluster, Tenant: tenant,
 		Rand: fleettest.Rand(9),
-		Now:  now, Recorder: &events.FakeRecorder{}, Log: slog.New(slog.DiscardHandler)}
+		Now:  now, Recorder: &events.FakeRecorder{}, Problems: &scope.Problems{}, Log: slog.New(slog.DiscardHandler)}
 }
 
 // CA returns the ConfigMap with the cluster's CA.

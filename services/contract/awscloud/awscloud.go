@@ -1,0 +1,39 @@
+// Package awscloud makes the configuration for AWS's SDK: region, profile and role.
+//
+// Invariant: the package sends no request. The SDK assumes the role when a client first needs credentials.
+package awscloud
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+)
+
+// Load returns the SDK's configuration for access to AWS. What access does not set comes from the SDK's usual places:
+// environment, profiles, the machine's role. The options take precedence over access.
+func Load(ctx context.Context, access cloud.Access, options ...func(*config.LoadOptions) error) (aws.Config, error) {
+	cfg, err := config.LoadDefaultConfig(ctx, append([]func(*config.LoadOptions) error{
+		config.WithRegion(access.Region), config.WithSharedConfigProfile(access.Profile)}, options...)...)
+	if err != nil {
+		return aws.Config{}, fmt.Errorf("load the AWS configuration: %w", err)
+	}
+	if role := access.AssumeRole; role.ARN != "" {
+		// STS has an endpoint in each region. Any region will do where an S3 server ignores the region.
+		client := sts.NewFromConfig(cfg, func(o *sts.Options) { o.Region = cmp.Or(o.Region, "us-east-1") })
+		cfg.Credentials = aws.NewCredentialsCache(stscreds.NewAssumeRoleProvider(client, role.ARN,
+			func(o *stscreds.AssumeRoleOptions) {
+				o.RoleSessionName = role.SessionName
+				if role.ExternalID != "" {
+					o.ExternalID = &role.ExternalID
+				}
+			}))
+	}
+	return cfg, nil
+}
