@@ -28,7 +28,7 @@ import (
 // the permissions.
 func TestInstall(t *testing.T) {
 	helm := tool(t, "helm")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	cluster, err := kube.Start(ctx, kube.Options{Dir: t.TempDir(), CoreCRDs: true,
 		CRDs: []string{foreignDefinitions(t)}})

@@ -39,7 +39,7 @@ func (i *installed) testUninstallHook(t *testing.T) {
 	uninstalled := make(chan error, 1)
 	go func() {
 		_, err := run(i.ctx, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", namespace, "--timeout",
-			"2m")
+			"10m")
 		uninstalled <- err
 	}()
 	job := &batchv1.Job{}
@@ -71,10 +71,10 @@ func (i *installed) testUninstallHook(t *testing.T) {
 	}
 }
 
-// await repeats try until it returns no error, for at most a minute.
+// await repeats try until it returns no error, for at most five minutes.
 func (i *installed) await(t *testing.T, what string, try func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(5 * time.Minute); ; {
 		err := try()
 		if err == nil {
 			return

@@ -172,7 +172,7 @@ func (l *lab) testDeleteCluster(t *testing.T) {
 	}
 
 	l.operators[len(l.operators)-1].Kill()
-	restarted := l.operator(t, elect)
+	restarted := l.operator(t)
 	await(t, "the restarted operator knows of the deletion", patience, func(context.Context) error {
 		if !bytes.Contains(tail(restarted.Log), []byte("is not created again")) {
 			return errors.New("its log does not say so")
@@ -210,7 +210,7 @@ func (l *lab) testDeleteWithHangingShard(t *testing.T) {
 		t.Errorf("the deletion created %d instances, want none", n)
 	}
 	l.operators[len(l.operators)-1].Kill()
-	l.operator(t, elect, "--recreate-cluster")
+	l.operator(t, "--recreate-cluster")
 	l.recreated(t)
 
 	l.dynamicPool(t, dynamic)

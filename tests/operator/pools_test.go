@@ -104,7 +104,7 @@ func (l *lab) testSecrets(t *testing.T) {
 		return err
 	})
 	l.operators[len(l.operators)-1].Kill()
-	l.operator(t, elect)
+	l.operator(t)
 	if err := l.scale(t.Context(), workers, 6); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +344,7 @@ func (l *lab) testDeleteStaticWithMachine(t *testing.T) {
 	for _, object := range []string{"machine.cluster.x-k8s.io/" + victim, "nstancemachinepool/" + workers} {
 		l.kubectl(t, "-n", namespace, "delete", "--wait=false", object)
 	}
-	l.operator(t, elect)
+	l.operator(t)
 	await(t, "the instance of a deleted Machine is replaced", endsWithin, func(ctx context.Context) error {
 		if slices.Contains(l.ids(t, workers, l.east), victim) {
 			return fmt.Errorf("instance %s is left", victim)

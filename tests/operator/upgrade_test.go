@@ -76,7 +76,7 @@ func (l *lab) startOperator(t *testing.T, of version) {
 			t.Fatal(err)
 		}
 	}
-	l.operator(t, elect, "--disable-webhooks") // the earlier version has a flag for its webhooks
+	l.operator(t, "--disable-webhooks") // the earlier version has a flag for its webhooks
 }
 
 // works checks that the operator leads. Then it scales the pool up and down, and checks that no instance is replaced.
