@@ -128,7 +128,7 @@ func (l *lab) testDeleteDefinitions(t *testing.T) {
 	}
 	l.kubectl(t, "apply", "--server-side", "-k", filepath.Join(root, "config", "crd"))
 	l.operators[len(l.operators)-1].Kill() // Its watches wait up to half a minute before they try again.
-	l.operator(t)                          // Without leader election it does not wait for the lease.
+	l.operator(t)
 	l.recreated(t)
 	l.unchanged(t, workers, kept, created)
 }

@@ -82,8 +82,6 @@ func runSequence(t *testing.T, seed uint64) {
 	l.bootstrap(t)
 	l.imported(t)
 	s.secrets = s.listSecrets(t.Context())
-	l.operators[len(l.operators)-1].Kill()
-	l.operator(t) // Without leader election a restart does not wait for the lease.
 	s.resetModel()
 	t.Cleanup(func() {
 		if t.Failed() {
