@@ -223,7 +223,7 @@ func (c *checker) render(g Group, spec GroupSpec, path string, lenient bool) {
 		r.value(from+".args", err) // too large in total, or not JSON
 	case isObject:
 		r.args(args, argPath)
-		r.needed(args, from+".args")
+		r.needed(args, from+".args", sources)
 	}
 
 	for _, name := range sortedKeys(g.Files) {
@@ -386,14 +386,22 @@ func (r *rendering) args(args map[string]any, at func(string) string) {
 	}
 }
 
-// needed reports args at path that lack what the cloud needs for a VM.
-func (r *rendering) needed(args map[string]any, path string) {
+// needed reports args at path that lack what the cloud needs for a VM. The args are merged from the sources, so that
+// one that is not known yet may have it.
+func (r *rendering) needed(args map[string]any, path string, sources []argSource) {
 	names := blockOf(r.c.s.Server.Provider.Kind).NeedsArgs
-	if len(names) == 0 || slices.ContainsFunc(names, func(name string) bool { return args[name] != nil }) {
+	if len(names) == 0 || slices.ContainsFunc(names, func(name string) bool {
+		list, isList := args[name].([]any)
+		return args[name] != nil && (!isList || len(list) > 0)
+	}) {
 		return
 	}
 	if f := r.problem(path, "has no "+strings.Join(names, " or ")+", so that no VM can be made"); f != nil {
 		f.whenWritten, f.ofCloud = true, true
+		f.depends = slices.Clone(r.depends)
+		for _, source := range sources {
+			f.depends = append(f.depends, source.path)
+		}
 	}
 }
 

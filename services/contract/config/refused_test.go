@@ -7,22 +7,30 @@ import (
 	"testing"
 )
 
+// images are args with an image, for each cloud that needs one.
+var images = map[string]string{onAWS: `{"ImageId": "ami-1"}`, onLibvirt: `{"image": "i"}`,
+	onGCP: `{"disks": [{"initializeParams": {"sourceImage": "i"}}]}`, onProxmox: `{"template": "t"}`}
+
 // onCloud returns a document with one static group. The parts are JSON: the cloud's name, the group's user data, args
-// and further fields.
+// and further fields. On AWS and Google Cloud, the defaults have an image.
 func onCloud(t *testing.T, provider, userdata, args, group string) string {
 	t.Helper()
 	text, err := json.Marshal(userdata)
 	if err != nil {
 		t.Fatal(err)
 	}
+	image := `{}`
+	if provider == onAWS || provider == onGCP {
+		image = images[provider]
+	}
 	return fmt.Sprintf(`{
   "cluster": {"id": "c", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "s", "provider": %s, "subnet_pools": {"p": ["subnet-1"]}},
-  "defaults": {"userdata": {"content": %s}},
+  "defaults": {"args": %s, "userdata": {"content": %s}},
   "templates": {"worker": {"kind": "wrk", "arch": "amd64", "subnet_pool": "p", "instance_type": "m",
     "vars": {"long": %q}, "args": %s}},
   "groups": {"default": {"g": {"template": "worker"%s}}}
-}`, provider, text, strings.Repeat("x", 300), args, group)
+}`, provider, image, text, strings.Repeat("x", 300), args, group)
 }
 
 const (
@@ -152,5 +160,44 @@ func TestRefusedByAPI(t *testing.T) {
 	err := CheckUpsert(s, GroupKey{"default", "other"}, GroupSpec{Template: "worker", Size: &many})
 	if err == nil || !strings.Contains(err.Error(), "size: 1000000000 is more than 100000") {
 		t.Error(err)
+	}
+}
+
+// TestArgsNeedAnImage checks that a group without an image is refused, that each of the group, its template and the
+// defaults may have the image, and that a plan accepts the group if one of the three is not known yet.
+func TestArgsNeedAnImage(t *testing.T) {
+	for provider, image := range images {
+		document := func(defaults, template, group string) string {
+			return strings.NewReplacer(`"args": `+image+`, "userdata"`, `"args": `+defaults+`, "userdata"`,
+				`"args": {}, "userdata"`, `"args": `+defaults+`, "userdata"`, `"instance_type": "m"`,
+				`"instance_type": "1x256"`, "subnet-1", "a/vmbr0").Replace(onCloud(t, provider, boots, template,
+				`, "args": `+group))
+		}
+		with := []string{document(image, `{}`, `{}`), document(`{}`, image, `{}`), document(`{}`, `{}`, image)}
+		without := []string{document(`{}`, `{}`, `{}`)}
+		switch provider {
+		case onAWS:
+			with = append(with, document(`{}`, `{"LaunchTemplate": {"LaunchTemplateName": "a"}}`, `{}`))
+			without = append(without, document(image, `{}`, `{"ImageId": null}`))
+		case onGCP:
+			without = append(without, document(image, `{"disks": []}`, `{}`))
+		}
+		for _, src := range with {
+			if _, problems := Parse("a", []byte(src)); len(problems) > 0 {
+				t.Errorf("%v\n%s", problems, src)
+			}
+		}
+		for _, src := range without {
+			if _, problems := Parse("a", []byte(src)); len(problems) != 1 || problems[0].Path != "templates.worker.args" ||
+				!strings.Contains(problems[0].Message, "so that no VM can be made") {
+				t.Errorf("got %v\n%s", problems, src)
+			}
+			s, _ := ParseStored("a", []byte(src))
+			for _, unknown := range []string{"defaults.args", "templates.worker.args", "groups.default.g.args"} {
+				if problems := ValidateKnown(s, unknown); len(problems) > 0 {
+					t.Errorf("%s is unknown: %v\n%s", unknown, problems, src)
+				}
+			}
+		}
 	}
 }

@@ -69,7 +69,13 @@ func TestValidateLoadBalancerHealth(t *testing.T) {
 		if kind != "" {
 			src = strings.Replace(src, `{"kind": "mock"}`, kind, 1)
 		}
-		return strings.Replace(src, `"arch": "arm64"`, `"arch": "arm64", "instance_type": "x"`, 1)
+		fields := `"arch": "arm64", "instance_type": "x"`
+		if strings.Contains(kind, "gcp") {
+			fields += `, "args": ` + images[onGCP]
+		} else if strings.Contains(kind, "aws") {
+			fields += `, "args": ` + images[onAWS]
+		}
+		return strings.Replace(src, `"arch": "arm64"`, fields, 1)
 	}
 	const aws, gcp = `{"kind": "aws", "region": "us-west-2", "zone": "us-west-2a"}`,
 		`{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`

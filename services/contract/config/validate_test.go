@@ -18,11 +18,16 @@ func TestValidate(t *testing.T) {
 	aws := func(server, template, group, rest string) string {
 		src := with(server, template, group, rest)
 		src = strings.Replace(src, `{"kind": "mock"}`, `{"kind": "aws", "region": "r", "zone": "z"}`, 1)
-		return strings.Replace(src, `"arch": "arm64"`, `"arch": "arm64", "instance_type": "t4g.nano"`, 1)
+		fields := `"arch": "arm64", "instance_type": "t4g.nano"`
+		if !strings.Contains(template, `"args"`) {
+			fields += `, "args": ` + images[onAWS]
+		}
+		return strings.Replace(src, `"arch": "arm64"`, fields, 1)
 	}
 	gcp := func(server, rest string) string {
-		return strings.Replace(aws(server, "", "", rest), `{"kind": "aws", "region": "r", "zone": "z"}`,
-			`{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`, 1)
+		return strings.NewReplacer(`{"kind": "aws", "region": "r", "zone": "z"}`,
+			`{"kind": "gcp", "region": "us-central1", "zone": "us-central1-a"}`, images[onAWS], images[onGCP]).
+			Replace(aws(server, "", "", rest))
 	}
 	swap := func(old, new string) string {
 		src := with("", "", "", "")
@@ -233,7 +238,7 @@ func TestValidate(t *testing.T) {
 			"c": {"provider": "gcp", "fallback": "x"}}`), []string{`images.a.owners: is required for provider gcp`}},
 
 		// The tests of the clouds' packages cover all args. Here, a few cases show that the clouds' checks are called.
-		{"args of the cloud", aws("", `, "args": {"ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
+		{"args of the cloud", aws("", `, "args": {"ImageId": "i", "ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
 			`groups.default.g.args.EbsOptimized: want true or false, have "yes"`,

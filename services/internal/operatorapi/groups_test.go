@@ -224,7 +224,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 	text := strings.NewReplacer(
 		`"kind": "mock", "region": "r", "zone": "z"`, `"kind": "aws", "region": "us-east-1", "zone": "us-east-1a"`,
-		`"args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}`, `"args": {"EbsOptimized": true}`,
+		`"args": {"Label": "{{ .Vars.role }}", "Deep": {"A": 1}}`, `"args": {"ImageId": "ami-0", "EbsOptimized": true}`,
 		`"/Deep/B", "/Own", "/a"`, `"/ImagId", "/ImageId"`,
 	).Replace(document(""))
 	w := newTestShardOf(t, text)

@@ -33,6 +33,7 @@ var Block = cloud.Block{
 	NeedsInstanceType: true,
 	HasImages:         true,
 	SpotArgs:          [][]any{{"scheduling", "provisioningModel"}, {"scheduling", "preemptible"}},
+	NeedsArgs:         []string{"disks"},
 	ImagesNeedOwners:  true,
 	Attestation:       Attestation,
 	MaxUserdata:       256 << 10, // the size of a metadata value
