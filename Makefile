@@ -105,7 +105,7 @@ test-gcp: ## Run the tests for Google Cloud: fake cloud, provider, modules, stac
 	@scripts/test.sh tools gcp gcpstack
 
 test-k8s: ## Run the tests for Kubernetes: operator, dev-k8s, installation, whole clusters
-	@scripts/test.sh tools alltools operator kube
+	@scripts/test.sh tools alltools operator install labs
 
 test-short: ## Run the unit tests, without external tools (two minutes)
 	go test -short ./...

@@ -36,7 +36,7 @@ step_tools() {
 	done
 }
 
-# All unit, property and conformance tests. TestKubectl needs kubectl and is in the step kube. TestCRDSchema needs a real API server, which
+# All unit, property and conformance tests. TestKubectl needs kubectl and is in the step install. TestCRDSchema needs a real API server, which
 # takes minutes to build: it is in the step long.
 step_unit() {
 	# shellcheck disable=SC2086 # lists of words
@@ -196,19 +196,13 @@ step_libvirt() {
 	scripts/onprem.sh
 }
 
-# The operator on a real Kubernetes with Cluster API and with servers of two shards; and what installs the operator. The first list computes,
-# and the labs mostly wait.
-step_kube() {
-	side_by_side install labs
-}
-
 # What installs the operator, and what its tests stand on.
 step_install() {
 	PATH=$(dirname -- "$(scripts/tool.sh kubectl)"):$PATH
 	export PATH
 	scripts/k8s-check.sh
 	go test ./services/internal/dev/k8s/... -run '^TestKubectl$' -timeout 10m
-	go test ./tests/kube ./tests/delivery -count=1 -p 1 -timeout 20m
+	go test ./tests/kube ./tests/delivery -count=1 -p 1 -timeout 30m
 }
 
 # The operator with a real Kubernetes, Cluster API and two shards in each lab. Each lab needs about a third of a core and 1 GB.
@@ -300,7 +294,7 @@ step_basic() {
 # first one computes. Steps that measure times run alone, after these.
 step_parallel() {
 	side_by_side 'monitoring long terraform mutants cloud modules images dev docs libvirt release' \
-		kube 'stacks gcpstack upgrade refused copied debug chaos'
+		'install labs' 'stacks gcpstack upgrade refused copied debug chaos'
 }
 
 # side_by_side LIST... runs lists of steps at the same time. It prints the output of the first list immediately, and that of the others at the
