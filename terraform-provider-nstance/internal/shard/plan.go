@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 )
 
@@ -87,6 +89,8 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		}
 		if len(resp.RequiresReplace) > 0 {
 			resp.Diagnostics.Append(endsWarning(before)...)
+		} else if resp.Diagnostics.Append(r.checkSecrets(ctx, before, after)...); resp.Diagnostics.HasError() {
+			return
 		}
 		if len(resp.RequiresReplace) == 0 && after.shard != nil && movesLeader(before, after) {
 			resp.Diagnostics.AddWarning("The address of the leader of shard "+after.name()+" changes", "The present "+
@@ -152,6 +156,27 @@ func (r *Resource) overridden(ctx context.Context, before, after document) (diag
 		}
 	})
 	return diags
+}
+
+// checkSecrets refuses another store of secrets in which servers would not find the cluster's CA. If the store is known
+// only after the apply, the plan at that time refuses it.
+func (r *Resource) checkSecrets(ctx context.Context, before, after document) diag.Diagnostics {
+	if before.shard == nil || after.shard == nil || slices.ContainsFunc(after.unknown, func(at string) bool {
+		return at == "cluster" || strings.HasPrefix(at, "cluster.secrets")
+	}) {
+		return nil
+	}
+	from, to := bucket.StoreOf(before.shard.Cluster.Secrets), bucket.StoreOf(after.shard.Cluster.Secrets)
+	if from == to || r.bucket.CanUse(ctx, after.shard.Cluster) {
+		return nil
+	}
+	return diag.Diagnostics{diagnostic.Failure{
+		What: fmt.Sprintf("The secrets of cluster %s do not move", after.cluster()), Where: from.String(),
+		Why: fmt.Errorf("cluster.secrets of shard %s names another store, %s: no server would find the cluster's CA "+
+			"and secrets in it", after.name(), to),
+		Do: "Set cluster.secrets back. If you have copied all secrets to the new store, name that store in the " +
+			"provider's secrets too, so that the plan finds the CA's key in it.",
+	}.Error()}
 }
 
 // protectedError is the error of a plan that destroys or replaces a protected shard.
