@@ -59,7 +59,8 @@ func (c *checker) cluster() {
 		}
 	}
 	const at = "cluster.secrets"
-	c.prefix(at+".prefix", cl.Secrets.Prefix)
+	// Names of parameters that have slashes begin with one.
+	c.prefix(at+".prefix", strings.TrimPrefix(cl.Secrets.Prefix, "/"))
 	c.project(cl.Secrets.ProjectID, cl.Secrets.Provider, at)
 	switch key := cl.Secrets.EncryptionKey; {
 	case key != nil:

@@ -77,6 +77,11 @@ func TestValidate(t *testing.T) {
 					` (did you mean "s3"?)`,
 				`cluster.storage.prefix: "/x" begins with a slash, or has an empty part or a control character`,
 				`cluster.storage.endpoint: endpoint "localhost:9000" is no URL of a server, such as https://storage.example.com`}},
+		{"path of parameters", swap(`"secrets": {`,
+			`"secrets": {"provider": "aws-parameter-store", "prefix": "/nstance/example/", `), nil},
+		{"path with an empty part", swap(`"secrets": {`,
+			`"secrets": {"provider": "aws-parameter-store", "prefix": @"//x/", `), []string{
+			`cluster.secrets.prefix: "/x/" begins with a slash, or has an empty part or a control character`}},
 		{"endpoint of a directory",
 			swap(`"id": "example",`,
 				`"id": "example", "storage": {"provider": "file", "bucket": "b", "endpoint": @"http://x"},`), []string{
