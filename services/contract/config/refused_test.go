@@ -188,7 +188,8 @@ func TestArgsNeedAnImage(t *testing.T) {
 			}
 		}
 		for _, src := range without {
-			if _, problems := Parse("a", []byte(src)); len(problems) != 1 || problems[0].Path != "templates.worker.args" ||
+			_, problems := Parse("a", []byte(src))
+			if len(problems) != 1 || problems[0].Path != "templates.worker.args" ||
 				!strings.Contains(problems[0].Message, "so that no VM can be made") {
 				t.Errorf("got %v\n%s", problems, src)
 			}

@@ -243,7 +243,8 @@ func TestValidate(t *testing.T) {
 			"c": {"provider": "gcp", "fallback": "x"}}`), []string{`images.a.owners: is required for provider gcp`}},
 
 		// The tests of the clouds' packages cover all args. Here, a few cases show that the clouds' checks are called.
-		{"args of the cloud", aws("", `, "args": {"ImageId": "i", "ImageID": @"x"}`, `, "args": {"EbsOptimized": @"yes"}`,
+		{"args of the cloud", aws("", `, "args": {"ImageId": "i", "ImageID": @"x"}`,
+			`, "args": {"EbsOptimized": @"yes"}`,
 			`, "defaults": {"args": {"Placement": {"Tenacy": @"x"}}}`), []string{
 			`templates.t.args.ImageID: RunInstances has no such field (did you mean "ImageId"?)`,
 			`groups.default.g.args.EbsOptimized: want true or false, have "yes"`,

@@ -33,8 +33,8 @@ func (s SecretsStore) String() string {
 }
 
 // CanUse reports whether servers can use the store of secrets that a configuration names: they find the CA's key in it,
-// or the cluster has no CA yet. The result is false if the store is not that in the provider's settings, or if it cannot
-// be read.
+// or the cluster has no CA yet. The result is false if the store is not that in the provider's settings, or if it
+// cannot be read.
 func (c *Connection) CanUse(ctx context.Context, cluster config.Cluster) (ok bool) {
 	c.Glance(ctx, func(ctx context.Context) {
 		state, err := c.Shard(ctx, cluster.ID, "")
