@@ -97,7 +97,7 @@ func (i *installed) testHelm(t *testing.T) {
 	}
 	i.checkPod(t, "nstance-system", "nstance-operator")
 	i.checkDefinitions(t)
-	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
+	i.checkRights(t, "nstance-system", "nstance-capi-workload", "nstance-operator", "default")
 
 	// If the Secret and the ConfigMap exist, the chart's notes must not tell the user to create them.
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-operator-nonce"},
@@ -128,7 +128,7 @@ func (i *installed) testHelm(t *testing.T) {
 	output(t, i.env, i.helm, "install", "nstance-operator", chart, "--namespace", "team-a", "-f",
 		filepath.Join(chart, "ci", "full.yaml"), "--set", "crds.install=false")
 	i.checkPod(t, "team-a", "nstance-operator")
-	i.checkRights(t, "team-a", "nstance-operator", "team-a-capi")
+	i.checkRights(t, "team-a", "team-a-capi", "team-a", "team-a")
 	// The uninstall hook is a Job. No controller runs Jobs in this test, so the hook must be skipped.
 	output(t, i.env, i.helm, "uninstall", "nstance-operator", "--namespace", "team-a", "--no-hooks")
 
@@ -161,7 +161,7 @@ func (i *installed) testBases(t *testing.T) {
 		filepath.Join(bases, "example"))
 	i.checkPod(t, "nstance-system", "nstance-operator")
 	i.checkDefinitions(t)
-	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
+	i.checkRights(t, "nstance-system", "nstance-capi-workload", "nstance-operator", "default")
 	deployment := &appsv1.Deployment{}
 	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator"},
 		deployment); err != nil || *deployment.Spec.Replicas != 2 {
@@ -217,7 +217,7 @@ func (i *installed) testClusterctl(t *testing.T) {
 	output(t, i.env, "kubectl", "apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", components)
 	i.checkPod(t, "nstance-system", "nstance-operator")
 	i.checkDefinitions(t)
-	i.checkRights(t, "nstance-system", "nstance-operator", "nstance-capi-workload")
+	i.checkRights(t, "nstance-system", "nstance-capi-workload", "nstance-operator", "team-a")
 
 	settings := &corev1.ConfigMap{}
 	if err := i.Client.Get(i.ctx, client.ObjectKey{Namespace: "nstance-system", Name: "nstance-operator-config"},
@@ -343,9 +343,11 @@ type right struct{ verbs, group, resource, name, namespace string }
 var (
 	operatorMay = []right{
 		{"get", "", "configmaps", "CA", ""},
-		{"get", "", "secrets", "nstance-operator-nonce", ""},
+		{"get", "", "secrets", "SECRETS-nonce", ""},
 		{"create", "", "secrets", "", ""},
-		{"get update", "", "secrets", "nstance-operator-cert", ""},
+		{"get update", "", "secrets", "SECRETS-cert", ""},
+		{"get update", "", "secrets", "SECRETS-key", ""},
+		{"get update", "", "secrets", "example--TENANT-kubeconfig", ""},
 		{"get create update", "coordination.k8s.io", "leases", "nstance-operator-leader-election", ""},
 		{"create", "", "serviceaccounts/token", "WORKLOAD", ""},
 		{"get list watch create patch delete", capi, "clusters", "", ""}, // nstance-operator uninstall deletes it
@@ -402,13 +404,15 @@ var (
 	}
 )
 
-// checkRights asks the API server for the permissions of the two service accounts.
-func (i *installed) checkRights(t *testing.T, namespace, operator, workload string) {
+// checkRights asks the API server for the permissions of the two service accounts. The name of the account for Cluster
+// API is workload, and the names of the operator's own Secrets begin with secrets.
+func (i *installed) checkRights(t *testing.T, namespace, workload, secrets, tenant string) {
 	t.Helper()
+	names := strings.NewReplacer("WORKLOAD", workload, "SECRETS", secrets, "TENANT", tenant, "CA", "nstance-cluster-ca")
 	for _, account := range []struct {
 		name        string
 		may, mayNot []right
-	}{{operator, operatorMay, operatorMayNot}, {workload, workloadMay, workloadMayNot}} {
+	}{{"nstance-operator", operatorMay, operatorMayNot}, {workload, workloadMay, workloadMayNot}} {
 		config, err := i.ForServiceAccount(i.ctx, namespace, account.name)
 		if err != nil {
 			t.Fatal(err)
@@ -423,7 +427,7 @@ func (i *installed) checkRights(t *testing.T, namespace, operator, workload stri
 		}{{account.may, true}, {account.mayNot, false}} {
 			for _, r := range list.rights {
 				for verb := range strings.FieldsSeq(r.verbs) {
-					if got := i.can(t, as, r, verb, namespace, workload); got != list.want {
+					if got := i.can(t, as, r, verb, namespace, names.Replace(r.name)); got != list.want {
 						t.Errorf("%s/%s may %s %s/%s %q in %q: %v, want %v", namespace, account.name, verb, r.group,
 							r.resource, r.name, r.namespace, got, list.want)
 					}
@@ -433,24 +437,16 @@ func (i *installed) checkRights(t *testing.T, namespace, operator, workload stri
 	}
 }
 
-func (i *installed) can(t *testing.T, as client.Client, r right, verb, namespace, workload string) bool {
+func (i *installed) can(t *testing.T, as client.Client, r right, verb, namespace, name string) bool {
 	t.Helper()
 	resource, subresource, _ := strings.Cut(r.resource, "/")
 	attributes := &authorizationv1.ResourceAttributes{Verb: verb, Group: r.group, Resource: resource,
-		Subresource: subresource, Namespace: namespace}
+		Subresource: subresource, Namespace: namespace, Name: name}
 	switch r.namespace {
 	case "all":
 		attributes.Namespace = ""
 	case "other":
 		attributes.Namespace = "default"
-	}
-	switch r.name {
-	case "WORKLOAD":
-		attributes.Name = workload
-	case "CA":
-		attributes.Name = "nstance-cluster-ca"
-	default:
-		attributes.Name = r.name
 	}
 	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
 		ResourceAttributes: attributes}}

@@ -145,7 +145,12 @@ func TestChartAndBasesAgree(t *testing.T) {
 		for _, object := range all {
 			if kind := object.GetKind(); kind == "ClusterRole" || kind == "Role" {
 				name := strings.TrimPrefix(object.GetName(), "nstance-system-")
-				found[kind+" "+name] = object.Object["rules"]
+				rules, _ := object.Object["rules"].([]any)
+				// TestRightsToSecrets checks these rules. The bases do not know the Secrets' names.
+				found[kind+" "+name] = slices.DeleteFunc(rules, func(rule any) bool {
+					one, _ := rule.(map[string]any)
+					return fmt.Sprint(one["resources"]) == "[secrets]"
+				})
 			}
 		}
 		return found
@@ -182,6 +187,48 @@ func TestChartAndBasesAgree(t *testing.T) {
 				t.Errorf("%s: %s %s has label cluster.x-k8s.io/provider %q, which clusterctl looks for", name,
 					object.GetKind(), object.GetName(), got)
 			}
+		}
+	}
+}
+
+// TestRightsToSecrets checks that the operator may read and write only its own Secrets, if the installation method knows
+// their names: the chart does unless the user makes the ConfigMap, and clusterctl does.
+func TestRightsToSecrets(t *testing.T) {
+	limited := func(names ...string) []string {
+		return []string{"[create] []", fmt.Sprintf("[get update] %s", names)}
+	}
+	minimal := filepath.Join(chart, "ci", "minimal.yaml")
+	own := []string{"nstance-operator-cert", "nstance-operator-key", "nstance-operator-nonce"}
+	for _, tt := range []struct {
+		name    string
+		objects []unstructured.Unstructured
+		want    []string
+	}{
+		{"chart", template(t, "-f", minimal), limited(append(own, "example--default-kubeconfig")...)},
+		{"chart without on-demand pods", template(t, "-f", minimal, "--set", "onDemandPods.enabled=false"),
+			limited(append(own, "example--default-kubeconfig")...)},
+		{"chart with other names", template(t, "-f", filepath.Join(chart, "ci", "full.yaml")),
+			limited("team-a-cert", "team-a-key", "team-a-nonce", "example--team-a-kubeconfig")},
+		{"chart with the user's ConfigMap", template(t, "-f", minimal, "--set", "existingConfigMap=mine"),
+			[]string{"[create get update] []"}},
+		{"clusterctl", objects(t, read(t, "../../services/operator/clusterctl/infrastructure-components.yaml")),
+			limited(append(own, "${NSTANCE_CLUSTER_ID}--${NSTANCE_TENANT:=default}-kubeconfig")...)},
+		{"bases", kustomize(t, filepath.Join(bases, "default")), []string{"[create get update] []"}},
+	} {
+		var got []string
+		for _, object := range tt.objects {
+			rules, _ := object.Object["rules"].([]any)
+			for _, one := range rules {
+				rule, _ := one.(map[string]any)
+				if resources, _, _ := unstructured.NestedStringSlice(rule, "resources"); slices.Contains(resources,
+					"secrets") {
+					names, _, _ := unstructured.NestedStringSlice(rule, "resourceNames")
+					got = append(got, fmt.Sprint(rule["verbs"], " ", names))
+				}
+			}
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
 }

@@ -77,7 +77,8 @@ func New(o Options) *Keeper { return &Keeper{Options: o} }
 func (k *Keeper) Current() *Identity { return k.current.Load() }
 
 // The Role is namespaced, because the operator needs no Secrets of other namespaces. The Role does not list the names
-// of the Secrets, because these names depend on environment variables and on the cluster.
+// of the Secrets, because these names depend on environment variables and on the cluster. The chart and the components
+// for clusterctl know the names, and add them.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get,namespace=nstance-system
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update,namespace=nstance-system
