@@ -33,7 +33,8 @@ func TestAccServersReady(t *testing.T) {
 	}
 	resource.Test(t, resource.TestCase{ProtoV6ProviderFactories: acctest.Factories(), Steps: []resource.TestStep{
 		{Config: text("a", "soon"), ExpectError: regexp.MustCompile("Invalid timeout")},
-		{Config: text("a", "1s"), ExpectError: regexp.MustCompile(`(?s)No new server.*became ready\s+within 1s`)},
+		{Config: text("a", "1s"), ExpectError: regexp.MustCompile(
+			`(?s)No new server.*became ready\s+within 1s.*scaling\s+activities`)},
 		{PreConfig: report("server-1", "a", ""), Config: text("a", "1m"),
 			Check: resource.TestCheckResourceAttr(address, "machine", "server-1")},
 		// An apply waits for a server of a new generation. A problem that a server reported before the apply does not
