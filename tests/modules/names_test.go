@@ -102,7 +102,9 @@ func TestLongestNames(t *testing.T) {
 		{"aws/network", "aws_security_group.balancer", "name", "", map[string]cty.Value{
 			"var":  texts(map[string]string{"name": x(network)}),
 			"each": texts(map[string]string{"key": lb})}, 255, ``},
-		{"aws/shard", "aws_lb_target_group.health", "name", "", map[string]cty.Value{"local": shardName}, 32, dns},
+		{"aws/shard", "aws_lb_target_group.health", "name", "", map[string]cty.Value{
+			"local": cty.ObjectVal(map[string]cty.Value{"name": shardName.GetAttr("name"),
+				"server_subnets": cty.TupleVal([]cty.Value{object("native")})})}, 32, dns},
 		{"aws/shard", "", "server_group", "", map[string]cty.Value{"local": shardName}, 255, ``},
 		{"aws/shard", "aws_security_group.agent", "name", "", map[string]cty.Value{"local": shardName}, 255, ``},
 		{"gcp/account", "", "names", "long_names", map[string]cty.Value{

@@ -205,7 +205,7 @@ resource "aws_autoscaling_lifecycle_hook" "ready" {
 # Auto Scaling checks /health only through a load balancer with a listener for it.
 resource "aws_lb_target_group" "health" {
   count           = var.health_check.type == "ELB" ? 1 : 0
-  name            = "${trim(substr(local.name, 0, 24), "-")}-${substr(sha1(local.name), 0, 7)}"
+  name            = "${trim(substr(local.name, 0, 24), "-")}-${substr(sha1(local.server_subnets[0].native ? "${local.name}/ipv6" : local.name), 0, 7)}"
   vpc_id          = var.network.vpc_id
   target_type     = "instance"
   protocol        = "TCP"
@@ -224,6 +224,11 @@ resource "aws_lb_target_group" "health" {
     timeout             = 6
     healthy_threshold   = 2
     unhealthy_threshold = 3
+  }
+
+  lifecycle {
+    # It leaves the auto-scaling group before it is destroyed. A replacement has another name.
+    create_before_destroy = true
   }
 }
 
