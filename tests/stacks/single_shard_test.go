@@ -96,6 +96,7 @@ func singleShard(t *testing.T, calls *ledger) {
 				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
+	stack.Write(t, "beginning_override.tf", modules.Beginnings("aws"))
 	noMachine(t, l, stack)
 	made := stack.Apply(t)
 
@@ -108,7 +109,6 @@ func singleShard(t *testing.T, calls *ledger) {
 	f.healthy(t)
 	f.settled(t, 2, nil)
 	f.reached(t)
-	scenario.Converged(t, stack)
 	if servers := stack.Register(t, "aws.md", 3); servers != f.shard.ID+"="+f.shard.LeaderIP+":8993" {
 		t.Errorf("the page's commands set the servers %q", servers)
 	}
@@ -124,14 +124,25 @@ func singleShard(t *testing.T, calls *ledger) {
 		t.Error("the server that was stopped kept the leader's interface")
 	}
 
+	// The apply that sets the good image again also sets all flips. The next one takes them back, and moves the
+	// encryption key to another service. This rotates the key: the cluster's secrets are encrypted with a new key
+	// before the old key is destroyed. The next server that starts can decrypt them only with the new key.
 	f.rollBadImage(t, stack, vars)
-	f.flip(t, stack, vars)
+	calls.addPolicies(t, l, f.cluster)
+	oldKey := f.key
+	rotated := f.flip(t, stack, vars, map[string]any{"key_provider": "aws-parameter-store"})
+	if f.open(t, stack); f.key == oldKey {
+		t.Error("the key in the other service is the old key")
+	}
+
 	f.replaceUnhealthy(t, func() {
-		// A plan needs no server. It must report the mistake in this configuration.
-		wrong := stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}})
-		if output := wrong.PlanFails(t); !strings.Contains(output, "health_check_interval") {
-			t.Errorf("the error of a wrong duration lacks its name:\n%s", output)
-		}
+		// A plan needs no server. It must refuse what cannot change on a live shard, and report a wrong duration.
+		refused, texts := modules.Refusals("aws")
+		stack.Write(t, "flips_override.tf", refused)
+		stack.PlanFails(t, texts...)
+		stack.Write(t, "flips_override.tf", "")
+		stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).PlanFails(t,
+			"health_check_interval")
 	})
 
 	// A VM dies without notice.
@@ -143,22 +154,17 @@ func singleShard(t *testing.T, calls *ledger) {
 	// The cloud announces that a VM will be interrupted. The replacement must start while the VM still runs.
 	f.scenario().ReplacesInterrupted(t, 2)
 
-	// Moving the encryption key to another service rotates the key: the cluster's secrets are encrypted with a new key
-	// before the old key is destroyed. The next server that starts can decrypt them only with the new key.
-	calls.addPolicies(t, l, f.cluster)
-	vars["key_provider"] = "aws-parameter-store"
-	oldKey := f.key
-	rotated := stack.Apply(t)
-	if f.open(t, stack); f.key == oldKey {
-		t.Error("the key in the other service is the old key")
-	}
-	f.healthy(t)
-
 	// While the Auto Scaling group is scaled to zero, there is no server, and the VMs continue to run. After the group
-	// is scaled up again, the new server replaces the VMs that were lost in between.
+	// is scaled up again, the new server replaces the VMs that were lost in between. The apply that removes the server
+	// moves the key back.
+	moved := f.key
+	vars["key_provider"] = "aws-secrets-manager"
 	f.scenario().OutlivesServers(t, stack, vars, 2)
+	if f.open(t, stack); f.key == moved || f.key == oldKey {
+		t.Error("the key in the former service is an old key")
+	}
 
-	noSecrets(t, f, stack, []string{oldKey, f.key}, made+rotated)
+	noSecrets(t, f, stack, []string{oldKey, moved, f.key}, made+rotated)
 	calls.addPolicies(t, l, f.cluster)
 	stack.Destroy(t)
 	calls.addCalls(l, f.cluster)
@@ -181,7 +187,7 @@ func noMachine(t *testing.T, l *lab.Lab, stack *lab.Stack) {
 }
 
 // rollBadImage applies an image on which nstance-server cannot start. The apply must fail with the reason, and the old
-// server must stay. Then rollBadImage applies the good image again.
+// server must stay. The next apply must set the good image again.
 func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any) {
 	t.Helper()
 	good := f.servers()[0].ID
@@ -200,46 +206,41 @@ func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any
 	}
 	f.healthy(t)
 	vars["server_ami"] = lab.ServerAMI
-	stack.Apply(t)
-	f.rolled(t, good)
 }
 
 // flip sets the booleans and enumerations with a value in modules.Flips to that value, all with one apply, and back
-// with another. First it checks that a plan refuses those that cannot change on a live shard. Some of the others roll
-// the servers: then the apply must end with a new server, and without the old one. All VMs must be kept.
-func (f *fleet) flip(t *testing.T, stack *lab.Stack, vars map[string]any) {
+// with another, which also sets the variables "next". Some of them roll the servers: then each apply must end with new
+// servers, and without the old ones. All VMs must be kept. flip returns the output of the last apply.
+func (f *fleet) flip(t *testing.T, stack *lab.Stack, vars, next map[string]any) (output string) {
 	t.Helper()
 	override, example := modules.Overrides("aws")
 	before := maps.Clone(vars)
-	for _, flip := range modules.Refusals("aws") {
-		stack.Write(t, "flips_override.tf", flip.File())
-		if output := stack.PlanFails(t); !strings.Contains(output, flip.Refusal) {
-			t.Errorf("the errors of %s = %s lack %q:\n%s", flip.Variable, flip.To, flip.Refusal, output)
-		}
-	}
 	unharmed, kept := f.watchFleet(t, 2), f.workers()
 	for _, set := range []bool{true, false} {
-		old := f.servers()[0].ID
+		old, servers := ids(f.servers()), 2
 		if set {
 			stack.Write(t, "flips_override.tf", override)
 			maps.Copy(vars, example)
 		} else {
+			servers = 1
 			stack.Write(t, "flips_override.tf", "")
 			clear(vars)
 			maps.Copy(vars, before)
+			maps.Copy(vars, next)
 		}
-		stack.Apply(t)
-		f.rolled(t, old)
-		if public := f.isPublic(t, f.servers()[0].ID); public != set {
-			t.Errorf("the new server has a public address: %v, want %v", public, set)
+		output = stack.Apply(t)
+		f.rolled(t, servers, old...)
+		for _, server := range f.servers() {
+			if public := f.isPublic(t, server.ID); public != set {
+				t.Errorf("the new server has a public address: %v, want %v", public, set)
+			}
 		}
 		f.settled(t, 2, nil)
 		f.kept(t, kept, nil)
-		if code, output := stack.Plan(t); code != 0 {
-			t.Errorf("a plan after the flips (%v) finds changes (exit code %d):\n%s", set, code, output)
-		}
+		scenario.Converged(t, stack)
 	}
 	unharmed()
+	return output
 }
 
 // isPublic reports whether an instance has a public address.
@@ -289,15 +290,17 @@ func (f *fleet) replaceUnhealthy(t *testing.T, meanwhile func()) {
 		t.Fatalf("stop the server: %v\n%s", err, out)
 	}
 	meanwhile()
-	f.rolled(t, old)
+	f.rolled(t, 1, old)
 }
 
-// rolled waits until the shard has exactly one server, which leads and is not the server "old".
-func (f *fleet) rolled(t *testing.T, old string) {
+// rolled waits until the shard has the given number of servers, one of which leads, and none of them is in "old".
+func (f *fleet) rolled(t *testing.T, size int, old ...string) {
 	t.Helper()
-	lab.Eventually(t, 2*soon, "another server than "+old, func() string {
-		if servers := ids(f.servers()); len(servers) != 1 || servers[0] == old {
-			return fmt.Sprintf("servers %v", servers)
+	lab.Eventually(t, 2*soon, fmt.Sprintf("%d servers other than %v", size, old), func() string {
+		if now := ids(f.servers()); len(now) != size || slices.ContainsFunc(now, func(id string) bool {
+			return slices.Contains(old, id)
+		}) {
+			return fmt.Sprintf("servers %v", now)
 		}
 		return ""
 	})

@@ -60,7 +60,6 @@ func (c *cloud) applyEnvironment(t *testing.T, name, zone string, protected bool
 		State: c.state(t, bucket, cluster, zone, "nstance-"+cluster+"-")}
 	s.Healthy(t)
 	s.Settled(t, 1, nil)
-	scenario.Converged(t, stack)
 	lab.KeepRefreshing(t, lab.NewOperator(t, s.State, cluster, s.LeaderIP, s.Dial), nil) // for changes and destroy
 	return stack, s
 }

@@ -45,6 +45,8 @@ func NewStack(t *testing.T, cli, example string, vars map[string]any, override s
 	for _, part := range []string{"modules/" + cloud, "modules/kubernetes", "examples/" + cloud} {
 		copyTree(t, filepath.Join(Root(), part), filepath.Join(dir, part))
 	}
+	environment = maps.Clone(environment)
+	environment["GOGC"] = "400" // The CLIs and providers are short-lived programs that load large schemas.
 	s := &Stack{options: &terraform.Options{
 		TerraformBinary: cli,
 		TerraformDir:    filepath.Join(dir, "examples", example),
@@ -132,15 +134,24 @@ func (s *Stack) ApplyPlan(t *testing.T) {
 	terraform.RunTerraformCommandContext(t, t.Context(), s.options, "apply", "-input=false", "-no-color", s.saved)
 }
 
-// PlanFails runs a plan, which must fail, and returns the CLI's errors. The plan does not refresh the state. This saves
-// time, and finds the same mistakes in the configuration.
-func (s *Stack) PlanFails(t *testing.T) string {
+// PlanFails runs a plan, which must fail with errors that contain each of the given texts. One plan reports all
+// mistakes of a configuration. The plan does not refresh the state. This saves time, and finds the same mistakes.
+func (s *Stack) PlanFails(t *testing.T, texts ...string) {
 	t.Helper()
 	code, output := s.plan(t, "-refresh=false")
 	if code != 1 {
-		t.Errorf("plan: exit code %d, want 1:\n%s", code, output)
+		t.Errorf("plan: exit code %d, want 1", code)
 	}
-	return output
+	complete := true
+	for _, text := range texts {
+		if !strings.Contains(output, text) {
+			t.Errorf("the errors of a plan lack %q", text)
+			complete = false
+		}
+	}
+	if code != 1 || !complete {
+		t.Logf("the plan:\n%s", output)
+	}
 }
 
 func (s *Stack) plan(t *testing.T, flags ...string) (code int, output string) {

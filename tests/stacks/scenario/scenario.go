@@ -134,7 +134,7 @@ func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args 
 	if code, output := stack.Plan(t); code != 2 || !strings.Contains(output, "default/workers") {
 		t.Errorf("other arguments: exit code %d, want 2 and the name of the group that rolls:\n%s", code, output)
 	}
-	stack.Apply(t)
+	stack.ApplyPlan(t)
 	s.Settled(t, len(old), old)
 }
 

@@ -82,19 +82,22 @@ func (s *Service) Name() string { return "autoscaling" }
 // Operations returns the handlers by the name of the action.
 func (s *Service) Operations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
-		"CancelInstanceRefresh":     s.cancelRefresh,
-		"CompleteLifecycleAction":   s.completeAction,
-		"CreateAutoScalingGroup":    s.createGroup,
-		"DeleteAutoScalingGroup":    s.deleteGroup,
-		"DeleteLifecycleHook":       s.deleteHook,
-		"DescribeAutoScalingGroups": s.describeGroups,
-		"DescribeInstanceRefreshes": s.describeRefreshes,
-		"DescribeLifecycleHooks":    s.describeHooks,
-		"DescribeScalingActivities": s.describeActivities,
-		"PutLifecycleHook":          s.putHook,
-		"SetInstanceHealth":         s.setInstanceHealth,
-		"StartInstanceRefresh":      s.startRefresh,
-		"UpdateAutoScalingGroup":    s.updateGroup,
+		"AttachLoadBalancerTargetGroups":   s.attachTargets,
+		"CancelInstanceRefresh":            s.cancelRefresh,
+		"CompleteLifecycleAction":          s.completeAction,
+		"CreateAutoScalingGroup":           s.createGroup,
+		"DeleteAutoScalingGroup":           s.deleteGroup,
+		"DeleteLifecycleHook":              s.deleteHook,
+		"DescribeAutoScalingGroups":        s.describeGroups,
+		"DescribeInstanceRefreshes":        s.describeRefreshes,
+		"DescribeLifecycleHooks":           s.describeHooks,
+		"DescribeLoadBalancerTargetGroups": s.describeTargets,
+		"DescribeScalingActivities":        s.describeActivities,
+		"DetachLoadBalancerTargetGroups":   s.detachTargets,
+		"PutLifecycleHook":                 s.putHook,
+		"SetInstanceHealth":                s.setInstanceHealth,
+		"StartInstanceRefresh":             s.startRefresh,
+		"UpdateAutoScalingGroup":           s.updateGroup,
 	}
 	for action, handler := range all {
 		all[action] = func(c *wire.Call) (any, error) {

@@ -69,9 +69,15 @@ func TestReplacement(t *testing.T) {
 	w.create(func(in *sdk.CreateAutoScalingGroupInput) {
 		in.DesiredCapacity, in.HealthCheckType, in.HealthCheckGracePeriod = aws.Int32(2), aws.String("ELB"),
 			aws.Int32(60)
-		in.TargetGroupARNs = []string{targetGroup}
 	})
 	old := w.inService()
+	_ = must(w.client.AttachLoadBalancerTargetGroups(t.Context(), &sdk.AttachLoadBalancerTargetGroupsInput{
+		AutoScalingGroupName: aws.String("servers"), TargetGroupARNs: []string{targetGroup}}))(t)
+	if all := must(w.client.DescribeLoadBalancerTargetGroups(t.Context(), &sdk.DescribeLoadBalancerTargetGroupsInput{
+		AutoScalingGroupName: aws.String("servers")}))(t).LoadBalancerTargetGroups; len(all) != 1 ||
+		*all[0].LoadBalancerTargetGroupARN != targetGroup || *all[0].State != "Added" {
+		t.Errorf("the target groups are %+v", all)
+	}
 	if len(w.targets.groups[targetGroup]) != 2 {
 		t.Errorf("targets: %v", w.targets.groups)
 	}
@@ -111,6 +117,15 @@ func TestReplacement(t *testing.T) {
 	_ = must(w.client.SetInstanceHealth(t.Context(), &sdk.SetInstanceHealthInput{InstanceId: &id,
 		HealthStatus: aws.String("Unhealthy"), ShouldRespectGracePeriod: aws.Bool(false)}))(t)
 	replaced("marked as unhealthy", id)
+	detach := &sdk.DetachLoadBalancerTargetGroupsInput{AutoScalingGroupName: aws.String("servers"),
+		TargetGroupARNs: []string{targetGroup}}
+	_ = must(w.client.DetachLoadBalancerTargetGroups(t.Context(), detach))(t)
+	if len(w.targets.groups[targetGroup]) != 0 {
+		t.Errorf("after detaching the targets are %v", w.targets.groups)
+	}
+	if _, err := w.client.DetachLoadBalancerTargetGroups(t.Context(), detach); code(t, err) != "ValidationError" {
+		t.Errorf("another detaching: %v", err)
+	}
 }
 
 func TestLaunchFailure(t *testing.T) {
