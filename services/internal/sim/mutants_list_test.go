@@ -281,7 +281,7 @@ var mutants = []mutant{
 		edit: mutate.Edit{Package: "internal/election", In: "Elector.nextWrite",
 			Find:    "e.highestTerm + 1",
 			Replace: "max(e.highestTerm, 1)"}},
-	{name: "impatient with the bucket", quick: true,
+	{name: "impatient with the bucket", // it takes some hundred worlds
 		why: "a leader does not wait for a slow answer, although its lease permits it",
 		edit: mutate.Edit{Package: "internal/election", In: "Elector.RequestTimeout",
 			Find:    "e.role != Leader",
