@@ -82,18 +82,33 @@ func (s *State) ensureCA(ctx context.Context, build func() (authority.CA, error)
 	return t, created, err
 }
 
-func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)) (authority.CA, bool, error) {
+// CheckCA returns the error that [State.EnsureCA] would return for a missing CA, or for one that cannot be read. It
+// writes nothing.
+func (s *State) CheckCA(ctx context.Context) error {
+	_, err := s.LoadCA(ctx)
+	if errors.Is(err, secretstore.ErrNotFound) {
+		_, _, err = s.missingCA(ctx)
+	}
+	return err
+}
+
+// missingCA is called when the CA's key has not been found. If the cluster is in use, missingCA returns the CA that
+// another program may have made since then, or [ErrCALost]. Otherwise inUse is false, and a CA can be made.
+func (s *State) missingCA(ctx context.Context) (ca authority.CA, inUse bool, err error) {
 	evidence, err := s.inUse(ctx)
-	if err != nil {
+	if err != nil || evidence == "" {
 		return authority.CA{}, false, err
 	}
-	if evidence != "" {
-		// Another program may have created the CA since the first attempt to load it.
-		ca, err := s.LoadCA(ctx)
-		if errors.Is(err, secretstore.ErrNotFound) {
-			err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s",
-				ErrCALost, evidence, secretstore.CAKey)
-		}
+	ca, err = s.LoadCA(ctx)
+	if errors.Is(err, secretstore.ErrNotFound) {
+		err = fmt.Errorf("%w: %s; check the storage prefix and the secrets store, or restore the secret %s", ErrCALost,
+			evidence, secretstore.CAKey)
+	}
+	return ca, true, err
+}
+
+func (s *State) createCA(ctx context.Context, build func() (authority.CA, error)) (authority.CA, bool, error) {
+	if ca, inUse, err := s.missingCA(ctx); inUse || err != nil {
 		return ca, false, err
 	}
 	ca, err := build()

@@ -91,7 +91,7 @@ func (s *server) openResources(ctx context.Context, shard *config.Shard, applied
 	if r.machine, err = s.openProvider(ctx, shard, applied); err != nil {
 		return nil, err
 	}
-	if err := s.openCluster(ctx, shard, r); err != nil {
+	if err := s.openCluster(ctx, shard, applied, r); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -135,8 +135,9 @@ func interfaceID(text string) string {
 }
 
 // openCluster opens the cluster's bucket, keys and secrets, and stores them in r. If the cluster has a CA, openCluster
-// checks that the CA can be read.
-func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resources) error {
+// checks that the CA can be read. A new configuration is refused if it names another bucket or another store of secrets,
+// in which the CA of a cluster in use is missing.
+func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied bool, r *resources) error {
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
 		store, err := open.Open(ctx, objstore.Location{Provider: at.Provider, Bucket: at.Bucket, Region: at.Region,
@@ -173,7 +174,7 @@ func (s *server) openCluster(ctx context.Context, shard *config.Shard, r *resour
 	}
 	r.state = clusterstate.New(clusterstate.Options{Cluster: cluster, Shard: s.documents, ClusterID: shard.Cluster.ID,
 		ShardID: s.opts.Shard, Secrets: r.secrets, Marks: r.marks, ForEach: s.env.ForEach})
-	if _, err := r.state.LoadCA(ctx); err != nil && !errors.Is(err, secretstore.ErrNotFound) {
+	if err := r.state.CheckCA(ctx); err != nil && !(applied && errors.Is(err, clusterstate.ErrCALost)) {
 		return fmt.Errorf("read the cluster's CA: %w", err)
 	}
 	return nil

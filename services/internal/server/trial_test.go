@@ -89,6 +89,7 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", filepath.Join(t.TempDir(), "missing"))
+	elsewhere := filepath.Join(t.TempDir(), "bucket")
 	type object = map[string]any
 	cluster := func(doc object) object { return doc["cluster"].(object) }
 	secrets := func(doc object) object { return cluster(doc)["secrets"].(object) }
@@ -114,6 +115,9 @@ func TestConfigurationThatCannotRunIsNotApplied(t *testing.T) {
 		"cluster storage without credentials": {func(doc object) {
 			cluster(doc)["storage"] = object{"provider": "gcs", "bucket": "b"}
 		}, "find Google credentials"},
+		"cluster storage without the CA": {func(doc object) {
+			cluster(doc)["storage"] = object{"provider": "file", "bucket": elsewhere}
+		}, "the CA's key is missing although the cluster is in use"},
 		"another shard": {func(doc object) { doc["server"].(object)["shard"] = "b" }, `of shard "b"`},
 		"an argument that the provider refuses": {func(doc object) {
 			doc["defaults"].(object)["args"] = object{"Bad": 1}
