@@ -360,7 +360,7 @@ func (l *lab) testHandOver(t *testing.T) {
 	l.operators[len(l.operators)-1].Kill()
 	first := l.operator(t, elect)
 	await(t, "the first leads", patience, func(context.Context) error {
-		if raw := tail(first.Log); !bytes.Contains(raw, []byte("successfully acquired lease")) {
+		if raw := tail(first.Log); !bytes.Contains(raw, []byte("Successfully acquired lease")) {
 			return fmt.Errorf("its log does not say so:\n%s", raw)
 		}
 		return nil
