@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	sequenceSteps = flag.Int("steps", 100, "number of random steps of each subtest of TestSequence")
+	sequenceSteps = flag.Int("steps", 50, "number of random steps of each subtest of TestSequence")
 	sequenceSeed  = flag.Uint64("seed", 1, "seed of the first subtest of TestSequence; the others have the next ones")
 )
 
