@@ -49,13 +49,13 @@ type server struct {
 	thawedAt    time.Time
 	slowAt      time.Time // when it was last paused, or waited long for an answer
 	pausedUntil time.Time // when its last pause ends or ended
-	// slowest is the latency of a recent request for the lock, sent at slowestAt. disturbedAt is when something other
-	// than latency last disturbed the election of this server.
-	slowest                time.Duration
-	slowestAt, disturbedAt time.Time
-	holds                  record.Lock    // the last lock that it knows to be written
-	asked                  map[uint64]int // number of requests by object
-	copied                 *mem.Store     // the copy of the bucket that it uses; nil: it uses the bucket
+	// slowest is the latency of a recent request for the lock, sent at slowestAt. fastAt is when the last fast request
+	// was sent. disturbedAt is when something other than latency last disturbed the election of this server.
+	slowest                        time.Duration
+	slowestAt, fastAt, disturbedAt time.Time
+	holds                          record.Lock    // the last lock that it knows to be written
+	asked                          map[uint64]int // number of requests by object
+	copied                         *mem.Store     // the copy of the bucket that it uses; nil: it uses the bucket
 	// index is the server's position among the servers. options configure its election.
 	index   int
 	options election.Options

@@ -37,6 +37,9 @@ func (w *World) bucketLatency(d *dice) time.Duration {
 // election of this server.
 func (s *server) delayed(latency time.Duration) {
 	now := s.world.sched.now
+	if latency < s.options.Lease/40 {
+		s.fastAt = now
+	}
 	if latency >= s.slowest || now.Sub(s.slowestAt) > 2*s.world.longest() {
 		s.slowest, s.slowestAt = latency, now
 	}
@@ -57,7 +60,13 @@ func (s *server) checkExpired(reason election.Reason) {
 	}
 	// A leader gives up the first slow request after three quarters of the time that is left, because the request may
 	// be lost. A twentieth of the lease is for clocks that differ in speed, and for late timers.
-	if permits := (lease-renew)*3/4 - lease/20; s.slowest < permits {
+	permits, needed := (lease-renew)*3/4-lease/20, s.slowest
+	// A leader that does not know yet that the bucket is slow may read the lock before it renews it. A server that has
+	// just taken over may have read the lock to learn that it holds it.
+	if w.sched.now.Sub(s.fastAt) < lease || s.term == nil || w.sched.now.Sub(s.term.began) < lease {
+		needed *= 2
+	}
+	if needed < permits {
 		w.fail(ruleSlow, "%s lost its lease of %v, although no answer took longer than %v and %v were permitted",
 			s.process.name, lease, s.slowest, permits)
 	}
