@@ -227,7 +227,11 @@ func (w *World) takeOverTime() time.Duration {
 		if s := w.heir(); s != nil && !s.stopping && s.vow.to == v.Incarnation && s.vow.term == v.Term {
 			return soon + 2*w.promise
 		}
-		return soon + fraction(v.Lease(), waits*fastest) - w.lease
+		lease := v.Lease()
+		if w.sched.now.Before(w.crawl.until.Add(w.longest())) {
+			lease = w.longest() // a server to which the bucket was slow writes the long lease, and may be killed then
+		}
+		return soon + fraction(lease, waits*fastest) - w.lease
 	}
 	return soon + w.longest() - w.lease // servers wait for the longest lease if the lock was removed
 }
