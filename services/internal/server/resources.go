@@ -135,8 +135,8 @@ func interfaceID(text string) string {
 }
 
 // openCluster opens the cluster's bucket, keys and secrets, and stores them in r. If the cluster has a CA, openCluster
-// checks that the CA can be read. A new configuration is refused if it names another bucket or another store of secrets,
-// in which the CA of a cluster in use is missing.
+// checks that the CA can be read. A new configuration is refused if it names another bucket or another store of
+// secrets, in which the CA of a cluster in use is missing.
 func (s *server) openCluster(ctx context.Context, shard *config.Shard, applied bool, r *resources) error {
 	cluster := s.documents
 	if at := shard.Cluster.Storage; at != nil {
