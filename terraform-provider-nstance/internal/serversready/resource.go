@@ -147,8 +147,8 @@ func (r *Resource) wait(ctx context.Context, shard, generation string, limit tim
 		return "", r.failure(shard, fmt.Sprintf("No new server of shard %s became ready within %s", shard, limit),
 			fmt.Errorf("no server of generation %s has reported: its machine did not start, or does not reach the "+
 				"bucket", generation), advice+" If there is no new machine, for example because the cloud has no "+
-				"capacity, only the cloud knows why: see the scaling activities of the auto-scaling group (AWS), or "+
-				"the errors of the managed instance group (Google Cloud).")
+				"capacity, only the cloud knows why: see the scaling activities of the auto-scaling group, or the "+
+				"errors of the managed instance group.")
 	}
 	return "", r.failure(shard, "Waiting for a server of shard "+shard+" failed", err, bucket.Advice(err))
 }
