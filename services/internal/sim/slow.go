@@ -60,13 +60,13 @@ func (s *server) checkExpired(reason election.Reason) {
 	}
 	// A leader gives up the first slow request after three quarters of the time that is left, because the request may
 	// be lost. A twentieth of the lease is for clocks that differ in speed, and for late timers.
-	permits, requests := (lease-renew)*3/4-lease/20, time.Duration(1)
+	permits, requests := (lease-renew)*3/4-lease/20, 1
 	// A leader that does not know yet that the bucket is slow may read the lock before it renews it. A server that has
 	// just taken over may have read the lock to learn that it holds it.
 	if w.sched.now.Sub(s.fastAt) < lease || s.term == nil || w.sched.now.Sub(s.term.began) < lease {
 		requests = 2
 	}
-	if requests*s.slowest < permits {
+	if time.Duration(requests)*s.slowest < permits {
 		w.fail(ruleSlow, "%s lost its lease of %v, although no answer took longer than %v and %v were permitted",
 			s.process.name, lease, s.slowest, permits)
 	}
