@@ -118,7 +118,7 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		leave()
 		return nil, nil, fmt.Errorf("TLS handshake: %w", err)
 	}
-	client, failed, from := &Peer{}, false, sourceOf(raw.RemoteAddr())
+	client, known, failed, from := &Peer{}, false, false, sourceOf(raw.RemoteAddr())
 	var bytes *rate.Limiter
 	switch {
 	case s.role == "" && !isLocal(from):
@@ -130,11 +130,13 @@ func (s *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 			bytes = s.foreignBytes.bucket(from)
 			break
 		}
-		failed, bytes = !s.handshakes.allow(client.Identity), s.bytes.bucket(client.Identity)
+		known, failed, bytes = true, !s.handshakes.allow(client.Identity), s.bytes.bucket(client.Identity)
+	}
+	done(failed)
+	if known {
 		leave()
 		leave = s.clients.add(client.Identity, raw)
 	}
-	done(failed)
 	client.conn, client.Number = raw, s.source.connections.Add(1)
 	if s.role != "" {
 		leave = s.closeInTime(client, leave)

@@ -254,6 +254,25 @@ func TestSlowHandshakesOfOneAddress(t *testing.T) {
 	}
 }
 
+// The server works on after a client that is alone at its address has connected too often.
+func TestLonelyClientConnectsTooOften(t *testing.T) {
+	c := transporttest.New(t)
+	addr, _ := serveAgents(t, c, authority.RoleAgent)
+	config := c.ClientTLS(certificateFor(t, c, authority.RoleAgent))
+	config.NextProtos = []string{"h2"}
+	for range 30 { // a client may connect ten times at once, and then once a second
+		conn, err := (&tls.Dialer{Config: config, NetDialer: &neighbour}).DialContext(t.Context(), "tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Read(make([]byte, 1)) // wait until the server has checked the certificate
+		_ = conn.Close()
+	}
+	if _, err := renew(t, c.Dial(t, addr, certificateFor(t, c, authority.RoleAgent))); err != nil {
+		t.Error(err)
+	}
+}
+
 // A client that disconnects before its first message is complete does not count against the limit of its address,
 // because it used no CPU time. A client that only waits for the start of its handshake does not count either.
 func TestAbortedHandshakesAreNotLimited(t *testing.T) {
