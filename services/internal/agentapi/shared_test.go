@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -289,6 +290,25 @@ func TestStreamFromAnotherAddress(t *testing.T) {
 				t.Errorf("the alert is %q, want %q", text, want)
 			}
 		})
+	}
+}
+
+// TestReportsAskNobody checks that a report waits for no answer of the provider, although the leader knows no address of
+// the VM. A report may be the notice that the VM ends.
+func TestReportsAskNobody(t *testing.T) {
+	w := newTestLeader(t)
+	id, key, cert := w.registered(t)
+	var asked atomic.Int32
+	w.checkAddresses(true, func(context.Context, ident.ID) error { asked.Add(1); return nil })
+	r := w.connectFrom(t, id, key, cert.Leaf, "127.0.0.3").reports()
+	r.send(nil)
+	before := asked.Load()
+	for range 3 {
+		w.Clock.Advance(time.Minute)
+		r.send(nil)
+	}
+	if n := asked.Load() - before; n != 0 {
+		t.Errorf("three reports asked the provider %d times", n)
 	}
 }
 

@@ -75,6 +75,16 @@ func (c *Checker) Check(ctx context.Context, id ident.ID, from netip.Addr) error
 		"server.check_registration_address to false if agents reach the server through NAT", id, from)
 }
 
+// Doubtful reports whether the leader knows addresses of the instance's VM, and from is none of them. Unlike Check, it
+// asks nobody, so that it delays no report.
+func (c *Checker) Doubtful(id ident.ID, from netip.Addr) bool {
+	if c == nil || !c.Enabled() {
+		return false
+	}
+	vm, _ := c.State.VM(id)
+	return len(vm.Addresses) > 0 && !slices.Contains(vm.Addresses, from.String())
+}
+
 // mayAsk reports whether the last question about an instance was long enough ago, and notes a new one.
 func (c *Checker) mayAsk(id ident.ID) bool {
 	now := c.Now()
