@@ -253,9 +253,6 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 	if err := x.setBalanced(ctx, action.Instance, false); err != nil {
 		x.Log.Warn("instance stays in a load balancer", "instance", action.Instance.String(), "error", err)
 	}
-	if err := x.confirm(ctx); err != nil {
-		return err
-	}
 	vm, err := x.ownVM(ctx, rec)
 	if err != nil {
 		return err
@@ -272,6 +269,9 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 		if err != nil {
 			return err
 		}
+	}
+	if err := x.confirm(ctx); err != nil { // last, because the authority may end during each request above
+		return err
 	}
 	err = x.Provider.Delete(ctx, infra.Target(x.Owner, rec.ID, vm.ProviderID))
 	if err != nil && !errors.Is(err, infra.NotFound) {

@@ -49,11 +49,14 @@ type bench struct {
 	remaining  time.Duration
 	confirm    error
 	confirmed  int
-	refused    uint64
-	render     error
-	pushed     []ident.ID
-	forgotten  []config.GroupKey
-	forgetting error
+	// requests is the number of requests to the bucket and the provider. provedAfter is their number at the time of the
+	// last call of Confirm.
+	requests, provedAfter int
+	refused               uint64
+	render                error
+	pushed                []ident.ID
+	forgotten             []config.GroupKey
+	forgetting            error
 }
 
 func (b *bench) Term() uint64 { return term }
@@ -66,6 +69,7 @@ func (b *bench) Confirm(context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.confirmed++
+	b.provedAfter = b.requests
 	return b.confirm
 }
 func (b *bench) Refuse(term uint64) { b.refused = term }
@@ -101,6 +105,7 @@ func newBench(t *testing.T) *bench {
 	b.store = mem.New(mem.Options{Sleep: env.Sleep, Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		b.requests++
 		if b.storeFault != nil {
 			return b.storeFault(r)
 		}
@@ -113,6 +118,7 @@ func newBench(t *testing.T) *bench {
 		Script: func(_ context.Context, call mock.Call) mock.Outcome {
 			b.mu.Lock()
 			b.calls = append(b.calls, call)
+			b.requests++
 			script := b.script
 			b.mu.Unlock()
 			if script != nil {
@@ -204,6 +210,12 @@ func (b *bench) leave(id ident.ID) {
 
 func (b *bench) do(action plan.Action) {
 	b.t.Helper()
+	b.doUntil(b.t.Context(), action)
+}
+
+// doUntil performs an action, which ends at the latest when ctx ends.
+func (b *bench) doUntil(ctx context.Context, action plan.Action) {
+	b.t.Helper()
 	if action.Kind == plan.Create {
 		spot := 0
 		if action.Spot {
@@ -213,7 +225,7 @@ func (b *bench) do(action plan.Action) {
 	} else if !b.State.Plan(action, execute.Work(action.Kind)) {
 		b.t.Fatalf("%s cannot be begun for %s", action.Kind, action.Instance)
 	}
-	b.Do(b.t.Context(), workers, action)
+	b.Do(ctx, workers, action)
 }
 
 func (b *bench) read(id ident.ID) record.Instance {
