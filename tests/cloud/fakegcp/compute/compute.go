@@ -299,7 +299,7 @@ var pacific = time.FixedZone("", -8*60*60)
 
 var resourceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-func (c *Compute) insert(k Kind, call *rest.Call) (any, error) {
+func (c *Compute) insert(k Kind, call *rest.Call) (*Operation, error) {
 	name := rest.Text(call.Body, "name")
 	if !resourceName.MatchString(name) {
 		return nil, Invalid("Invalid value for field 'resource.name': '%s'. Must be a match of regex "+

@@ -18,7 +18,13 @@ type managedInstance struct {
 	name, template string
 	began          time.Time
 	leaving        bool
+	insert         *Operation // runs, or has ended since the last pass
+	failure        *Failure   // of the last insert
+	retry          time.Time  // of the next insert after a failure
 }
+
+// managedRetry is the pause of a managed group after a failed insert. The pause of the real service grows.
+const managedRetry = 2 * time.Second
 
 var managers = Kind{Collection: "instanceGroupManagers", Type: "instanceGroupManager"}
 
@@ -94,12 +100,23 @@ func (c *Compute) addManagedGroups() {
 		list := []any{}
 		for _, m := range c.managed[r.Path] {
 			instance := map[string]any{"name": m.name, "instance": base + r.scope() + "/instances/" + m.name,
-				"currentAction": "CREATING"}
+				"currentAction": "CREATING", "version": map[string]any{"instanceTemplate": m.template}}
+			if f := m.failure; f != nil {
+				instance["lastAttempt"] = map[string]any{"errors": map[string]any{"errors": []any{
+					map[string]any{"code": f.Code, "message": f.Message}}}}
+			}
 			if i := c.Find(r.scope() + "/instances/" + m.name); i != nil {
 				instance["instanceStatus"], instance["id"] = i.Body["status"], strconv.FormatUint(i.ID, 10)
 				if i.Body["status"] == running {
 					instance["currentAction"] = "NONE"
+					if !c.healthyInstance(r, i) {
+						instance["currentAction"] = "VERIFYING"
+					}
 				}
+			}
+			if m.leaving {
+				instance["currentAction"] = "DELETING"
+				delete(instance, "version")
 			}
 			list = append(list, instance)
 		}
@@ -146,7 +163,7 @@ func (c *Compute) describeManager(r *Resource) {
 	for _, m := range c.managed[r.Path] {
 		i := c.Find(r.scope() + "/instances/" + m.name)
 		stable = stable && !m.leaving && m.template == r.Body["instanceTemplate"] && i != nil &&
-			i.Body["status"] == running
+			i.Body["status"] == running && c.healthyInstance(r, i)
 	}
 	r.Body["status"] = map[string]any{"isStable": stable, "versionTarget": map[string]any{"isReached": stable},
 		"allInstancesConfig": map[string]any{"effective": true},
@@ -194,6 +211,12 @@ func (c *Compute) reconcileGroup(r *Resource) {
 	kept := list[:0]
 	for _, m := range list {
 		instance := c.Find(r.scope() + "/instances/" + m.name)
+		if m.insert != nil && !m.insert.ended.IsZero() {
+			if m.failure = m.insert.failure; m.failure != nil {
+				m.retry = c.Now().Add(managedRetry)
+			}
+			m.insert = nil
+		}
 		switch {
 		case m.leaving && instance == nil:
 			continue
@@ -201,10 +224,9 @@ func (c *Compute) reconcileGroup(r *Resource) {
 			if instance.Body["status"] != stopping {
 				c.deleteManaged(instance)
 			}
+		case instance == nil && c.Now().Before(m.retry):
 		case instance == nil: // a repair keeps the name
-			if c.createManaged(r, m) {
-				m.began = c.Now()
-			}
+			c.createManaged(r, &m)
 		case instance.Body["status"] == terminated,
 			c.Now().Sub(m.began) > healDelay(r) && !c.healthyInstance(r, instance):
 			c.deleteManaged(instance)
@@ -262,11 +284,11 @@ func (c *Compute) freeName(r *Resource, list []managedInstance) string {
 	}
 }
 
-// createManaged makes an instance from its template. It reports whether the insert was accepted.
-func (c *Compute) createManaged(r *Resource, m managedInstance) bool {
+// createManaged makes an instance from its template.
+func (c *Compute) createManaged(r *Resource, m *managedInstance) {
 	template := c.Find(m.template)
 	if template == nil {
-		return false
+		return
 	}
 	body, _ := clone(template.Body["properties"]).(map[string]any)
 	parts := strings.Split(r.Path, "/")
@@ -283,8 +305,12 @@ func (c *Compute) createManaged(r *Resource, m managedInstance) bool {
 		map[string]any{"key": "instance-template", "value": template.Link()})
 	call := &rest.Call{Method: "compute.instances.insert", Body: body, Identity: "system",
 		Params: map[string]string{"project": parts[1], "zone": parts[3]}}
-	_, err := c.insert(c.kinds["instances"], call)
-	return err == nil
+	op, err := c.insert(c.kinds["instances"], call)
+	if err != nil {
+		m.failure, m.retry = &Failure{Code: "CONDITION_NOT_MET", Message: err.Error()}, c.Now().Add(managedRetry)
+		return
+	}
+	m.insert, m.began = op, c.Now()
 }
 
 // Inventory returns all resources except those that every project has.
