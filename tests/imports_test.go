@@ -240,9 +240,10 @@ var rules = map[string]rule{
 		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
 		"services/internal/election", "services/contract/objstore", "services/contract/secretstore",
 		"services/contract/clusterstate"),
+	// TestProviderReadsScalingGroups is for the SDK of Auto Scaling, of which the provider uses only reading calls.
 	"the Terraform provider cannot change a cloud": unlinked("terraform-provider-nstance",
 		"github.com/aws/aws-sdk-go-v2/service/ec2", "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2",
-		"github.com/aws/aws-sdk-go-v2/service/autoscaling", "google.golang.org/api/compute"),
+		"google.golang.org/api/compute"),
 	"modules with advisories that docs/concepts/security.md names": unlinked("services/cmd",
 		"golang.org/x/crypto/openpgp", "github.com/ulikunitz/xz", "github.com/go-jose",
 		"github.com/hashicorp/go-getter"),
@@ -269,6 +270,36 @@ func unlinkedExcept(programs string, except []string, forbidden ...string) rule 
 			return nil
 		}
 		return look(p)
+	}
+}
+
+// sdkNames matches names of the package autoscaling, and calls of its client.
+var sdkNames = regexp.MustCompile(`\bautoscaling\.(\w+)|\.client\.(\w+)\(`)
+
+// TestProviderReadsScalingGroups checks that the Terraform provider changes nothing with the SDK of Auto Scaling: only
+// one package imports the SDK, and it uses only calls that describe.
+func TestProviderReadsScalingGroups(t *testing.T) {
+	const sdk, user = "github.com/aws/aws-sdk-go-v2/service/autoscaling",
+		"terraform-provider-nstance/internal/machinegroup/aws"
+	for _, p := range list(t) {
+		if !within(p.ImportPath, "terraform-provider-nstance") || !slices.Contains(p.Imports, sdk) {
+			continue
+		}
+		if p.ImportPath != user {
+			t.Errorf("%s imports %s, which only %s may", p.ImportPath, sdk, user)
+		}
+		for _, name := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(p.ImportPath), name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, used := range sdkNames.FindAllSubmatch(text, -1) {
+				word := string(used[1]) + string(used[2])
+				if !strings.HasPrefix(word, "Describe") && word != "Client" && word != "NewFromConfig" {
+					t.Errorf("%s uses %s of %s, which may change a cloud", p.ImportPath, word, sdk)
+				}
+			}
+		}
 	}
 }
 
@@ -363,11 +394,13 @@ func cloudPlaces() []string {
 		"services/contract/secretstore/aws/", "services/contract/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.
 		"services/contract/awscloud/", "services/contract/googlecloud/",
+		"terraform-provider-nstance/internal/machinegroup/all/",
 	}
 	for _, block := range all.Blocks() {
 		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",
 			"services/contract/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
-			"services/internal/operator/capacity/"+block.Name+".go")
+			"services/internal/operator/capacity/"+block.Name+".go",
+			"terraform-provider-nstance/internal/machinegroup/"+block.Name+"/")
 		for _, store := range block.ObjectStores {
 			places = append(places, "services/contract/objstore/"+store.Name+"/")
 		}

@@ -150,15 +150,15 @@ func (c *Connection) Ring(ctx context.Context) (keyring.Ring, error) {
 	if c.settings.KeysUnknown {
 		return keyring.Ring{}, ErrUnknown
 	}
-	ring, err := keyring.Load(ctx, c.settings.Secrets, keysources.Sources(c.access()))
+	ring, err := keyring.Load(ctx, c.settings.Secrets, keysources.Sources(c.Access()))
 	if err != nil {
 		return keyring.Ring{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
 	return ring, nil
 }
 
-// access returns how to call services of the bucket's cloud that hold secrets and keys.
-func (c *Connection) access() cloud.Access {
+// Access returns how to call the services of the bucket's cloud.
+func (c *Connection) Access() cloud.Access {
 	if c.settings.Storage == nil {
 		return cloud.Access{}
 	}
@@ -167,7 +167,7 @@ func (c *Connection) access() cloud.Access {
 
 // Key reads the encryption key from one source. It returns [ErrKey] if the key cannot be read.
 func (c *Connection) Key(ctx context.Context, source config.KeySource) (envelope.Key, error) {
-	ring, err := keyring.Load(ctx, config.Secrets{EncryptionKey: &source}, keysources.Sources(c.access()))
+	ring, err := keyring.Load(ctx, config.Secrets{EncryptionKey: &source}, keysources.Sources(c.Access()))
 	if err != nil {
 		return envelope.Key{}, fmt.Errorf("%w: %w", ErrKey, err)
 	}
@@ -191,7 +191,7 @@ func (c *Connection) Secrets(ctx context.Context, cluster string, ring keyring.R
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.service == nil {
-		store, err := secretstores.Open(ctx, c.settings.Secrets, secretstore.Options{Access: c.access()})
+		store, err := secretstores.Open(ctx, c.settings.Secrets, secretstore.Options{Access: c.Access()})
 		if err != nil {
 			return nil, err
 		}

@@ -48,8 +48,8 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 			"storage": schema.SingleNestedAttribute{
 				MarkdownDescription: "The bucket with the cluster's objects. Credentials come from the usual places " +
 					"of its SDK: environment, profiles, roles. `profile`, `assume_role` and, without an `endpoint`, " +
-					"`region` also apply to the services of the same cloud in `secrets`, `encryption_key` and " +
-					"`old_encryption_keys`.",
+					"`region` also apply to the services of the same cloud in `secrets`, `encryption_key`, " +
+					"`old_encryption_keys` and `machine_group` of `nstance_servers_ready`.",
 				Optional: true,
 				Attributes: map[string]schema.Attribute{
 					"provider": schema.StringAttribute{

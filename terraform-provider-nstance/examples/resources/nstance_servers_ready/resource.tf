@@ -8,4 +8,11 @@ resource "nstance_servers_ready" "this" {
   shard      = "us-west-2a"
   generation = var.server_generation
   timeout    = "15m"
+
+  # If the cloud refuses a machine, the apply fails with the cloud's reason.
+  machine_group = {
+    kind   = "aws"
+    name   = "example-us-west-2a-server"
+    region = "us-west-2"
+  }
 }
