@@ -186,13 +186,25 @@ func noMachine(t *testing.T, l *lab.Lab, stack *lab.Stack) {
 	l.Cloud.Faults().Clear()
 }
 
-// rollBadImage applies an image on which nstance-server cannot start. The apply must fail with the reason, and the old
-// server must stay. The next apply must set the good image again.
+// rollBadImage applies an image on which nstance-server cannot start. At first EC2 has no room for a machine with this
+// image. Each apply must fail with the reason, and the old server must stay. The next apply must set the good image
+// again.
 func (f *fleet) rollBadImage(t *testing.T, stack *lab.Stack, vars map[string]any) {
 	t.Helper()
 	good := f.servers()[0].ID
 	vars["server_ami"] = lab.BadServerAMI
+	f.Cloud.Faults().NoCapacity("t3.nano", "", "", "InsufficientInstanceCapacity")
+	began := time.Now()
 	output := stack.ApplyFails(t)
+	for _, want := range []string{"The cloud starts no new server", "Auto Scaling group " + f.shard.ASG + " in ",
+		"Launching EC2 instance failed"} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the error of a roll without room for the machine does not contain %q:\n%s", want, output)
+		}
+	}
+	t.Logf("a roll without room failed after %s", time.Since(began).Round(time.Second))
+	f.Cloud.Faults().Clear()
+	output = stack.ApplyFails(t)
 	for _, want := range []string{"did not become ready", "connection refused", "--unknown-flag"} {
 		if !strings.Contains(output, want) {
 			t.Errorf("the error of apply does not contain %q:\n%s", want, output)

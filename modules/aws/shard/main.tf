@@ -249,7 +249,7 @@ resource "nstance_shard" "this" {
   groups    = var.groups
 }
 
-# An apply that rolls the servers fails if no new server becomes ready.
+# An apply that rolls the servers fails if no new server becomes ready, or if EC2 refuses its machine.
 resource "nstance_servers_ready" "this" {
   count      = var.wait_for_leader && var.server_count > 0 ? 1 : 0
   depends_on = [nstance_shard.this]
@@ -257,6 +257,12 @@ resource "nstance_servers_ready" "this" {
   shard      = var.shard
   generation = local.server_generation
   timeout    = "${var.server_ready_timeout + 300}s"
+
+  machine_group = {
+    kind   = "aws"
+    region = data.aws_region.current.id
+    name   = aws_autoscaling_group.server.name
+  }
 }
 
 locals {

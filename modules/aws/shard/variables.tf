@@ -312,7 +312,7 @@ variable "security_group_rules" {
 }
 
 variable "wait_for_leader" {
-  description = "Let `tofu apply` wait until a server has applied the shard's configuration."
+  description = "Let `tofu apply` wait until a server has applied the shard's configuration and, after a change of the servers' settings, until a new server is ready."
   type        = bool
   default     = false
   nullable    = false

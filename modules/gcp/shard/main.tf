@@ -123,6 +123,23 @@ resource "nstance_shard" "this" {
   groups    = var.groups
 }
 
+# An apply that rolls the servers fails if the new servers do not become healthy, or if Google creates no machine.
+resource "nstance_servers_ready" "this" {
+  count      = var.wait_for_leader && var.server_count > 0 ? 1 : 0
+  depends_on = [nstance_shard.this]
+
+  shard      = var.shard
+  generation = google_compute_region_instance_template.server.name
+  timeout    = "${var.server_ready_timeout + 300}s"
+
+  machine_group = {
+    kind    = "gcp"
+    project = local.project
+    zone    = var.zone
+    name    = google_compute_instance_group_manager.server.name
+  }
+}
+
 locals {
   # The network's load balancers that have an instance group in the shard's zone.
   balancers = { for name, lb in var.network.load_balancers : name => lb if contains(keys(lb.instance_groups), var.zone) }

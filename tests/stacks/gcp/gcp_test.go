@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -188,19 +189,33 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	})
 	s.Healthy(t)
 
-	// When the machine type changes, the instance group replaces the server's VM. The VMs get their service account
-	// back, for which they are replaced.
-	vars["server_instance_type"], vars["settings"] = "e2-small", attested()
+	// When the machine type changes, the instance group replaces the server's VM. At first there is no capacity for it:
+	// the apply must fail with Google's reason, and the old server must stay. The VMs get their service account back,
+	// for which they are replaced.
+	vars["server_instance_type"], vars["settings"], vars["wait_for_leader"] = "e2-small", attested(), true
 	giveAccount(t, stack, true)
 	old = s.Servers()
 	withoutAccount := s.Workers()
-	stack.Apply(t)
-	lab.Eventually(t, scenario.Soon, "a server of another type", func() string {
-		if now := s.Servers(); len(now) != 1 || now[0] == old[0] {
-			return fmt.Sprint(now)
+	c.Compute.Fail(compute.Fault{Type: "insert", Collection: "instances", Failure: compute.Stockout(),
+		Matches: func(r *compute.Resource) bool { return strings.Contains(r.Path, "-server-") }})
+	began := time.Now()
+	output := stack.ApplyFails(t)
+	for _, want := range []string{"The cloud starts no new server",
+		"managed instance group solo-us-central1-a-server in ", compute.Stockout().Error()} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the error of a roll without capacity does not contain %q:\n%s", want, output)
 		}
-		return ""
-	})
+	}
+	t.Logf("a roll without capacity failed after %s", time.Since(began).Round(time.Second))
+	if now := s.Servers(); !slices.Contains(now, old[0]) {
+		t.Errorf("after a roll without capacity the servers are %v, want %v too", now, old)
+	}
+	s.Healthy(t)
+	c.Compute.Repair()
+	stack.Apply(t)
+	if now := s.Servers(); len(now) != 1 || now[0] == old[0] {
+		t.Errorf("the apply returned with the servers %v, and did not wait for another than %v", now, old)
+	}
 	s.Healthy(t)
 	s.Settled(t, 2, withoutAccount)
 

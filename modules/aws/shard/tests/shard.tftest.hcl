@@ -153,6 +153,10 @@ run "standby" {
     error_message = "an apply does not notice that a server's machine cannot start"
   }
   assert {
+    condition     = nstance_servers_ready.this[0].machine_group.kind == "aws" && nstance_servers_ready.this[0].machine_group.name == aws_autoscaling_group.server.name && nstance_servers_ready.this[0].machine_group.region == "us-west-2"
+    error_message = "a roll does not notice that a server's machine cannot start: ${jsonencode(nstance_servers_ready.this)}"
+  }
+  assert {
     condition     = aws_autoscaling_group.server.min_size == 2 && aws_autoscaling_group.server.max_size == 2 && aws_autoscaling_group.server.desired_capacity == 2 && nstance_shard.this.wait_for_leader
     error_message = "the number of servers is not 2"
   }

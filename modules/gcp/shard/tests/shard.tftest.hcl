@@ -218,6 +218,16 @@ run "address_outside" {
   expect_failures = [google_compute_region_instance_template.server]
 }
 
+run "waits" {
+  variables {
+    wait_for_leader = true
+  }
+  assert {
+    condition     = nstance_servers_ready.this[0].machine_group.kind == "gcp" && nstance_servers_ready.this[0].machine_group.project == "my-project" && nstance_servers_ready.this[0].machine_group.zone == "us-central1-a" && nstance_servers_ready.this[0].machine_group.name == "example-us-central1-a-server" && nstance_servers_ready.this[0].timeout == "900s"
+    error_message = "a roll does not notice that a server's machine cannot start: ${jsonencode(nstance_servers_ready.this)}"
+  }
+}
+
 run "health_checks" {
   variables {
     templates = { web = { kind = "web", arch = "amd64", instance_type = "e2-small", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
