@@ -49,13 +49,14 @@ type server struct {
 	thawedAt    time.Time
 	slowAt      time.Time // when it was last paused, or waited long for an answer
 	pausedUntil time.Time // when its last pause ends or ended
-	// slowest is the latency of a recent request for the lock, sent at slowestAt. fastAt is when the last fast request
-	// was sent. disturbedAt is when something other than latency last disturbed the election of this server.
-	slowest                        time.Duration
-	slowestAt, fastAt, disturbedAt time.Time
-	holds                          record.Lock    // the last lock that it knows to be written
-	asked                          map[uint64]int // number of requests by object
-	copied                         *mem.Store     // the copy of the bucket that it uses; nil: it uses the bucket
+	// requests are the recent requests for the lock. disturbedAt is when something other than latency last disturbed the
+	// election of this server. holds is the lock that it knew to hold while it led, and writes is the lock that it sent
+	// last.
+	requests      []lockRequest
+	disturbedAt   time.Time
+	holds, writes record.Lock
+	asked         map[uint64]int // number of requests by object
+	copied        *mem.Store     // the copy of the bucket that it uses; nil: it uses the bucket
 	// index is the server's position among the servers. options configure its election.
 	index   int
 	options election.Options
@@ -95,6 +96,7 @@ func (s *server) start() {
 	s.follows, s.link, s.incoming, s.vow, s.flying, s.promises = election.Peer{}, nil, nil, vow{}, nil,
 		map[string]election.Instant{}
 	s.inbox, s.term, s.waiting, s.confirms, s.stopping, s.config = nil, nil, nil, 0, false, gate{}
+	s.requests = nil
 	s.bootedAt, s.still, s.stillFrom, s.fooled, s.crashAt = w.sched.elapsed, 0, 0, false, 0
 	s.asked = map[uint64]int{}
 	s.manager = s.newManager()
@@ -163,6 +165,9 @@ func (s *server) give(in election.Input) {
 		return
 	}
 	s.hears(in)
+	if s.elector.Role() == election.Leader {
+		s.holds, _ = s.elector.Holder()
+	}
 	next, decision := s.elector.Next(s.clock(), in)
 	s.elector = next
 	for _, action := range decision.Actions {
@@ -271,9 +276,12 @@ func (s *server) io(name string, limit time.Duration, given election.Input,
 func (s *server) perform(action election.Action) {
 	switch a := action.(type) {
 	case election.ReadLock:
+		s.requested(0)
 		s.io("read lock", s.elector.RequestTimeout(s.clock()), election.ReadFailed{}, s.readLock)
 	case election.WriteLock:
 		s.flies(a)
+		s.writes = a.Lock
+		s.requested(a.Lock.Revision)
 		s.io("write lock", s.elector.RequestTimeout(s.clock()), election.WriteUnknown{}, func(func()) election.Input {
 			return s.writeLock(a)
 		})
@@ -371,7 +379,6 @@ func (s *server) writeLock(a election.WriteLock) election.Input {
 		if s.stillFrom == 0 && !began.Before(s.thawedAt.Add(s.options.PeerLease)) {
 			s.fooled = false
 		}
-		s.holds = a.Lock
 		return election.LockWritten{Token: token}
 	case errors.Is(err, objstore.ErrConflict):
 		return election.WriteConflict{}

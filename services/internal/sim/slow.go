@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/election"
@@ -33,17 +34,28 @@ func (w *World) bucketLatency(d *dice) time.Duration {
 	return c.latency
 }
 
-// delayed notes the latency of a request for the lock. disturbed notes that something other than latency disturbs the
-// election of this server.
-func (s *server) delayed(latency time.Duration) {
-	now := s.world.sched.now
-	if latency < s.options.Lease/40 {
-		s.fastAt = now
-	}
-	if latency >= s.slowest || now.Sub(s.slowestAt) > 2*s.world.longest() {
-		s.slowest, s.slowestAt = latency, now
-	}
+// lockRequest is one request of a server for the lock.
+type lockRequest struct {
+	sent     time.Time
+	revision uint64        // of the lock that it writes; 0: it reads the lock
+	expected time.Duration // the longest time that the server's last requests took
+	latency  time.Duration
 }
+
+// requested notes that the elector has decided to send a request for the lock. It writes the given revision, or it reads
+// the lock if that is 0.
+func (s *server) requested(revision uint64) {
+	now := s.world.sched.now
+	expected, _ := s.elector.Latency()
+	s.requests = slices.DeleteFunc(s.requests, func(r lockRequest) bool {
+		return now.Sub(r.sent) > 2*s.world.longest()
+	})
+	s.requests = append(s.requests, lockRequest{sent: now, revision: revision, expected: expected})
+}
+
+// delayed adds to the latency of the last request for the lock, which a client may send twice. disturbed notes that
+// something other than latency disturbs the election of this server.
+func (s *server) delayed(latency time.Duration) { s.requests[len(s.requests)-1].latency += latency }
 
 func (s *server) disturbed() { s.disturbedAt = s.world.sched.now }
 
@@ -54,20 +66,31 @@ func (s *server) checkExpired(reason election.Reason) {
 	if reason != election.ReasonExpired || w.sched.now.Sub(s.disturbedAt) < 3*w.longest() {
 		return
 	}
-	lease, renew := s.holds.Lease(), s.options.Renew
+	renewed := slices.IndexFunc(s.requests, func(r lockRequest) bool { return r.revision == s.holds.Revision })
+	if renewed < 0 || s.term == nil {
+		w.fail(ruleSimulator, "%s lost a lease that it did not write", s.process.name)
+		return
+	}
+	// While the leader does not know whether its last write took effect, the shorter of both leases decides.
+	lease, renew := min(s.holds.Lease(), s.writes.Lease()), s.options.Renew
 	if s.holds.Heir.ID != "" {
 		renew = s.options.HeirRenew
 	}
+	requests := s.requests[renewed:]
+	// A server that has taken over may learn late that it leads. A leader may read the lock before it renews it, if it
+	// expects the answer before the renewal is due. The read may take longer than expected.
+	late := max(0, s.term.began.Sub(requests[0].sent)-renew)
+	for n := 1; n < len(requests) && requests[n].revision == 0; n++ {
+		late = max(late, requests[n].latency-requests[n].expected)
+	}
+	var slowest time.Duration
+	for _, r := range requests {
+		slowest = max(slowest, r.latency)
+	}
 	// A leader gives up the first slow request after three quarters of the time that is left, because the request may
 	// be lost. A twentieth of the lease is for clocks that differ in speed, and for late timers.
-	permits, requests := (lease-renew)*3/4-lease/20, 1
-	// A leader that does not know yet that the bucket is slow may read the lock before it renews it. A server that has
-	// just taken over may have read the lock to learn that it holds it.
-	if w.sched.now.Sub(s.fastAt) < lease || s.term == nil || w.sched.now.Sub(s.term.began) < lease {
-		requests = 2
-	}
-	if time.Duration(requests)*s.slowest < permits {
-		w.fail(ruleSlow, "%s lost its lease of %v, although no answer took longer than %v and %v were permitted",
-			s.process.name, lease, s.slowest, permits)
+	if permits := (lease-renew)*3/4 - lease/20; late+slowest < permits {
+		w.fail(ruleSlow, "%s lost its lease of %v, although no answer took longer than %v, the renewal was late by at "+
+			"most %v, and %v were permitted", s.process.name, lease, slowest, late, permits)
 	}
 }
