@@ -6,10 +6,10 @@ import "time"
 // request_timeout that servers have by default.
 const longestAttempt = 30 * time.Second
 
-// RequestTimeout returns the time after which a request to the store that is sent now counts as failed. A leader waits
-// for three quarters of the time until its lease ends, or for all of it if the store has been slow. The rest is for
-// another attempt, because the first one may have been lost. A process without authority waits twice as long as one of
-// its last requests took.
+// RequestTimeout returns the time after which a request to the store that is sent now counts as failed. A process
+// without authority waits twice as long as one of its last requests took, at least an eighth of the lease and at most
+// longestAttempt. A leader waits for three quarters of the time until its lease ends, or longer if a process without
+// authority would, but not beyond that end. The rest is for another attempt, because the first one may have been lost.
 func (e Elector) RequestTimeout(now Instant) time.Duration {
 	timeout := max(e.opt.Lease/8, min(2*e.slowest, longestAttempt))
 	if e.role != Leader {
@@ -19,9 +19,10 @@ func (e Elector) RequestTimeout(now Instant) time.Duration {
 	return max(remaining*3/4, min(timeout, remaining))
 }
 
-// Latency returns how long the slowest of the last requests to the store took, and the longest time that a renewal may
-// take. A leader that waits longer for the answer to a renewal loses its authority. The limit is zero for a process
-// that does not lead.
+// Latency returns how long the slowest of the last requests to the store took, and the longest time that a renewal of
+// the present lease may take. A leader that waits longer for the answer to a renewal loses its authority. It may also
+// lose it after three quarters of that time if its last requests were fast (see RequestTimeout). The limit is zero for a
+// process that does not lead.
 func (e Elector) Latency() (slowest, limit time.Duration) {
 	if e.role == Leader {
 		limit = authorityPeriod(e.lease) - e.renewInterval()
