@@ -26,8 +26,7 @@ import (
 // operator changes it back.
 func (l *lab) testDrift(t *testing.T) {
 	ctx := t.Context()
-	more := uint32(4)
-	if _, err := l.east.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: workers, Size: &more,
+	if _, err := l.east.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: workers, Patch: `{"size": 4}`,
 		MustExist: true}); err != nil {
 		t.Fatal(err)
 	}

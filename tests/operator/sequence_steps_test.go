@@ -177,7 +177,8 @@ func (s *sequence) changeSizeOnShard() string {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Second)
 	defer cancel()
 	n := s.random.Uint32N(mostReplicas)
-	_, err := at.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name, Size: &n, MustExist: true})
+	_, err := at.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name,
+		Patch: fmt.Sprintf(`{"size": %d}`, n), MustExist: true})
 	return fmt.Sprintf("change the size of %s on %s to %d (%v)", name, at.id, n, err)
 }
 

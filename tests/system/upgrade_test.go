@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/dev/local"
 )
@@ -239,14 +242,22 @@ func (u *upgrade) startServer(ctx context.Context, n int) (err error) {
 	return u.stack.AwaitReady(ctx, u.servers[n], n)
 }
 
-// load changes the size of another group until ctx ends, which creates and deletes VMs all the time.
+// load changes the size of another group until ctx ends, which creates and deletes VMs all the time. A server of the
+// earlier version does not know patches, so it gets the change from its own nstance-admin.
 func (u *upgrade) load(ctx context.Context) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	const template, group = "worker", "load"
+	const group = "load"
 	for local.Pause(ctx, time.Second) == nil {
 		size := rng.Uint32N(3)
 		// A failure does not matter: there may be no leader at the moment.
-		_, _ = u.operator.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: group, Template: template, Size: &size})
+		_, err := u.operator.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: group,
+			Patch: fmt.Sprintf(`{"template": "worker", "size": %d}`, size)})
+		if status.Code(err) != codes.InvalidArgument {
+			continue
+		}
+		if _, err := u.admin(ctx, u.old, "group", "scale", group, fmt.Sprint(size)); err != nil {
+			_, _ = u.admin(ctx, u.old, "group", "create", group, "--template", "worker", "--size", fmt.Sprint(size))
+		}
 	}
 }
 

@@ -52,6 +52,7 @@ type member = hujson.ObjectMember
 type decoder struct {
 	file   string
 	src    []byte
+	patch  bool // the document is a merge patch, in which null removes a member
 	found  []finding
 	keys   map[string]int // offsets of names, by path
 	values map[string]int // offsets of values, by path
@@ -296,8 +297,11 @@ func (d *decoder) object(v hujson.Value, path string, target reflect.Value) {
 	}
 	d.members(v, path, func(name, at string, m member) {
 		i := slices.Index(names, name)
-		if i < 0 {
+		switch {
+		case i < 0:
 			d.unknown(v, m, path, name, names)
+			return
+		case d.isNull(m.Value):
 			return
 		}
 		d.decode(m.Value, at, fields[i].in(target), fields[i])
@@ -324,6 +328,9 @@ func (d *decoder) unknown(object hujson.Value, m member, path, name string, name
 func (d *decoder) mapping(v hujson.Value, path string, target reflect.Value) {
 	out := reflect.MakeMap(target.Type())
 	ok := d.members(v, path, func(name, at string, m member) {
+		if d.isNull(m.Value) {
+			return
+		}
 		value := reflect.New(target.Type().Elem()).Elem()
 		d.decode(m.Value, at, value, field{})
 		out.SetMapIndex(reflect.ValueOf(name), value)

@@ -2,7 +2,6 @@ package config
 
 import (
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -23,11 +22,8 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 	return spec, ok
 }
 
-// overridable lists the fields of a static group that an entry in groups/ may set. In the field "rollout", an entry may
-// set only "paused" and "revision". serverFields lists the fields of an entry that only the server sets.
-var overridable = []string{"size", "instance_type", "vars", "rollout"}
-
-var serverFields = []string{"removed", "protected"}
+// serverFields lists the fields of an entry in groups/ that only the server sets.
+var serverFields = []string{"deleted", "removed", "protected"}
 
 // Override returns the fields of an entry in groups/ that apply to a static group.
 func (s GroupSpec) Override() GroupSpec {
@@ -35,20 +31,8 @@ func (s GroupSpec) Override() GroupSpec {
 		Protected: s.Protected}
 }
 
-// restricted returns the names of the fields that an override of a static group contains but must not contain.
-func restricted(spec GroupSpec) []string {
-	var out []string
-	v := reflect.ValueOf(spec)
-	for _, f := range fieldsOf(v.Type()) {
-		if !isZero(f.in(v)) && !slices.Contains(serverFields, f.name) && !slices.Contains(overridable, f.name) {
-			out = append(out, f.name)
-		}
-	}
-	if r := spec.Rollout; r != nil && *r != (Rollout{Paused: r.Paused, Revision: r.Revision}) {
-		out = append(out, "rollout")
-	}
-	return out
-}
+// restricted returns the paths of the fields that an override of a static group contains but must not contain.
+func restricted(spec GroupSpec) []string { return PatchOf(spec).Restricted() }
 
 // Merged returns every group of the shard, static and dynamic, with all inherited values. The shard must be valid. If
 // the shard is terminating, every size is 0.
@@ -167,7 +151,8 @@ func CheckUpsert(s *Shard, key GroupKey, spec GroupSpec) error {
 	c.group(spec, "")
 	if static, ok := c.s.Groups[key.Tenant][key.Group]; ok {
 		for _, name := range restricted(spec) {
-			c.add(name, "cannot be changed: group %s is static, only %s can be", key, strings.Join(overridable, ", "))
+			c.add(name, "cannot be changed: group %s is static, only %s can be", key,
+				strings.Join(operatorFields, ", "))
 		}
 		if spec.Size != nil && len(static.Schedules) > 0 {
 			c.add("size", "cannot be changed: the schedules of group %s set it", key).hint =

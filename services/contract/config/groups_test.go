@@ -65,11 +65,11 @@ func TestMergeIgnoresFieldsOfStaticGroups(t *testing.T) {
 		"g": {"template": "closed", "size": 9, "subnet_pool": "own", "max_surge": 5, "args": {"b": 1}, "drain_timeout": "1s"},
 		"freed": {"size": 4}}, "prod": {"free": {"vars": {"x": "y"}}}}`))
 	want := []string{
-		`warning: default.g.template: is ignored: the group is static`,
-		`warning: default.g.subnet_pool: is ignored: the group is static`,
 		`warning: default.g.args: is ignored: the group is static`,
 		`warning: default.g.drain_timeout: is ignored: the group is static`,
 		`warning: default.g.max_surge: is ignored: the group is static`,
+		`warning: default.g.subnet_pool: is ignored: the group is static`,
+		`warning: default.g.template: is ignored: the group is static`,
 		`warning: default.freed: overrides a group that the shard config does not have: the entry is ignored`,
 		`warning: prod.free: overrides a group that the shard config does not have: the entry is ignored`,
 	}
@@ -186,6 +186,7 @@ func TestCheckUpsert(t *testing.T) {
 	s := fleetShard(t, "")
 	static, dynamic := GroupKey{"default", "g"}, GroupKey{"prod", "new"}
 	n, negative, zero := 2, -2, 0
+	const own = "size, instance_type, vars, rollout.paused, rollout.revision"
 	for _, tt := range []struct {
 		name string
 		key  GroupKey
@@ -195,12 +196,12 @@ func TestCheckUpsert(t *testing.T) {
 		{"static", static, GroupSpec{Size: &n, InstanceType: "x", Vars: map[string]string{"a": "b"}}, ""},
 		{"static, nothing", static, GroupSpec{}, ""},
 		{"static, restricted", static, GroupSpec{Template: "t", Size: &n, Args: map[string]any{"a": "b"},
-			SubnetPool: "p", LoadBalancers: []string{"www"}, Deleted: true},
-			`template: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
-subnet_pool: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
-args: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
-load_balancers: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be
-deleted: cannot be changed: group default/g is static, only size, instance_type, vars, rollout can be`},
+			SubnetPool: "p", LoadBalancers: []string{"www"}, Rollout: &Rollout{Paused: true, Canary: 1}},
+			`args: cannot be changed: group default/g is static, only ` + own + ` can be
+load_balancers: cannot be changed: group default/g is static, only ` + own + ` can be
+rollout.canary: cannot be changed: group default/g is static, only ` + own + ` can be
+subnet_pool: cannot be changed: group default/g is static, only ` + own + ` can be
+template: cannot be changed: group default/g is static, only ` + own + ` can be`},
 		{"static, negative", static, GroupSpec{Size: &negative}, "size: cannot be negative"},
 		{"dynamic", dynamic, GroupSpec{Template: "t", Size: &zero, LoadBalancers: []string{"www"},
 			Args: map[string]any{"x": []any{1.0, "{{ .Vars.v }}"}}}, ""},

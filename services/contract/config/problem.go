@@ -57,6 +57,20 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// Brief lists up to five problems in one line, without positions, for documents that are short.
+func (ps Problems) Brief() string {
+	const most = 5
+	var texts []string
+	for _, p := range ps[:min(len(ps), most)] {
+		p.File, p.Line, p.Col = "", 0, 0
+		texts = append(texts, p.String())
+	}
+	if more := len(ps) - most; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, "; ")
+}
+
 // Errors returns the problems that are not warnings.
 func (ps Problems) Errors() Problems { return ps.filter(false) }
 

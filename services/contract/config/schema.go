@@ -29,6 +29,46 @@ func Schema() []byte {
 	return encode(root)
 }
 
+// PatchSchema returns the JSON Schema of a [Patch], without references.
+func PatchSchema() map[string]any {
+	b := schemaBuilder{docs: docs()}
+	out := b.object(reflect.TypeFor[GroupSpec]())
+	properties, _ := out["properties"].(map[string]any)
+	for _, name := range serverFields {
+		delete(properties, name)
+	}
+	asPatch(out)
+	return out
+}
+
+// asPatch changes the schema of an object so that no member is required, and that null removes each.
+func asPatch(object map[string]any) {
+	delete(object, "required")
+	removable := func(member map[string]any) {
+		asPatch(member)
+		if kind, ok := member["type"].(string); ok {
+			member["type"] = []any{kind, "null"}
+		}
+		if values, ok := member["enum"].([]string); ok {
+			all := []any{nil}
+			for _, value := range values {
+				all = append(all, value)
+			}
+			member["enum"] = all
+		}
+		if either, ok := member["anyOf"].([]any); ok {
+			member["anyOf"] = append(either, map[string]any{"type": "null"})
+		}
+	}
+	properties, _ := object["properties"].(map[string]any)
+	for _, member := range properties {
+		removable(member.(map[string]any))
+	}
+	if member, ok := object["additionalProperties"].(map[string]any); ok {
+		removable(member)
+	}
+}
+
 func docs() map[string]string {
 	var out map[string]string
 	if err := json.Unmarshal(fieldDocs, &out); err != nil {
@@ -39,7 +79,7 @@ func docs() map[string]string {
 
 type schemaBuilder struct {
 	docs map[string]string
-	defs map[string]any
+	defs map[string]any // nil: the schemas of structs are written where they are used
 }
 
 // object describes a config struct.
@@ -95,6 +135,9 @@ func (b schemaBuilder) value(typ reflect.Type) map[string]any {
 	}
 	switch typ.Kind() {
 	case reflect.Struct:
+		if b.defs == nil {
+			return b.object(typ)
+		}
 		name := strings.ToLower(typ.Name()[:1]) + typ.Name()[1:]
 		if _, known := b.defs[name]; !known {
 			b.defs[name] = nil // types are not recursive, but each name is described only once

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // Operator is a client of the operator API for the default tenant. It calls the server that leads. While
@@ -211,8 +212,10 @@ func retry[T any](ctx context.Context, fn func(context.Context) (T, error)) (T, 
 
 // Scale changes the size of an existing group.
 func (o *Operator) Scale(ctx context.Context, group string, size uint32) error {
+	n := int(size)
+	patch := config.PatchOf(config.GroupSpec{Size: &n}).JSON()
 	_, err := retry(ctx, func(ctx context.Context) (*nstancev1.UpsertGroupResponse, error) {
-		return o.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: group, Size: &size, MustExist: true})
+		return o.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: group, Patch: patch, MustExist: true})
 	})
 	return err
 }

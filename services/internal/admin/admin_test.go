@@ -244,7 +244,7 @@ func TestTranscripts(t *testing.T) {
 		"group-resume":           {args: "group resume workers --shard us-a"},
 		"group-roll":             {args: "group roll workers --shard us-a --yes"},
 		"group-create": {
-			args: "group create web --template worker --size 2 --vars k=v,l=w --vars m=x --shard us-a"},
+			args: "group create web --template worker --size 2 --set vars.k=v,w --set rollout.canary=1 --shard us-a"},
 		"group-create-there":       {args: "group create workers --template worker --shard us-a"},
 		"group-create-no-template": {args: "group create web --shard us-a"},
 		"group-delete":             {args: "group delete batch --shard us-a --yes"},

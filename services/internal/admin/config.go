@@ -169,22 +169,27 @@ func invalid(file string, problems config.Problems) error {
 // readConfig reads and parses a configuration from a file, or from standard input if path is "-". The shard is nil if
 // the configuration is not valid.
 func (a *app) readConfig(path string) ([]byte, *config.Shard, config.Problems, error) {
-	from := a.Stdin
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
-		}
-		defer file.Close()
-		from = file
-	}
-	// One extra byte makes Parse report a file that is too long.
-	body, err := io.ReadAll(io.LimitReader(from, config.MaxSize+1))
+	body, err := a.readInput(path)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
 	shard, problems := config.Parse(path, body)
 	return body, shard, problems, nil
+}
+
+// readInput reads a file, or standard input if path is "-". It reads one byte more than a document may have, so that
+// the parser reports a file that is too long.
+func (a *app) readInput(path string) ([]byte, error) {
+	from := a.Stdin
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		from = file
+	}
+	return io.ReadAll(io.LimitReader(from, config.MaxSize+1))
 }
 
 // storageTime is the default of --storage-timeout.

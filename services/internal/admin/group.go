@@ -2,16 +2,12 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/durationpb"
 
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -19,7 +15,7 @@ import (
 func list(names []string) string { return strings.Join(names, ", ") }
 
 func (a *app) groupCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "group", Short: "List, scale, roll, create and delete groups",
+	cmd := &cobra.Command{Use: "group", Short: "List, scale, change, roll, create and delete groups",
 		Long: `A group has a template, from which its VMs are made, and a size: the number of VMs that the
 leader keeps running. Static groups come from the shard's configuration. Dynamic groups are
 made with "group create" or by an operator. You can change the size, the instance type and
@@ -29,7 +25,7 @@ new configuration.
 The commands of "group" see only groups of the tenant for which the identity in use was
 registered.`}
 	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
-		a.groupCreateCommand(),
+		a.groupCreateCommand(), a.groupSetCommand(),
 		a.groupDeleteCommand(), a.groupRolloutCommand(fleet.PauseRollout), a.groupRolloutCommand(fleet.ResumeRollout),
 		a.groupRolloutCommand(fleet.RollGroup))
 	return cmd
@@ -185,56 +181,6 @@ func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.Gro
 		}
 		return nil
 	}
-}
-
-func (a *app) groupCreateCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "create GROUP --template TEMPLATE", Short: "Create a dynamic group", Args: cobra.ExactArgs(1),
-		Long: `Creates a dynamic group from a template of the shard's configuration. If you leave out a
-flag, the group takes this setting from the template.`,
-		Example: `  nstance-admin group create batch --template worker --size 3 --shard us-west-2a
-  nstance-admin group create batch --template worker --size 3 --vars queue=high,debug=1 --vars region=west`,
-	}
-	var spec nstancev1.UpsertGroupRequest
-	var drain time.Duration
-	var size, surge uint32
-	flags := cmd.Flags()
-	flags.StringVar(&spec.Template, "template", "", "template of the shard's configuration (required)")
-	flags.Uint32Var(&size, "size", 1, "how many instances there should be")
-	flags.StringVar(&spec.InstanceType, "instance-type", "", "the provider's instance type")
-	flags.StringSliceVar(&spec.InstanceTypes, "instance-types", nil,
-		"types to try when the provider has no capacity for --instance-type")
-	flags.StringVar(&spec.SubnetPool, "subnet-pool", "", "subnet pool of the VMs")
-	flags.StringToStringVar(&spec.Vars, "vars", nil, "variables as k=v, which override the template's; may be repeated")
-	flags.StringSliceVar(&spec.LoadBalancers, "load-balancers", nil, "load balancers of the shard's configuration")
-	flags.DurationVar(&drain, "drain-timeout", 0, "how long an instance may be drained before it is terminated")
-	flags.Uint32Var(&surge, "max-surge", 0,
-		"how many instances above its size the group may have while some are replaced")
-	flags.StringVar(&spec.MaxUnhealthy, "max-unhealthy", "",
-		"no unhealthy instance is replaced while there are more than this count (3) or share (40%)")
-	s, f := scopeFlags(cmd), outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		spec.Group, spec.Size, spec.SetVars = args[0], &size, len(spec.GetVars()) > 0
-		if err := ident.ValidateName(args[0]); err != nil {
-			return usageOf(cmd, fmt.Errorf("group: %w", err))
-		}
-		if spec.GetTemplate() == "" {
-			return usageOf(cmd, errors.New("--template is missing"))
-		}
-		if flags.Changed("drain-timeout") {
-			spec.DrainTimeout = durationpb.New(drain)
-		}
-		if flags.Changed("max-surge") {
-			spec.MaxSurge = &surge
-		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
-			return f.CreateGroup(ctx, shards, &spec)
-		}
-		return ask(cmd.Context(), a, s, *f, "creating in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Group.Name, answer.Group.Size)
-		}))
-	}
-	return cmd
 }
 
 func (a *app) groupDeleteCommand() *cobra.Command {

@@ -165,8 +165,7 @@ func TestDeleteInstanceDecrement(t *testing.T) {
 func TestDeleteInstanceDecrementStatic(t *testing.T) {
 	w := newTestShard(t)
 	events := live(t, w)
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static",
-		Size: ptr(uint32(2))}); err != nil {
+	if _, err := w.UpsertGroup(t.Context(), upsertOf("static", `{"size": 2}`)); err != nil {
 		t.Fatal(err)
 	}
 	var id string
@@ -242,8 +241,7 @@ func TestTenants(t *testing.T) {
 	}
 	// Groups of two tenants are different groups, even if they have the same name.
 	own := w.scale(t, "fleet", 0)
-	if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "quick",
-		Size: ptr(uint32(0))}); err != nil {
+	if _, err := rival.UpsertGroup(t.Context(), upsertOf("fleet", `{"template": "quick", "size": 0}`)); err != nil {
 		t.Fatal(err)
 	}
 	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || now.GetTemplate() != "worker" {

@@ -436,8 +436,8 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 // scale creates or changes a dynamic group with the template "worker".
 func (w *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "worker",
-		Size: &size})
+	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group,
+		Patch: fmt.Sprintf(`{"template": "worker", "size": %d}`, size)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -538,8 +538,11 @@ func isNotLeader(t testing.TB, what string, err error) {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
-
 func groupKey(tenant, group string) config.GroupKey {
 	return config.GroupKey{Tenant: tenant, Group: group}
+}
+
+// upsertOf returns a request that changes a group by a patch.
+func upsertOf(group, patch string) *nstancev1.UpsertGroupRequest {
+	return &nstancev1.UpsertGroupRequest{Group: group, Patch: patch}
 }

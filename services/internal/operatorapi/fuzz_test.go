@@ -33,7 +33,7 @@ func reading[Q any, PQ interface {
 // FuzzRequests checks that every request gets an answer or an error with a code that describes the problem.
 func FuzzRequests(f *testing.F) {
 	w := newTestShard(f)
-	// FuzzUpsert covers UpsertGroup.
+	// FuzzPatch covers UpsertGroup.
 	all := []func(ctx context.Context, raw []byte) error{
 		reading(w.ListGroups), reading(w.DeleteGroup), reading(w.ListInstances), reading(w.GetInstanceStatus),
 		reading(w.CreateInstance), reading(w.DeleteInstance),

@@ -56,14 +56,14 @@ func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more b
 	return page[:size], true
 }
 
-// UpsertGroup creates a group, or changes those fields of a group that the request sets.
+// UpsertGroup creates a group, or changes a group by a merge patch.
 func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
 	error) {
 	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
 }
 
 func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
-	u, err := parseUpsert(req)
+	patch, err := parsePatch(req)
 	if err != nil {
 		return nil, err
 	}
@@ -76,14 +76,18 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 			return status.Errorf(codes.AlreadyExists, "group: group %s exists already", key.Group)
 		}
 		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
-			if names := u.restricted(); len(names) > 0 {
-				c.refuses(key, names)
+			if paths := patch.Restricted(); len(paths) > 0 {
+				c.refuses(key, paths)
 				return status.Errorf(codes.FailedPrecondition,
-					"%s: cannot be changed: group %s is static, only size, instance_type and vars can be",
-					strings.Join(names, ", "), key.Group)
+					"%s: cannot be changed: group %s is static, only %s can be", strings.Join(paths, ", "), key.Group,
+					strings.Join(config.OperatorFields(), ", "))
 			}
 		}
-		u.apply(spec)
+		changed, err := patch.Apply(*spec)
+		if err != nil {
+			return &shardconfig.RefusedError{Err: err}
+		}
+		*spec = changed
 		return c.permitGroup(key, *spec)
 	})
 	if err != nil {
@@ -170,10 +174,5 @@ func (c *call) refusedGroup(key config.GroupKey, err error) error {
 	if !errors.As(err, &found) {
 		return status.Error(codes.InvalidArgument, "group: "+err.Error())
 	}
-	lines := make([]string, 0, len(found))
-	for _, p := range found {
-		p.Path = requestPath(p.Path)
-		lines = append(lines, p.String())
-	}
-	return status.Error(codes.InvalidArgument, strings.Join(lines, "\n"))
+	return status.Error(codes.InvalidArgument, listed("group", found))
 }

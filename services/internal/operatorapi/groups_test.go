@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/keys"
@@ -35,11 +34,7 @@ func (w *testShard) group(t testing.TB, name string) *nstancev1.GroupStatus {
 
 func TestUpsertGroupMakesVMs(t *testing.T) {
 	w := newTestShard(t)
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
-		Size: ptr(uint32(0)), SetVars: true,
-		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Deep": {"B": 2}}`,
-		DrainTimeout: durationpb.New(time.Minute), MaxSurge: ptr(uint32(2)),
-		MaxUnhealthy: "3", InstanceTypes: []string{"large"}})
+	answer, err := w.UpsertGroup(t.Context(), upsertOf("fleet", `{"template": "worker", "size": 0, "vars": {"role": "db"}, "args": {"Deep": {"B": 2}}, "drain_timeout": "1m", "max_surge": 2, "max_unhealthy": "3", "instance_types": ["large"]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +53,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 
 	events := live(t, w)
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(3)),
+	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Patch: `{"size": 3}`,
 		MustExist: true, ExpectedEtag: g.GetEtag()}); err != nil {
 		t.Fatal(err)
 	}
@@ -87,27 +82,23 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 }
 
-// TestClearFields checks that a group's own values are stored apart from those of its template, and can be cleared.
-func TestClearFields(t *testing.T) {
+// TestOwnValuesAreRemoved checks that a group's own values are stored apart from those of its template, and that null
+// removes them.
+func TestOwnValuesAreRemoved(t *testing.T) {
 	w := newTestShard(t)
-	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
-		MustCreate: true})
+	before, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet",
+		Patch: `{"template": "worker"}`, MustCreate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(0)), InstanceType: "large",
-		InstanceTypes: []string{"huge"}, SubnetPool: "p", SetVars: true,
-		Vars: map[string]string{"role": "db"}, ArgsJson: `{"Own": 1}`, DrainTimeout: durationpb.New(time.Minute),
-		MaxSurge: ptr(uint32(2)), MaxUnhealthy: "3"}
+	all := upsertOf("fleet", `{"size": 0, "instance_type": "large", "instance_types": ["huge"], "subnet_pool": "p", "vars": {"role": "db"}, "args": {"Own": 1}, "drain_timeout": "1m", "max_surge": 2, "max_unhealthy": "3"}`)
 	answer, err := w.UpsertGroup(t.Context(), all)
 	const spec = `{"template":"worker","size":0,"instance_type":"large","instance_types":["huge"],"subnet_pool":"p","vars":{"role":"db"},"args":{"Own":1},` +
 		`"drain_timeout":"1m","max_surge":2,"max_unhealthy":"3"}`
 	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != spec {
 		t.Errorf("%s, %v", g.GetSpecJson(), err)
 	}
-	answer, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet",
-		ClearFields: []string{"size", "instance_type", "instance_types", "subnet_pool", "vars",
-			"args_json", "load_balancers", "drain_timeout", "max_surge", "max_unhealthy"}})
+	answer, err = w.UpsertGroup(t.Context(), upsertOf("fleet", `{"size": null, "instance_type": null, "instance_types": null, "subnet_pool": null, "vars": null, "args": null, "load_balancers": null, "drain_timeout": null, "max_surge": null, "max_unhealthy": null}`))
 	if g := answer.GetGroup(); err != nil || g.GetSpecJson() != `{"template":"worker"}` ||
 		g.GetEtag() != before.GetGroup().GetEtag() {
 		t.Errorf("%v, %v", g, err)
@@ -115,10 +106,10 @@ func TestClearFields(t *testing.T) {
 	if g := w.group(t, "static"); g.GetSpecJson() != "" {
 		t.Errorf("%v", g)
 	}
-	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Patch: `{"template": "worker"}`,
 		MustCreate: true})
 	wants(t, "create again", err, codes.AlreadyExists, "group: ", "fleet")
-	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Size: ptr(uint32(1)),
+	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Patch: `{"size": 1}`,
 		MustCreate: true})
 	wants(t, "create a static group", err, codes.AlreadyExists, "group: ", "static")
 }
@@ -129,19 +120,14 @@ func TestUpsertStaticGroup(t *testing.T) {
 	if !before.GetIsStatic() || before.GetOverridden() {
 		t.Errorf("%v", before)
 	}
-	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", Template: "quick",
-		SubnetPool: "p", InstanceTypes: []string{"x"},
-		ArgsJson: `{"a": 1}`, LoadBalancers: []string{"lb"}, DrainTimeout: durationpb.New(0), MaxSurge: ptr(uint32(1)),
-		MaxUnhealthy: "1", Size: ptr(uint32(1))})
+	_, err := w.UpsertGroup(t.Context(), upsertOf("static", `{"template": "quick", "subnet_pool": "p", "instance_types": ["x"], "args": {"a": 1}, "load_balancers": ["lb"], "drain_timeout": "0s", "max_surge": 1, "max_unhealthy": "1", "size": 1}`))
 	wants(t, "restricted fields", err, codes.FailedPrecondition,
-		"template, instance_types, subnet_pool, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy:",
-		"static")
+		"args, drain_timeout, instance_types, load_balancers, max_surge, max_unhealthy, subnet_pool, template:",
+		"static", "size, instance_type, vars")
 	if now := w.group(t, "static"); now.GetEtag() != before.GetEtag() {
 		t.Errorf("changed: %v", now)
 	}
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", InstanceType: "large",
-		SetVars: true,
-		Vars:    map[string]string{"x": "y"}, ArgsJson: "{}"})
+	answer, err := w.UpsertGroup(t.Context(), upsertOf("static", `{"instance_type": "large", "vars": {"x": "y"}}`))
 	if g := answer.GetGroup(); err != nil || !g.GetIsStatic() || !g.GetOverridden() || g.GetInstanceType() != "large" ||
 		g.GetVars()["x"] != "y" ||
 		g.GetVars()["role"] != "worker" {
@@ -172,26 +158,27 @@ func TestUpsertGroupRefusals(t *testing.T) {
 	}{
 		"no name":  {&nstancev1.UpsertGroupRequest{}, codes.InvalidArgument, []string{"group: "}},
 		"bad name": {&nstancev1.UpsertGroupRequest{Group: "a--b"}, codes.InvalidArgument, []string{"group: "}},
-		"no template": {&nstancev1.UpsertGroupRequest{Group: "new"}, codes.InvalidArgument,
+		"no template": {upsertOf("new", `{"size": 1}`), codes.InvalidArgument,
 			[]string{"template: is required"}},
-		"which template": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "workr"}, codes.InvalidArgument,
+		"which template": {upsertOf("new", `{"template": "workr"}`), codes.InvalidArgument,
 			[]string{"template: ", `did you mean "worker"?`}},
-		"which pool": {&nstancev1.UpsertGroupRequest{Group: "fleet", SubnetPool: "q"}, codes.PermissionDenied,
+		"which pool": {upsertOf("fleet", `{"subnet_pool": "q"}`), codes.PermissionDenied,
 			[]string{"subnet_pool: "}},
-		"which balancer": {&nstancev1.UpsertGroupRequest{Group: "fleet", LoadBalancers: []string{"lb"}},
+		"which balancer": {upsertOf("fleet", `{"load_balancers": ["lb"]}`),
 			codes.PermissionDenied, []string{"load_balancers[0]: "}},
-		"two at once": {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0)), MaxUnhealthy: "many"},
+		"two at once": {upsertOf("fleet", `{"max_surge": 0, "max_unhealthy": "many"}`),
 			codes.InvalidArgument,
 			[]string{"max_surge: ", "max_unhealthy: "}},
-		"no surge": {&nstancev1.UpsertGroupRequest{Group: "fleet", MaxSurge: ptr(uint32(0))},
+		"no surge": {upsertOf("fleet", `{"max_surge": 0}`),
 			codes.InvalidArgument, []string{"max_surge: "}},
-		"bad rendering": {&nstancev1.UpsertGroupRequest{Group: "fleet", ArgsJson: `{"a": ["{{ .Vars.none }}"]}`},
-			codes.InvalidArgument, []string{"args_json.a[0]: "}},
-		"must exist": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", MustExist: true},
+		"bad rendering": {upsertOf("fleet", `{"args": {"a": ["{{ .Vars.none }}"]}}`),
+			codes.InvalidArgument, []string{"args.a[0]: "}},
+		"must exist": {&nstancev1.UpsertGroupRequest{Group: "new", Patch: `{"template": "worker"}`, MustExist: true},
 			codes.NotFound, []string{"group: ", "new"}},
-		"etag": {&nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1)), ExpectedEtag: "old"},
+		"etag": {&nstancev1.UpsertGroupRequest{Group: "fleet", Patch: `{"size": 1}`, ExpectedEtag: "old"},
 			codes.Aborted, []string{"expected_etag: "}},
-		"etag of none": {&nstancev1.UpsertGroupRequest{Group: "new", Template: "worker", ExpectedEtag: etag},
+		"etag of none": {&nstancev1.UpsertGroupRequest{Group: "new", Patch: `{"template": "worker"}`,
+			ExpectedEtag: etag},
 			codes.Aborted, []string{"expected_etag: "}},
 	} {
 		_, err := w.UpsertGroup(t.Context(), test.req)
@@ -211,7 +198,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 		}
 		return mem.Fault{}
 	})
-	_, err = w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Size: ptr(uint32(1))})
+	_, err = w.UpsertGroup(t.Context(), upsertOf("fleet", `{"size": 1}`))
 	wants(t, "storage", err, codes.Unavailable, "out of order")
 	_, err = w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "fleet"})
 	wants(t, "storage", err, codes.Unavailable, "out of order")
@@ -228,11 +215,9 @@ func TestUpsertGroupChecksTheArgumentsOfTheCloud(t *testing.T) {
 		`"/Deep/B", "/Own", "/a"`, `"/ImagId", "/ImageId"`,
 	).Replace(document(""))
 	w := newTestShardOf(t, text)
-	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new", Template: "worker",
-		ArgsJson: `{"ImagId": "ami-1"}`})
-	wants(t, "unknown argument", err, codes.InvalidArgument, "args_json.ImagId: ", `did you mean "ImageId"?`)
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new", Template: "worker",
-		ArgsJson: `{"ImageId": "ami-1"}`}); err != nil {
+	_, err := w.UpsertGroup(t.Context(), upsertOf("new", `{"template": "worker", "args": {"ImagId": "ami-1"}}`))
+	wants(t, "unknown argument", err, codes.InvalidArgument, "args.ImagId: ", `did you mean "ImageId"?`)
+	if _, err := w.UpsertGroup(t.Context(), upsertOf("new", `{"template": "worker", "args": {"ImageId": "ami-1"}}`)); err != nil {
 		t.Error(err)
 	}
 }
@@ -255,14 +240,11 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 			_, err := w.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: "fleet"})
 			return err
 		},
-		"rollout": upsert(&nstancev1.UpsertGroupRequest{RolloutJson: `{"canary": 2}`}),
-		"windows": upsert(&nstancev1.UpsertGroupRequest{
-			DisruptionJson: `{"windows": ["Mon-Fri 09:00-17:00 Europe/Berlin"]}`}),
-		"zone of a window": upsert(&nstancev1.UpsertGroupRequest{
-			DisruptionJson: `{"windows": ["Mon-Fri 09:00-17:00 Europe/London"]}`}),
-		"limit per hour": upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"max_per_hour": 3}`}),
-		"schedules": upsert(&nstancev1.UpsertGroupRequest{
-			SchedulesJson: `[{"cron": "0 7 * * Mon-Fri", "size": 1}]`}),
+		"rollout":          upsert(&nstancev1.UpsertGroupRequest{Patch: `{"rollout": {"canary": 2}}`}),
+		"windows":          upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"windows": ["Mon-Fri 09:00-17:00 Europe/Berlin"]}}`}),
+		"zone of a window": upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"windows": ["Mon-Fri 09:00-17:00 Europe/London"]}}`}),
+		"limit per hour":   upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"max_per_hour": 3}}`}),
+		"schedules":        upsert(&nstancev1.UpsertGroupRequest{Patch: `{"schedules": [{"cron": "0 7 * * Mon-Fri", "size": 1}]}`}),
 		"protection": func() error {
 			_, err := w.ProtectInstance(ctx, &nstancev1.ProtectInstanceRequest{InstanceId: id, Protected: true})
 			return err
@@ -272,8 +254,8 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 		if err := change(); err != nil {
 			t.Fatal(name, err)
 		}
-		_, err := w.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "fleet", RolloutJson: `{"bake_time": "5m"}`,
-			ExpectedEtag: before})
+		_, err := w.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "fleet",
+			Patch: `{"rollout": {"bake_time": "5m"}}`, ExpectedEtag: before})
 		wants(t, "change after "+name, err, codes.Aborted, "read it again")
 		_, err = w.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: "fleet", ExpectedEtag: before})
 		wants(t, "deletion after "+name, err, codes.Aborted, "read it again")

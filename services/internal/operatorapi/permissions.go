@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"cmp"
 	"log/slog"
 	"strings"
 
@@ -71,7 +72,7 @@ func (c *call) refusal(code codes.Code, key config.GroupKey, found config.Proble
 	}
 	fields := make([]string, len(found))
 	for i := range found {
-		found[i].Path = requestPath(found[i].Path)
+		found[i].Path = cmp.Or(found[i].Path, "group")
 		fields[i] = found[i].Path
 	}
 	c.refuses(key, fields)
@@ -103,15 +104,4 @@ func (c *call) logRefusal(err error) {
 	about := append([]any{"tenant", c.tenant, "operator", c.operator.String(), "source",
 		transport.PeerAddress(c.client).String(), "call", methodOf(c.client)}, c.refused...)
 	c.Log.Log(c.client, level, "operator's request refused", append(about, "reason", status.Convert(err).Message())...)
-}
-
-// requestPath replaces the path of a group's field by the name that requests use for the field.
-func requestPath(path string) string {
-	switch {
-	case path == "":
-		return "group"
-	case path == "args" || strings.HasPrefix(path, "args.") || strings.HasPrefix(path, "args["):
-		return "args_json" + strings.TrimPrefix(path, "args")
-	}
-	return path
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -113,11 +114,11 @@ func TestHostileOperator(t *testing.T) {
 		}
 	}
 	args := func(text string) *nstancev1.UpsertGroupRequest {
-		return &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", ArgsJson: text}
+		return &nstancev1.UpsertGroupRequest{Group: "new", Patch: `{"template": "shared", "args": ` + text + `}`}
 	}
 	vars := func(name, value string) *nstancev1.UpsertGroupRequest {
-		return &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", SetVars: true,
-			Vars: map[string]string{name: value}}
+		return &nstancev1.UpsertGroupRequest{Group: "new",
+			Patch: fmt.Sprintf(`{"template": "shared", "vars": {%q: %q}}`, name, value)}
 	}
 	for _, test := range []struct {
 		name  string
@@ -125,72 +126,66 @@ func TestHostileOperator(t *testing.T) {
 		field string
 		code  codes.Code // PermissionDenied, if zero
 	}{
-		{"another tenant's template", &nstancev1.UpsertGroupRequest{Group: "new", Template: "vault"}, "template", 0},
-		{"another tenant's group", &nstancev1.UpsertGroupRequest{Group: "vault", Template: "vault"}, "template", 0},
-		{"another tenant's template for a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
-			Template: "vault"}, "template", codes.FailedPrecondition},
-		{"arguments of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
-			ArgsJson: `{"ImageId": "ami-2"}`}, "args_json", codes.FailedPrecondition},
+		{"another tenant's template", upsertOf("new", `{"template": "vault"}`), "template", 0},
+		{"another tenant's group", upsertOf("vault", `{"template": "vault"}`), "template", 0},
+		{"another tenant's template for a configured group", upsertOf("theirs", `{"template": "vault"}`), "template",
+			codes.FailedPrecondition},
+		{"arguments of a configured group", upsertOf("theirs", `{"args": {"ImageId": "ami-2"}}`), "args",
+			codes.FailedPrecondition},
 		{"a stored object of another tenant", vars("path", "prod/token.json"), "vars.path", 0},
 		{"a certificate for another host", vars("host", "vault.prod"), "vars.host", 0},
 		{"an instance profile through a variable", vars("profile", "admin"), "vars.profile", 0},
 
-		{"image", args(`{"ImageId": "ami-2"}`), "args_json.ImageId", 0},
-		{"image, with an escaped name", args(`{"\u0049mageId": "ami-2"}`), "args_json.ImageId", 0},
+		{"image", args(`{"ImageId": "ami-2"}`), "args.ImageId", 0},
+		{"image, with an escaped name", args(`{"\u0049mageId": "ami-2"}`), "args.ImageId", 0},
 		{"snapshot", args(`{"BlockDeviceMappings": [{"DeviceName": "/dev/sdf", "Ebs": {"SnapshotId": "snap-1"}}]}`),
-			"args_json.BlockDeviceMappings", 0},
-		{"security group", args(`{"SecurityGroupIds": ["sg-2"]}`), "args_json.SecurityGroupIds", 0},
-		{"no security group", args(`{"SecurityGroupIds": null}`), "args_json.SecurityGroupIds", 0},
-		{"key pair", args(`{"KeyName": "prod"}`), "args_json.KeyName", 0},
+			"args.BlockDeviceMappings", 0},
+		{"security group", args(`{"SecurityGroupIds": ["sg-2"]}`), "args.SecurityGroupIds", 0},
+		{"key pair", args(`{"KeyName": "prod"}`), "args.KeyName", 0},
 		{"second interface",
 			args(`{"NetworkInterfaces": [{"DeviceIndex": 0}, {"DeviceIndex": 1, "SubnetId": "subnet-9"}]}`),
-			"args_json.NetworkInterfaces", 0},
-		{"subnet", args(`{"SubnetId": "subnet-9"}`), "args_json.SubnetId", 0},
-		{"instance profile", args(`{"IamInstanceProfile": {"Name": "admin"}}`), "args_json.IamInstanceProfile", 0},
-		{"launch template", args(`{"LaunchTemplate": {"LaunchTemplateName": "prod"}}`), "args_json.LaunchTemplate", 0},
-		{"user data", args(`{"UserData": "IyEvYmluL3NoCg=="}`), "args_json.UserData", 0},
+			"args.NetworkInterfaces", 0},
+		{"subnet", args(`{"SubnetId": "subnet-9"}`), "args.SubnetId", 0},
+		{"instance profile", args(`{"IamInstanceProfile": {"Name": "admin"}}`), "args.IamInstanceProfile", 0},
+		{"launch template", args(`{"LaunchTemplate": {"LaunchTemplateName": "prod"}}`), "args.LaunchTemplate", 0},
+		{"user data", args(`{"UserData": "IyEvYmluL3NoCg=="}`), "args.UserData", 0},
 		{"tags",
 			args(`{"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "nstance:tenant", "Value": "prod"}]}]}`),
-			"args_json.TagSpecifications", 0},
+			"args.TagSpecifications", 0},
 
 		{"beside a permitted argument",
 			args(`{"MetadataOptions": {"HttpPutResponseHopLimit": 1, "HttpTokens": "optional"}}`),
-			"args_json.MetadataOptions.HttpTokens", 0},
-		{"null above a permitted argument", args(`{"MetadataOptions": null}`), "args_json.MetadataOptions", 0},
-		{"an empty object above a permitted argument", args(`{"MetadataOptions": {}}`), "args_json.MetadataOptions", 0},
+			"args.MetadataOptions.HttpTokens", 0},
+		{"an empty object above a permitted argument", args(`{"MetadataOptions": {}}`), "args.MetadataOptions", 0},
 		{"a list above a permitted argument", args(`{"MetadataOptions": [{"HttpPutResponseHopLimit": 1}]}`),
-			"args_json.MetadataOptions", 0},
+			"args.MetadataOptions", 0},
 		{"an index instead of a list", args(`{"BlockDeviceMappings": {"0": {"Ebs": {"SnapshotId": "snap-1"}}}}`),
-			"args_json.BlockDeviceMappings", 0},
-		{"another case", args(`{"metadataoptions": {"HttpPutResponseHopLimit": 1}}`), "args_json.metadataoptions", 0},
+			"args.BlockDeviceMappings", 0},
+		{"another case", args(`{"metadataoptions": {"HttpPutResponseHopLimit": 1}}`), "args.metadataoptions", 0},
 		{"another case below", args(`{"MetadataOptions": {"httpPutResponseHopLimit": 1}}`),
-			"args_json.MetadataOptions.httpPutResponseHopLimit", 0},
+			"args.MetadataOptions.httpPutResponseHopLimit", 0},
 		{"a pointer as the name", args(`{"/MetadataOptions/HttpPutResponseHopLimit": 1}`),
-			`args_json["/MetadataOptions/HttpPutResponseHopLimit"]`, 0},
+			`args["/MetadataOptions/HttpPutResponseHopLimit"]`, 0},
 		{"an escaped pointer as the name", args(`{"MetadataOptions~1HttpPutResponseHopLimit": 1}`),
-			`args_json["MetadataOptions~1HttpPutResponseHopLimit"]`, 0},
+			`args["MetadataOptions~1HttpPutResponseHopLimit"]`, 0},
 		{"a path as the name", args(`{"MetadataOptions.HttpPutResponseHopLimit": 1}`),
-			`args_json["MetadataOptions.HttpPutResponseHopLimit"]`, 0},
+			`args["MetadataOptions.HttpPutResponseHopLimit"]`, 0},
 		{"the same name twice",
 			args(`{"MetadataOptions": {"HttpPutResponseHopLimit": 1}, "MetadataOptions": {"HttpTokens": "optional"}}`),
-			"args_json: MetadataOptions", codes.InvalidArgument},
+			"args.MetadataOptions", codes.InvalidArgument},
 
-		{"size", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", Size: ptr(uint32(5))}, "size", 0},
-		{"size of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs", Size: ptr(uint32(5))}, "size", 0},
-		{"huge size", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", Size: ptr(^uint32(0))}, "size",
+		{"size", upsertOf("new", `{"template": "shared", "size": 5}`), "size", 0},
+		{"size of a configured group", upsertOf("theirs", `{"size": 5}`), "size", 0},
+		{"huge size", upsertOf("new", `{"template": "shared", "size": 4294967295}`), "size",
 			codes.InvalidArgument},
-		{"instance type", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
-			InstanceType: "u-24tb1.metal"},
+		{"instance type", upsertOf("new", `{"template": "shared", "instance_type": "u-24tb1.metal"}`),
 			"instance_type", 0},
-		{"second instance type", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
-			InstanceTypes: []string{"t4g.small", "p5.48xlarge"}}, "instance_types[1]", 0},
-		{"instance type of a configured group", &nstancev1.UpsertGroupRequest{Group: "theirs",
-			InstanceType: "p5.48xlarge"},
+		{"second instance type", upsertOf("new", `{"template": "shared", "instance_types": ["t4g.small", "p5.48xlarge"]}`), "instance_types[1]", 0},
+		{"instance type of a configured group", upsertOf("theirs", `{"instance_type": "p5.48xlarge"}`),
 			"instance_type", 0},
-		{"subnet pool", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared", SubnetPool: "control"},
+		{"subnet pool", upsertOf("new", `{"template": "shared", "subnet_pool": "control"}`),
 			"subnet_pool", 0},
-		{"load balancer", &nstancev1.UpsertGroupRequest{Group: "new", Template: "shared",
-			LoadBalancers: []string{"www"}},
+		{"load balancer", upsertOf("new", `{"template": "shared", "load_balancers": ["www"]}`),
 			"load_balancers[0]", 0},
 	} {
 		_, err := rival.UpsertGroup(t.Context(), test.req)
@@ -245,9 +240,9 @@ func TestHostileOperator(t *testing.T) {
 	// Permitted requests succeed, up to the quotas. If another tenant has a group with the same name, that group is not
 	// affected.
 	upsert := func(group string, size uint32) error {
-		_, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Template: "shared",
-			Size: &size, InstanceType: "t4g.small", SetVars: true, Vars: map[string]string{"greeting": "hi"},
-			ArgsJson: `{"MetadataOptions": {"HttpPutResponseHopLimit": 1}}`})
+		_, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group, Patch: fmt.Sprintf(`{"template": "shared",
+			"size": %d, "instance_type": "t4g.small", "vars": {"greeting": "hi"},
+			"args": {"MetadataOptions": {"HttpPutResponseHopLimit": 1}}}`, size)})
 		return err
 	}
 	create := func() error {
@@ -264,7 +259,7 @@ func TestHostileOperator(t *testing.T) {
 	refused("a third group", upsert("third", 0), codes.ResourceExhausted, "third", "group")
 	refused("a seventh instance", upsert("other", 2), codes.ResourceExhausted, "other", "size")
 	refused("a seventh instance on demand", create(), codes.ResourceExhausted, "theirs", "size")
-	_, err = rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "theirs", Size: ptr(uint32(1))})
+	_, err = rival.UpsertGroup(t.Context(), upsertOf("theirs", `{"size": 1}`))
 	refused("a seventh instance of a configured group", err, codes.ResourceExhausted, "theirs", "size")
 	if err := upsert("vault", 3); err != nil {
 		t.Errorf("shrinking: %v", err)
@@ -283,8 +278,7 @@ func TestHostileRefusalsDoNotFillTheLog(t *testing.T) {
 	w := newLoggedTestShard(t, sharedDocument, slog.New(slog.NewJSONHandler(&logs, nil)))
 	rival := w.dialPort(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
 	for range 300 {
-		if _, err := rival.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "new",
-			Template: "vault"}); err == nil {
+		if _, err := rival.UpsertGroup(t.Context(), upsertOf("new", `{"template": "vault"}`)); err == nil {
 			t.Fatal("another tenant's template was accepted")
 		}
 	}

@@ -14,8 +14,7 @@ import (
 func TestRolloutOfAGroup(t *testing.T) {
 	w := newTestShard(t)
 	ctx := t.Context()
-	if _, err := w.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
-		Size: ptr(uint32(0)), RolloutJson: `{"canary": 2, "bake_time": "5m"}`}); err != nil {
+	if _, err := w.UpsertGroup(ctx, upsertOf("fleet", `{"template": "worker", "size": 0, "rollout": {"canary": 2, "bake_time": "5m"}}`)); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"static", "fleet"} {
@@ -76,38 +75,39 @@ func TestResumeStartsAHaltedRollout(t *testing.T) {
 	}
 }
 
-// TestRolloutJSON checks that rollout_json is parsed as strictly as the configuration, and refused for static groups.
-func TestRolloutJSON(t *testing.T) {
+// TestRolloutIsParsedStrictly checks that a patch is parsed as strictly as the configuration, and that a static group
+// takes only some of its fields.
+func TestRolloutIsParsedStrictly(t *testing.T) {
 	w := newTestShard(t)
-	for text, want := range map[string]string{`[]`: "not a JSON object", `{"canary": -1}`: "canary",
+	for text, want := range map[string]string{`[]`: "want an object", `{"canary": -1}`: "canary",
 		`{"canaries": 1}`: "canaries", `{"bake_time": "soon"}`: "bake_time"} {
-		_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet", Template: "worker",
-			RolloutJson: text})
+		_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "fleet",
+			Patch: `{"template": "worker", "rollout": ` + text + `}`})
 		wants(t, text, err, codes.InvalidArgument, want)
 	}
-	_, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", RolloutJson: `{"canary": 1}`})
-	wants(t, "static", err, codes.FailedPrecondition, "rollout_json")
+	_, err := w.UpsertGroup(t.Context(), upsertOf("static", `{"rollout": {"canary": 1}}`))
+	wants(t, "static", err, codes.FailedPrecondition, "rollout.canary")
 }
 
-// TestPurchaseJSON checks that purchase_json sets the purchase options of a dynamic group, and that they can be
-// cleared.
-func TestPurchaseJSON(t *testing.T) {
+// TestPurchase checks that a patch sets the purchase options of a dynamic group, and that null removes them.
+func TestPurchase(t *testing.T) {
 	w := newTestShard(t)
+	w.scale(t, "fleet", 0)
 	upsert := func(req *nstancev1.UpsertGroupRequest) error {
-		req.Group, req.Template = "fleet", "worker"
+		req.Group = "fleet"
 		_, err := w.UpsertGroup(t.Context(), req)
 		return err
 	}
-	wants(t, "percent", upsert(&nstancev1.UpsertGroupRequest{PurchaseJson: `{"spot_percent": 101}`}),
+	wants(t, "percent", upsert(&nstancev1.UpsertGroupRequest{Patch: `{"purchase": {"spot_percent": 101}}`}),
 		codes.InvalidArgument, "spot_percent")
-	if err := upsert(&nstancev1.UpsertGroupRequest{PurchaseJson: `{"spot_percent": 80}`}); err != nil {
+	if err := upsert(&nstancev1.UpsertGroupRequest{Patch: `{"purchase": {"spot_percent": 80}}`}); err != nil {
 		t.Fatal(err)
 	}
 	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
 	if g := w.manager.Groups()[key]; g.Purchase.SpotPercent != 80 {
 		t.Errorf("%+v", g)
 	}
-	if err := upsert(&nstancev1.UpsertGroupRequest{ClearFields: []string{"purchase_json"}}); err != nil {
+	if err := upsert(&nstancev1.UpsertGroupRequest{Patch: `{"purchase": null}`}); err != nil {
 		t.Fatal(err)
 	}
 	if g := w.manager.Groups()[key]; g.Purchase != (config.Purchase{}) {
@@ -115,23 +115,22 @@ func TestPurchaseJSON(t *testing.T) {
 	}
 }
 
-// TestDisruptionJSON checks that disruption_json and schedules_json change a dynamic group, and that their values can
-// be cleared. The size in a schedule must not exceed the limit dynamic.max_size.
-func TestDisruptionJSON(t *testing.T) {
+// TestDisruption checks that a patch changes disruption and schedules of a dynamic group, and that null removes them. The size in a schedule must not exceed the limit dynamic.max_size.
+func TestDisruption(t *testing.T) {
 	w := newTestShard(t)
+	w.scale(t, "fleet", 0)
 	upsert := func(req *nstancev1.UpsertGroupRequest) error {
-		req.Group, req.Template = "fleet", "worker"
+		req.Group = "fleet"
 		_, err := w.UpsertGroup(t.Context(), req)
 		return err
 	}
-	wants(t, "windows", upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"windows": ["Mon"]}`}),
+	wants(t, "windows", upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"windows": ["Mon"]}}`}),
 		codes.InvalidArgument, "windows")
-	wants(t, "schedules", upsert(&nstancev1.UpsertGroupRequest{SchedulesJson: `{}`}), codes.InvalidArgument,
-		"not a JSON array")
-	wants(t, "cron", upsert(&nstancev1.UpsertGroupRequest{SchedulesJson: `[{"cron": "noon", "size": 1}]`}),
+	wants(t, "schedules", upsert(&nstancev1.UpsertGroupRequest{Patch: `{"schedules": {}}`}), codes.InvalidArgument,
+		"schedules: want a list")
+	wants(t, "cron", upsert(&nstancev1.UpsertGroupRequest{Patch: `{"schedules": [{"cron": "noon", "size": 1}]}`}),
 		codes.InvalidArgument, "cron")
-	if err := upsert(&nstancev1.UpsertGroupRequest{DisruptionJson: `{"max_per_hour": 3}`,
-		SchedulesJson: `[{"cron": "0 0 1 1 *", "size": 2}]`}); err != nil {
+	if err := upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"max_per_hour": 3}, "schedules": [{"cron": "0 0 1 1 *", "size": 2}]}`}); err != nil {
 		t.Fatal(err)
 	}
 	key := config.GroupKey{Tenant: "prod", Group: "fleet"}
@@ -141,12 +140,11 @@ func TestDisruptionJSON(t *testing.T) {
 	if v, _ := w.leader.State.GroupView(key); v.Size != 2 {
 		t.Errorf("the group's size is %d, its schedule says 2", v.Size)
 	}
-	if err := upsert(&nstancev1.UpsertGroupRequest{RolloutJson: `{"canary": 1}`,
-		ExpectedEtag: w.group(t, "fleet").GetEtag()}); err != nil {
+	if err := upsert(&nstancev1.UpsertGroupRequest{ExpectedEtag: w.group(t, "fleet").GetEtag(),
+		Patch: `{"rollout": {"canary": 1}}`}); err != nil {
 		t.Error("a conditional change of a group that has the size of a schedule:", err)
 	}
-	if err := upsert(&nstancev1.UpsertGroupRequest{ClearFields: []string{"disruption_json",
-		"schedules_json"}}); err != nil {
+	if err := upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": null, "schedules": null}`}); err != nil {
 		t.Fatal(err)
 	}
 	if g := w.manager.Groups()[key]; g.MaxPerHour != 0 || len(g.Schedules) != 0 {

@@ -10,8 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -21,51 +19,35 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/shardstate"
 )
 
-func many(n int) []string {
-	out := make([]string, n)
-	for i := range out {
-		out[i] = strings.Repeat("x", i%7+1)
-	}
-	return out
-}
-
-func TestParseUpsertRefuses(t *testing.T) {
+func TestParsePatchRefuses(t *testing.T) {
 	for field, reqs := range map[string][]*nstancev1.UpsertGroupRequest{
 		"group":         {{Group: ""}, {Group: "Upper"}, {Group: strings.Repeat("x", 33)}},
-		"size":          {{Size: proto.Uint32(maxSize + 1)}, {Size: proto.Uint32(1<<32 - 1)}},
-		"max_surge":     {{MaxSurge: proto.Uint32(maxSize + 1)}},
-		"template":      {{Template: "a b"}, {Template: strings.Repeat("x", 33)}},
-		"subnet_pool":   {{SubnetPool: "a/b"}},
-		"instance_type": {{InstanceType: "a\x00"}, {InstanceType: strings.Repeat("x", maxWord+1)}},
-		"max_unhealthy": {{MaxUnhealthy: strings.Repeat("9", maxWord+1)}},
 		"expected_etag": {{ExpectedEtag: "\xff"}},
-		"instance_types": {{InstanceTypes: []string{""}}, {InstanceTypes: many(maxList + 1)},
-			{InstanceTypes: []string{"a\nb"}}},
-		"load_balancers": {{LoadBalancers: []string{"ok", ""}}, {LoadBalancers: many(maxList + 1)}},
-		"set_vars":       {{Vars: map[string]string{"a": "b"}}},
-		"vars": {{SetVars: true, Vars: map[string]string{"": "b"}}, {SetVars: true,
-			Vars: map[string]string{"a": strings.Repeat("x", maxVarsSize)}},
-			{SetVars: true, Vars: map[string]string{strings.Repeat("a", maxWord+1): ""}}},
-		"args_json": {{ArgsJson: "{"}, {ArgsJson: "null"}, {ArgsJson: "[]"}, {ArgsJson: `"x"`}, {ArgsJson: "{} {}"},
-			{ArgsJson: "{}}}, \"u\": {"}, {ArgsJson: " "},
-			{ArgsJson: "{} // a comment"}, {ArgsJson: `{"a": 1,}`}, {ArgsJson: strings.Repeat(`{"a":`, 40) + "1" +
-				strings.Repeat("}", 40)},
-			{ArgsJson: `{"a": "` + strings.Repeat("x", maxArgs) + `"}`}, {ArgsJson: `{"a": {"b": 1, "b": 2}}`},
-			{ArgsJson: `{"a": 123456789012345678}`},
-			{ArgsJson: "{\"a\": \"\xff\"}"}, {ArgsJson: strings.Repeat("[", 1000)}},
-		"must_create": {{MustCreate: true, MustExist: true}, {MustCreate: true, ExpectedEtag: "x"}},
-		"clear_fields": {{ClearFields: []string{"template"}}, {ClearFields: []string{"nosuch"}},
-			{ClearFields: []string{"size"}, Size: proto.Uint32(0)},
-			{ClearFields: []string{"vars"}, SetVars: true}, {ClearFields: []string{"args_json"}, ArgsJson: "{}"},
-			{ClearFields: make([]string, maxList+1)}},
-		"drain_timeout": {{DrainTimeout: durationpb.New(-time.Second)}, {DrainTimeout: durationpb.New(maxDrain + 1)},
-			{DrainTimeout: &durationpb.Duration{Nanos: 1 << 30}}},
+		"must_create":   {{MustCreate: true, MustExist: true}, {MustCreate: true, ExpectedEtag: "x"}},
+		"patch": {{}, {Patch: "{"}, {Patch: "null"}, {Patch: "[]"}, {Patch: `"x"`}, {Patch: "{} {}"}, {Patch: " "},
+			{Patch: "{\"a\": \"\xff\"}"}, {Patch: strings.Repeat("[", 1000)}, {Patch: `{"template": "` +
+				strings.Repeat("x", config.MaxPatch) + `"}`}},
+		"size":             {{Patch: `{"size": "3"}`}, {Patch: `{"size": 1e9}`}, {Patch: `{"size": 1.5}`}},
+		"max_unhealth":     {{Patch: `{"max_unhealth": "3"}`}, {Patch: `{"max_unhealth": null}`}},
+		"rollout.canry":    {{Patch: `{"rollout": {"canry": 1}}`}},
+		"instance_type":    {{Patch: `{"instance_type": "a\u0000"}`}},
+		"instance_types":   {{Patch: `{"instance_types": ["a\nb"]}`}, {Patch: `{"instance_types": "a"}`}},
+		"removed":          {{Patch: `{"removed": ["x"]}`}},
+		"deleted":          {{Patch: `{"deleted": true}`}},
+		"vars.a":           {{Patch: `{"vars": {"a": 1}}`}},
+		"args.a.b":         {{Patch: `{"args": {"a": {"b": 1, "b": 2}}}`}},
+		"args.a":           {{Patch: `{"args": {"a": 123456789012345678}}`}},
+		"drain_timeout":    {{Patch: `{"drain_timeout": 60}`}},
+		"schedules[0].crn": {{Patch: `{"schedules": [{"crn": "0 7 * * *"}]}`}},
 	} {
 		for i, req := range reqs {
 			if field != "group" {
 				req.Group = "g"
 			}
-			_, err := parseUpsert(req)
+			if req.GetPatch() == "" && field != "patch" {
+				req.Patch = `{"size": 1}`
+			}
+			_, err := parsePatch(req)
 			if status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), field+
 				": ") {
 				t.Errorf("%s %d: %v", field, i, err)
@@ -74,91 +56,32 @@ func TestParseUpsertRefuses(t *testing.T) {
 	}
 }
 
-func TestUpsertSetsOnlyWhatIsSet(t *testing.T) {
-	three, surge, drain := 3, 2, config.Duration(time.Minute)
-	full := config.GroupSpec{Template: "t", Size: &three, InstanceType: "i", InstanceTypes: []string{"j"},
-		SubnetPool: "p", Vars: map[string]string{"a": "b"},
-		Args: map[string]any{"x": 1.0}, LoadBalancers: []string{"l"}, DrainTimeout: &drain, MaxSurge: &surge,
-		MaxUnhealthy: "3"}
-	apply := func(req *nstancev1.UpsertGroupRequest, to config.GroupSpec) config.GroupSpec {
-		t.Helper()
-		req.Group = "g"
-		u, err := parseUpsert(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		u.apply(&to)
-		return to
-	}
-	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{}, full)); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff(full, apply(&nstancev1.UpsertGroupRequest{Template: "t", Size: proto.Uint32(3),
-		InstanceType: "i", InstanceTypes: []string{"j"},
-		SubnetPool: "p", SetVars: true, Vars: map[string]string{"a": "b"}, ArgsJson: ` {"x": 1} `,
-		LoadBalancers: []string{"l"},
-		DrainTimeout:  durationpb.New(time.Minute), MaxSurge: proto.Uint32(2), MaxUnhealthy: "3"},
-		config.GroupSpec{})); diff != "" {
-		t.Error(diff)
-	}
-	zero, none := 0, config.Duration(0)
-	empty := full
-	empty.Size, empty.Vars, empty.Args, empty.DrainTimeout = &zero, nil, nil, &none
-	if diff := cmp.Diff(empty, apply(&nstancev1.UpsertGroupRequest{Size: proto.Uint32(0), SetVars: true, ArgsJson: "{}",
-		DrainTimeout: durationpb.New(0)}, full)); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// FuzzUpsert checks that a request is either within the limits, or rejected with the name of a field. An accepted group
-// can be written and read again.
-func FuzzUpsert(f *testing.F) {
-	for _, req := range []*nstancev1.UpsertGroupRequest{
-		{Group: "g", Size: proto.Uint32(3), Template: "t", ArgsJson: `{"a": [1, {"b": null}]}`},
-		{Group: "g", SetVars: true, Vars: map[string]string{"a": "b"}, DrainTimeout: durationpb.New(time.Hour),
-			ArgsJson: `{"a": 1e400}`},
-		{Group: "g", ArgsJson: `{}}}, "x": {`, InstanceTypes: []string{"a"}, MaxUnhealthy: "40%",
-			MaxSurge: proto.Uint32(1)},
-		{Group: "g", ArgsJson: `{"a": 123456789012345678}`, ExpectedEtag: "e", MustExist: true},
-	} {
-		text, err := proto.Marshal(req)
-		if err != nil {
-			f.Fatal(err)
-		}
+// FuzzPatch checks that a request is either accepted, or rejected in few words. An accepted group can be written and
+// read again.
+func FuzzPatch(f *testing.F) {
+	for _, text := range []string{`{"size": 3, "template": "t", "args": {"a": [1, {"b": null}]}}`,
+		`{"vars": {"a": "b", "c": null}, "drain_timeout": "1h", "args": {"a": 1e400}}`,
+		`{"schedules": [{"cron": "0 7 * * *", "size": 1}], "rollout": {"canary": null}}`, `{"size": 3, // a comment
+		}`} {
 		f.Add(text)
 	}
-	f.Fuzz(func(t *testing.T, text []byte) {
-		req := new(nstancev1.UpsertGroupRequest)
-		if proto.Unmarshal(text, req) != nil {
-			return
-		}
-		u, err := parseUpsert(req)
+	f.Fuzz(func(t *testing.T, text string) {
+		patch, err := parsePatch(&nstancev1.UpsertGroupRequest{Group: "g", Patch: text})
 		if err != nil {
 			if message := status.Convert(err).Message(); status.Code(err) != codes.InvalidArgument ||
-				!strings.Contains(message, ": ") || len(message) > 2000 || !utf8.ValidString(message) {
+				!strings.Contains(message, ": ") || !utf8.ValidString(message) {
 				t.Fatalf("%q", err)
 			}
 			return
 		}
-		var spec config.GroupSpec
-		u.apply(&spec)
-		if spec.Size != nil && (*spec.Size < 0 || *spec.Size > maxSize) || spec.MaxSurge != nil && *spec.MaxSurge < 0 ||
-			spec.DrainTimeout.D() < 0 {
-			t.Fatalf("%+v", spec)
+		spec, err := patch.Apply(config.GroupSpec{})
+		if err != nil {
+			return // null in a list, for example
 		}
-		u.restricted()
-		groups := config.Groups{Term: 1, Revision: 1, Tenants: map[string]map[string]config.GroupSpec{
-			"prod": {req.GetGroup(): spec}}}
+		patch.Restricted()
+		groups := config.Groups{Term: 1, Revision: 1,
+			Tenants: map[string]map[string]config.GroupSpec{"prod": {"g": spec}}}
 		read, problems := config.ParseGroups("", config.EncodeGroups(groups))
-		for _, p := range problems.Errors() {
-			// ParseGroups does not know the shard's configuration. Without the configuration, it cannot check the
-			// values of these fields.
-			if !strings.Contains(p.Path, "max_unhealthy") && !strings.Contains(p.Path, "max_surge") &&
-				!strings.Contains(p.Path, "instance_types") &&
-				!strings.Contains(p.Path, "load_balancers") && !strings.Contains(p.Path, "vars") {
-				t.Fatalf("%v", problems)
-			}
-		}
 		if len(problems.Errors()) == 0 {
 			if diff := cmp.Diff(config.EncodeGroups(groups), config.EncodeGroups(read)); diff != "" {
 				t.Fatal(diff)

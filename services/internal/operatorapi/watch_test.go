@@ -45,8 +45,7 @@ func TestWatchGroups(t *testing.T) {
 	if err != nil || refreshed.GetResult() != nstancev1.RefreshResult_REFRESH_RESULT_UPDATED {
 		t.Fatal(refreshed, err)
 	}
-	if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true,
-		Vars: map[string]string{"a": "b"}}); err != nil {
+	if _, err := w.UpsertGroup(t.Context(), upsertOf("static", `{"vars": {"a": "b"}}`)); err != nil {
 		t.Fatal(err)
 	}
 	// Unchanged groups were not sent again.
@@ -65,8 +64,8 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 	})
 	const last = 500
 	for i := range last {
-		if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static", SetVars: true,
-			Vars: map[string]string{"n": fmt.Sprint(i + 1)}}); err != nil {
+		if _, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "static",
+			Patch: fmt.Sprintf(`{"vars": {"n": "%d"}}`, i+1)}); err != nil {
 			t.Fatal(err)
 		}
 	}

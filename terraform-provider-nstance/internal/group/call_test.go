@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
-	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -26,35 +25,43 @@ func full() config.GroupSpec {
 	}
 }
 
-// TestRequestHasEveryField checks that request can set and clear every field of a group, under the field's own name. It
-// fails if request does not handle a new field.
+// TestRequestHasEveryField checks that request can set and remove every field of a group. It fails if a new field is
+// not handled.
 func TestRequestHasEveryField(t *testing.T) {
-	whole := request("fleet", full(), config.GroupSpec{})
-	if len(whole.GetClearFields()) > 0 || whole.GetGroup() != "fleet" {
-		t.Errorf("%v", whole)
+	mustRequest := func(want, have config.GroupSpec) *nstancev1.UpsertGroupRequest {
+		t.Helper()
+		req, err := request("fleet", want, have)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return req
 	}
+	whole := mustRequest(full(), config.GroupSpec{})
 	typ := reflect.TypeFor[config.GroupSpec]()
 	for i := range typ.NumField() {
 		name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
-		if slices.Contains([]string{"template", "deleted", "removed", "protected"}, name) {
-			continue // template is required, and only the server sets the others
+		if slices.Contains([]string{"deleted", "removed", "protected"}, name) {
+			continue // only the server sets these
 		}
 		want := full()
 		if reflect.ValueOf(want).Field(i).IsZero() {
 			t.Fatalf("full() has no %s", name)
 		}
 		reflect.ValueOf(&want).Elem().Field(i).SetZero()
-		without := request("fleet", want, full())
-		if slices.Contains([]string{"args", "rollout", "disruption", "purchase", "schedules"}, name) {
-			name += "_json"
+		if got := mustRequest(want, full()).GetPatch(); got != `{"`+name+`":null}` {
+			t.Errorf("without %s, the patch is %s", name, got)
 		}
-		if !slices.Equal(without.GetClearFields(), []string{name}) {
-			t.Errorf("without %s, %v is cleared", name, without.GetClearFields())
-		}
-		without.ClearFields = nil
-		if proto.Equal(without, whole) {
+		if mustRequest(want, config.GroupSpec{}).GetPatch() == whole.GetPatch() {
 			t.Errorf("%s is not asked for", name)
 		}
+	}
+	small := config.GroupSpec{Template: "worker"}
+	if got := mustRequest(small, small).GetPatch(); got != "{}" {
+		t.Errorf("without a change, the patch is %s", got)
+	}
+	small.Args = map[string]any{"a": map[string]any{"b": nil}}
+	if _, err := request("fleet", small, config.GroupSpec{}); err == nil || !strings.Contains(err.Error(), "args.a.b") {
+		t.Errorf("an argument that is null: %v", err)
 	}
 }
 
@@ -124,19 +131,6 @@ func TestComplete(t *testing.T) {
 		if got := test.fleet.complete(); got != test.want {
 			t.Errorf("%s: %v, %s", name, got, test.fleet)
 		}
-	}
-}
-
-// TestRequestClearsOnlyWhatWasSet checks that a request for a group without optional fields clears the fields that the
-// group has, and no others.
-func TestRequestClearsOnlyWhatWasSet(t *testing.T) {
-	small := config.GroupSpec{Template: "worker"}
-	if req := request("fleet", small, small); len(req.GetClearFields()) > 0 || req.GetArgsJson() != "" ||
-		req.GetSetVars() {
-		t.Errorf("%v", req)
-	}
-	if req := request("fleet", small, full()); len(req.GetClearFields()) != 14 {
-		t.Errorf("%d fields are cleared: %v", len(req.GetClearFields()), req.GetClearFields())
 	}
 }
 

@@ -2,11 +2,8 @@ package group_test
 
 import (
 	"context"
-	"encoding/json"
 	"testing"
 	"time"
-
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -36,26 +33,7 @@ func (w testShard) call(t *testing.T, change func(*config.GroupSpec)) error {
 			}
 			var spec config.GroupSpec
 			change(&spec)
-			req := &nstancev1.UpsertGroupRequest{Group: "fleet", Template: spec.Template, SetVars: spec.Vars != nil,
-				Vars: spec.Vars, InstanceType: spec.InstanceType}
-			if spec.Size != nil {
-				n := uint32(*spec.Size)
-				req.Size = &n
-			}
-			if spec.MaxSurge != nil {
-				n := uint32(*spec.MaxSurge)
-				req.MaxSurge = &n
-			}
-			if spec.Args != nil {
-				text, err := json.Marshal(spec.Args)
-				if err != nil {
-					return err
-				}
-				req.ArgsJson = string(text)
-			}
-			if spec.DrainTimeout != nil {
-				req.DrainTimeout = durationpb.New(spec.DrainTimeout.D())
-			}
+			req := &nstancev1.UpsertGroupRequest{Group: "fleet", Patch: config.PatchOf(spec).JSON()}
 			_, err := c.UpsertGroup(ctx, req)
 			return err
 		})

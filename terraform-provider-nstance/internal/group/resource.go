@@ -118,9 +118,12 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(diagnose)
 		return
 	}
-	upsert := request(k.name, want.Spec, config.GroupSpec{})
-	upsert.MustCreate = true
-	group, err := r.upsert(ctx, k, upsert)
+	upsert, err := request(k.name, want.Spec, config.GroupSpec{})
+	var group *nstancev1.GroupStatus
+	if err == nil {
+		upsert.MustCreate = true
+		group, err = r.upsert(ctx, k, upsert)
+	}
 	if status.Code(err) == codes.AlreadyExists {
 		resp.Diagnostics.Append(r.exists(ctx, k, err))
 		return
@@ -185,9 +188,11 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			strings.Join(names, ", "))
 	}
 	if err == nil && !same(now, to) {
-		upsert := request(k.name, to, now)
-		upsert.MustExist, upsert.ExpectedEtag = true, group.GetEtag()
-		group, err = r.upsert(ctx, k, upsert)
+		var upsert *nstancev1.UpsertGroupRequest
+		if upsert, err = request(k.name, to, now); err == nil {
+			upsert.MustExist, upsert.ExpectedEtag = true, group.GetEtag()
+			group, err = r.upsert(ctx, k, upsert)
+		}
 	}
 	switch {
 	case status.Code(err) == codes.Aborted:

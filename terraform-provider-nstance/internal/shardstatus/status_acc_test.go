@@ -2,6 +2,7 @@ package shardstatus_test
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"testing"
 	"time"
@@ -43,8 +44,8 @@ func TestAccShardStatus(t *testing.T) {
 	upsert := func(name string, size uint32) {
 		err := server.Client(t, "default").Call(context.Background(), acctest.Shard,
 			func(ctx context.Context, c servers.Client) error {
-				_, err := c.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name, Template: "worker",
-					Size: &size})
+				_, err := c.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: name,
+					Patch: fmt.Sprintf(`{"template": "worker", "size": %d}`, size)})
 				return err
 			})
 		if err != nil {

@@ -1511,40 +1511,18 @@ func (x *GroupStatus) GetBlockedUntil() *timestamppb.Timestamp {
 }
 
 type UpsertGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Group         string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	Size          *uint32                `protobuf:"varint,2,opt,name=size,proto3,oneof" json:"size,omitempty"`
-	Template      string                 `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
-	InstanceType  string                 `protobuf:"bytes,4,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
-	InstanceTypes []string               `protobuf:"bytes,5,rep,name=instance_types,json=instanceTypes,proto3" json:"instance_types,omitempty"`
-	SubnetPool    string                 `protobuf:"bytes,6,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
-	// Variables that replace all of the group's own variables if set_vars is true, also if vars is empty.
-	Vars    map[string]string `protobuf:"bytes,7,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	SetVars bool              `protobuf:"varint,8,opt,name=set_vars,json=setVars,proto3" json:"set_vars,omitempty"`
-	// Arguments that override the template's, a JSON object. Empty: no change.
-	ArgsJson      string               `protobuf:"bytes,9,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
-	LoadBalancers []string             `protobuf:"bytes,10,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
-	DrainTimeout  *durationpb.Duration `protobuf:"bytes,11,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	MaxSurge      *uint32              `protobuf:"varint,12,opt,name=max_surge,json=maxSurge,proto3,oneof" json:"max_surge,omitempty"`
-	MaxUnhealthy  string               `protobuf:"bytes,13,opt,name=max_unhealthy,json=maxUnhealthy,proto3" json:"max_unhealthy,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// If the group has another etag, the call fails with ABORTED. Empty: no check.
 	ExpectedEtag string `protobuf:"bytes,14,opt,name=expected_etag,json=expectedEtag,proto3" json:"expected_etag,omitempty"`
 	// Change an existing group only. If there is none, the call fails.
 	MustExist bool `protobuf:"varint,15,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
 	// Create a new group only. If the group exists, the call fails with ALREADY_EXISTS.
 	MustCreate bool `protobuf:"varint,16,opt,name=must_create,json=mustCreate,proto3" json:"must_create,omitempty"`
-	// Names of fields to reset to the values of the template or the shard: size, instance_type, instance_types,
-	// subnet_pool, vars, args_json, load_balancers, drain_timeout, max_surge, max_unhealthy, rollout_json,
-	// disruption_json, schedules_json, purchase_json. A request cannot both clear and set a field.
-	ClearFields []string `protobuf:"bytes,17,rep,name=clear_fields,json=clearFields,proto3" json:"clear_fields,omitempty"`
-	// The group's rollout as in the shard's configuration, a JSON object. Empty: no change.
-	RolloutJson string `protobuf:"bytes,18,opt,name=rollout_json,json=rolloutJson,proto3" json:"rollout_json,omitempty"`
-	// The group's disruption as in the shard's configuration, a JSON object. Empty: no change.
-	DisruptionJson string `protobuf:"bytes,19,opt,name=disruption_json,json=disruptionJson,proto3" json:"disruption_json,omitempty"`
-	// The group's schedules as in the shard's configuration, a JSON array. Empty: no change.
-	SchedulesJson string `protobuf:"bytes,20,opt,name=schedules_json,json=schedulesJson,proto3" json:"schedules_json,omitempty"`
-	// The group's purchase as in the shard's configuration, a JSON object. Empty: no change.
-	PurchaseJson  string `protobuf:"bytes,21,opt,name=purchase_json,json=purchaseJson,proto3" json:"purchase_json,omitempty"`
+	// A JSON merge patch (RFC 7396) of the group, which has the form of a group in the shard's configuration: members
+	// with values set fields, members with null remove the group's own values, and other fields stay. A new group is
+	// made from an empty one. Required.
+	Patch         string `protobuf:"bytes,22,opt,name=patch,proto3" json:"patch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1586,90 +1564,6 @@ func (x *UpsertGroupRequest) GetGroup() string {
 	return ""
 }
 
-func (x *UpsertGroupRequest) GetSize() uint32 {
-	if x != nil && x.Size != nil {
-		return *x.Size
-	}
-	return 0
-}
-
-func (x *UpsertGroupRequest) GetTemplate() string {
-	if x != nil {
-		return x.Template
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetInstanceType() string {
-	if x != nil {
-		return x.InstanceType
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetInstanceTypes() []string {
-	if x != nil {
-		return x.InstanceTypes
-	}
-	return nil
-}
-
-func (x *UpsertGroupRequest) GetSubnetPool() string {
-	if x != nil {
-		return x.SubnetPool
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetVars() map[string]string {
-	if x != nil {
-		return x.Vars
-	}
-	return nil
-}
-
-func (x *UpsertGroupRequest) GetSetVars() bool {
-	if x != nil {
-		return x.SetVars
-	}
-	return false
-}
-
-func (x *UpsertGroupRequest) GetArgsJson() string {
-	if x != nil {
-		return x.ArgsJson
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetLoadBalancers() []string {
-	if x != nil {
-		return x.LoadBalancers
-	}
-	return nil
-}
-
-func (x *UpsertGroupRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *UpsertGroupRequest) GetMaxSurge() uint32 {
-	if x != nil && x.MaxSurge != nil {
-		return *x.MaxSurge
-	}
-	return 0
-}
-
-func (x *UpsertGroupRequest) GetMaxUnhealthy() string {
-	if x != nil {
-		return x.MaxUnhealthy
-	}
-	return ""
-}
-
 func (x *UpsertGroupRequest) GetExpectedEtag() string {
 	if x != nil {
 		return x.ExpectedEtag
@@ -1691,37 +1585,9 @@ func (x *UpsertGroupRequest) GetMustCreate() bool {
 	return false
 }
 
-func (x *UpsertGroupRequest) GetClearFields() []string {
+func (x *UpsertGroupRequest) GetPatch() string {
 	if x != nil {
-		return x.ClearFields
-	}
-	return nil
-}
-
-func (x *UpsertGroupRequest) GetRolloutJson() string {
-	if x != nil {
-		return x.RolloutJson
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetDisruptionJson() string {
-	if x != nil {
-		return x.DisruptionJson
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetSchedulesJson() string {
-	if x != nil {
-		return x.SchedulesJson
-	}
-	return ""
-}
-
-func (x *UpsertGroupRequest) GetPurchaseJson() string {
-	if x != nil {
-		return x.PurchaseJson
+		return x.Patch
 	}
 	return ""
 }
@@ -4700,39 +4566,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x01\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
-	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1a\n" +
-	"\btemplate\x18\x03 \x01(\tR\btemplate\x12#\n" +
-	"\rinstance_type\x18\x04 \x01(\tR\finstanceType\x12%\n" +
-	"\x0einstance_types\x18\x05 \x03(\tR\rinstanceTypes\x12\x1f\n" +
-	"\vsubnet_pool\x18\x06 \x01(\tR\n" +
-	"subnetPool\x12<\n" +
-	"\x04vars\x18\a \x03(\v2(.nstance.v1.UpsertGroupRequest.VarsEntryR\x04vars\x12\x19\n" +
-	"\bset_vars\x18\b \x01(\bR\asetVars\x12\x1b\n" +
-	"\targs_json\x18\t \x01(\tR\bargsJson\x12%\n" +
-	"\x0eload_balancers\x18\n" +
-	" \x03(\tR\rloadBalancers\x12>\n" +
-	"\rdrain_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12 \n" +
-	"\tmax_surge\x18\f \x01(\rH\x01R\bmaxSurge\x88\x01\x01\x12#\n" +
-	"\rmax_unhealthy\x18\r \x01(\tR\fmaxUnhealthy\x12#\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x0e \x01(\tR\fexpectedEtag\x12\x1d\n" +
 	"\n" +
 	"must_exist\x18\x0f \x01(\bR\tmustExist\x12\x1f\n" +
 	"\vmust_create\x18\x10 \x01(\bR\n" +
-	"mustCreate\x12!\n" +
-	"\fclear_fields\x18\x11 \x03(\tR\vclearFields\x12!\n" +
-	"\frollout_json\x18\x12 \x01(\tR\vrolloutJson\x12'\n" +
-	"\x0fdisruption_json\x18\x13 \x01(\tR\x0edisruptionJson\x12%\n" +
-	"\x0eschedules_json\x18\x14 \x01(\tR\rschedulesJson\x12#\n" +
-	"\rpurchase_json\x18\x15 \x01(\tR\fpurchaseJson\x1a7\n" +
-	"\tVarsEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
-	"\x05_sizeB\f\n" +
-	"\n" +
-	"_max_surge\"D\n" +
+	"mustCreate\x12\x14\n" +
+	"\x05patch\x18\x16 \x01(\tR\x05patchJ\x04\b\x02\x10\x0eJ\x04\b\x11\x10\x16\"D\n" +
 	"\x13UpsertGroupResponse\x12-\n" +
 	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"O\n" +
 	"\x12DeleteGroupRequest\x12\x14\n" +
@@ -5024,7 +4866,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(RefreshResult)(0),                              // 0: nstance.v1.RefreshResult
 	(GroupEvent_Type)(0),                            // 1: nstance.v1.GroupEvent.Type
@@ -5093,137 +4935,134 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*OperatorServiceRenewCertificateRequest)(nil),  // 64: nstance.v1.OperatorServiceRenewCertificateRequest
 	(*OperatorServiceRenewCertificateResponse)(nil), // 65: nstance.v1.OperatorServiceRenewCertificateResponse
 	nil,                           // 66: nstance.v1.GroupStatus.VarsEntry
-	nil,                           // 67: nstance.v1.UpsertGroupRequest.VarsEntry
-	nil,                           // 68: nstance.v1.CreateInstanceRequest.VarsEntry
-	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(*Metrics)(nil),               // 71: nstance.v1.Metrics
-	(*HealthCheckState)(nil),      // 72: nstance.v1.HealthCheckState
+	nil,                           // 67: nstance.v1.CreateInstanceRequest.VarsEntry
+	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
+	(*Metrics)(nil),               // 70: nstance.v1.Metrics
+	(*HealthCheckState)(nil),      // 71: nstance.v1.HealthCheckState
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	69, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	68, // 0: nstance.v1.GetConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	14, // 1: nstance.v1.GetConfigStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
-	69, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
-	70, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
+	68, // 2: nstance.v1.GetShardStatusResponse.leader_since:type_name -> google.protobuf.Timestamp
+	69, // 3: nstance.v1.GetShardStatusResponse.lease_left:type_name -> google.protobuf.Duration
 	14, // 4: nstance.v1.GetShardStatusResponse.problems:type_name -> nstance.v1.ConfigProblem
 	57, // 5: nstance.v1.GetShardStatusResponse.errors:type_name -> nstance.v1.ErrorEvent
 	11, // 6: nstance.v1.ListOrphansResponse.orphans:type_name -> nstance.v1.Orphan
-	69, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
+	68, // 7: nstance.v1.Orphan.launched_at:type_name -> google.protobuf.Timestamp
 	0,  // 8: nstance.v1.RefreshConfigResponse.result:type_name -> nstance.v1.RefreshResult
 	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
 	66, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	70, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	69, // 13: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	69, // 14: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	67, // 15: nstance.v1.UpsertGroupRequest.vars:type_name -> nstance.v1.UpsertGroupRequest.VarsEntry
-	70, // 16: nstance.v1.UpsertGroupRequest.drain_timeout:type_name -> google.protobuf.Duration
-	19, // 17: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 18: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 19: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 20: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	69, // 21: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	32, // 22: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	69, // 23: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	33, // 24: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	57, // 25: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	69, // 26: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	69, // 27: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	69, // 28: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	69, // 29: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	69, // 30: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	68, // 31: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	46, // 32: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 33: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19, // 34: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	46, // 35: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 36: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 37: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	69, // 38: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	69, // 39: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	69, // 40: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	69, // 41: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	69, // 42: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	69, // 43: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	71, // 44: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	69, // 45: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	72, // 46: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	51, // 47: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 48: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 49: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	54, // 50: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 51: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	46, // 52: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	69, // 53: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	69, // 54: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	70, // 55: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	57, // 56: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	69, // 57: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 58: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	58, // 59: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	69, // 60: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	63, // 61: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	58, // 62: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	63, // 63: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	69, // 64: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 65: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 66: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 67: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 68: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 69: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 70: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 71: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 72: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 73: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 74: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 75: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 76: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 77: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 78: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 79: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 80: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 81: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	40, // 82: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	42, // 83: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	44, // 84: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	47, // 85: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	49, // 86: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	52, // 87: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	55, // 88: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	59, // 89: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	61, // 90: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	64, // 91: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 92: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 93: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 94: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 95: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 96: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 97: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 98: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 99: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 100: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 101: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 102: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 103: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 104: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 105: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 106: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 107: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	41, // 108: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	43, // 109: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	45, // 110: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	48, // 111: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	50, // 112: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	53, // 113: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	56, // 114: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	60, // 115: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	62, // 116: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	65, // 117: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	92, // [92:118] is the sub-list for method output_type
-	66, // [66:92] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	69, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
+	68, // 13: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	68, // 14: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	19, // 15: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 16: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 17: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 18: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	68, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	32, // 20: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	68, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	33, // 22: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	57, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	68, // 24: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	68, // 25: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	68, // 26: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	68, // 27: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	68, // 28: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	67, // 29: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	46, // 30: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 31: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19, // 32: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	46, // 33: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 34: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 35: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	68, // 36: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	68, // 37: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	68, // 38: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	68, // 39: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	68, // 40: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	68, // 41: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	70, // 42: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	68, // 43: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	71, // 44: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	51, // 45: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 46: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 47: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	54, // 48: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 49: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	46, // 50: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	68, // 51: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	68, // 52: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 53: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	57, // 54: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	68, // 55: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	68, // 56: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	58, // 57: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	68, // 58: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	63, // 59: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	58, // 60: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	63, // 61: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	68, // 62: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	68, // 63: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 64: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 65: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 66: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 67: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 68: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 69: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 70: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 71: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 72: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 73: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 74: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 75: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 76: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 77: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 78: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 79: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 80: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 81: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 82: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 83: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 84: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 85: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 86: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 87: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 88: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	64, // 89: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 90: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 91: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 92: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 93: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 94: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 95: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 96: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 97: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 98: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 99: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 100: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 101: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 102: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 103: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 104: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 105: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 106: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 107: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 108: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 109: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 110: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 111: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 112: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 113: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 114: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	65, // 115: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	90, // [90:116] is the sub-list for method output_type
+	64, // [64:90] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -5232,7 +5071,6 @@ func file_nstance_v1_operator_proto_init() {
 		return
 	}
 	file_nstance_v1_agent_proto_init()
-	file_nstance_v1_operator_proto_msgTypes[17].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5240,7 +5078,7 @@ func file_nstance_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   66,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

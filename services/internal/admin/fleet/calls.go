@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // Outcome is the common part of every shard's answer: the name of the shard, and the error if the call failed.
@@ -215,8 +216,8 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes m
 				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
 					"group %q is being deleted", name)
 			}
-			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Size: &size,
-				ExpectedEtag: before.ETag, MustExist: true})
+			into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name,
+				Patch: sizePatch(size), ExpectedEtag: before.ETag, MustExist: true})
 			if err == nil {
 				into.PreviousSize = &before.Size
 				return nil
@@ -308,18 +309,29 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 	})
 }
 
-// CreateGroup creates the group that the request describes. It fails if the group already exists.
-func (f *Fleet) CreateGroup(ctx context.Context, shards []string, r *nstancev1.UpsertGroupRequest) []GroupAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
-		have, err := f.groups(ctx, shard)
-		if err != nil {
-			return err
+// sizePatch is the patch that changes only the size of a group.
+func sizePatch(size uint32) string {
+	n := int(size)
+	return config.PatchOf(config.GroupSpec{Size: &n}).JSON()
+}
+
+// CreateGroup creates a group with the settings in the patch. It fails if the group already exists.
+func (f *Fleet) CreateGroup(ctx context.Context, shards []string, name string, patch config.Patch) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) (err error) {
+		into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(),
+			MustCreate: true})
+		if err != nil && asError(shard, err).Code == codes.AlreadyExists {
+			return refuse(shard, codes.AlreadyExists, "nstance-admin group set changes it", "group %q exists", name)
 		}
-		if slices.ContainsFunc(have, func(g Group) bool { return g.Name == r.GetGroup() && !g.Deleting }) {
-			return refuse(shard, codes.AlreadyExists, "nstance-admin group scale changes its size", "group %q exists",
-				r.GetGroup())
-		}
-		into.Group, err = f.upsert(ctx, shard, r)
+		return err
+	})
+}
+
+// SetGroup changes the settings in the patch. The group must exist.
+func (f *Fleet) SetGroup(ctx context.Context, shards []string, name string, patch config.Patch) []GroupAnswer {
+	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) (err error) {
+		into.Group, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(),
+			MustExist: true})
 		return err
 	})
 }

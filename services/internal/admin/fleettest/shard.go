@@ -2,6 +2,7 @@ package fleettest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/transport"
 )
@@ -199,16 +201,19 @@ func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) 
 		return nil, status.Errorf(codes.NotFound, "group: there is no %q", r.GetGroup())
 	case r.GetExpectedEtag() != "" && (g == nil || g.GetEtag() != r.GetExpectedEtag()):
 		return nil, status.Error(codes.Aborted, "expected_etag: the group has changed")
+	case g != nil && r.GetMustCreate():
+		return nil, status.Errorf(codes.AlreadyExists, "group: group %s exists already", r.GetGroup())
 	case g == nil:
-		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Template: r.GetTemplate(), Kind: "wrk"}
+		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: "wrk"}
 		s.Groups = append(s.Groups, g)
 	}
-	if r.Size != nil {
-		g.Size = r.GetSize()
+	size := int(g.GetSize())
+	patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
+	spec, err := patch.Apply(config.GroupSpec{Size: &size, Template: g.GetTemplate(), Vars: g.GetVars()})
+	if err := errors.Join(problems.Err(), err); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if r.GetSetVars() {
-		g.Vars = r.GetVars()
-	}
+	g.Size, g.Template, g.Vars = uint32(*spec.Size), spec.Template, spec.Vars
 	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)
 	return &nstancev1.UpsertGroupResponse{Group: g}, nil
 }

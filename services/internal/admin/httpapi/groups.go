@@ -1,14 +1,13 @@
 package httpapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
+	"strings"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -26,21 +25,9 @@ type RolloutRequest struct {
 	Action fleet.RolloutAction `json:"action" jsonschema:"enum=pause,enum=resume,enum=roll"`
 }
 
-// CreateGroupRequest is the body of POST /group/create. If the request leaves out a field, the group gets the
-// template's value for it. Size is an exception.
-type CreateGroupRequest struct {
-	Group         string            `json:"group"`
-	Template      string            `json:"template"`
-	Size          *uint32           `json:"size,omitempty" jsonschema:"maximum=2147483647,description=1 if not given"`
-	InstanceType  string            `json:"instance_type,omitempty"`
-	InstanceTypes []string          `json:"instance_types,omitempty"`
-	SubnetPool    string            `json:"subnet_pool,omitempty"`
-	Vars          map[string]string `json:"vars,omitempty"`
-	LoadBalancers []string          `json:"load_balancers,omitempty"`
-	DrainTimeout  string            `json:"drain_timeout,omitempty" jsonschema:"description=Go duration"`
-	MaxSurge      *uint32           `json:"max_surge,omitempty"`
-	MaxUnhealthy  string            `json:"max_unhealthy,omitempty"`
-}
+// GroupPatch is the body of POST /group/create and POST /group/set: a JSON merge patch (RFC 7396) of a group in the
+// shard's configuration.
+type GroupPatch struct{}
 
 // GroupRequest is the body of requests that need only the name of a group.
 type GroupRequest struct {
@@ -97,9 +84,14 @@ func (a *api) groupRoutes() []route {
 			do: a.rollout,
 		}, {
 			method: http.MethodPost, path: "/group/create", name: "groupCreate",
-			summary: "Create a dynamic group from a template.", shards: true, body: CreateGroupRequest{},
-			answer: fleet.Answers[fleet.GroupAnswer]{},
-			do:     a.createGroup,
+			summary: "Create a dynamic group. The body has the form of a group in the shard's configuration.",
+			shards:  true, query: groupParameter, body: GroupPatch{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			do: func(c *call) (int, any, error) { return a.changeGroup(c, "create", a.Fleet.CreateGroup) },
+		}, {
+			method: http.MethodPost, path: "/group/set", name: "groupSet",
+			summary: "Change settings of a group. The body is a JSON merge patch: null removes the group's own value.",
+			shards:  true, query: groupParameter, body: GroupPatch{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			do: func(c *call) (int, any, error) { return a.changeGroup(c, "change", a.Fleet.SetGroup) },
 		}, {
 			method: http.MethodPost, path: "/group/delete", name: "groupDelete",
 			summary: "Delete a dynamic group, or the changes of operators to a static one.", shards: true,
@@ -169,38 +161,23 @@ func (a *api) rollout(c *call) (int, any, error) {
 	return answer(a.Fleet.Rollout(c.Context(), c.shards, group, body.Action))
 }
 
-func (a *api) createGroup(c *call) (int, any, error) {
-	var body CreateGroupRequest
-	if err := c.read(&body); err != nil {
-		return 0, nil, err
-	}
-	group, err := c.group(body.Group, "body")
+// changeGroup creates or changes a group with the patch in the body.
+func (a *api) changeGroup(c *call, verb string, do func(ctx context.Context, shards []string, name string,
+	patch config.Patch) []fleet.GroupAnswer) (int, any, error) {
+	group, err := c.group(c.URL.Query().Get("group"), "query")
 	if err != nil {
 		return 0, nil, err
 	}
-	if body.Template == "" {
-		return 0, nil, badRequest("body: template: is missing")
+	body, err := c.readBody()
+	if err != nil {
+		return 0, nil, err
 	}
-	size := uint32(1)
-	if body.Size != nil {
-		size = *body.Size
+	patch, problems := config.ParsePatch("", body)
+	if errs := problems.Errors(); len(errs) > 0 {
+		return 0, nil, badRequest("body: %s", errs.Brief())
 	}
-	if size > 1<<31-1 {
-		return 0, nil, badRequest("body: size: want a number of instances, from 0 to 2147483647")
-	}
-	spec := &nstancev1.UpsertGroupRequest{Group: group, Template: body.Template, Size: &size,
-		InstanceType: body.InstanceType, InstanceTypes: body.InstanceTypes, SubnetPool: body.SubnetPool,
-		Vars: body.Vars, SetVars: len(body.Vars) > 0, LoadBalancers: body.LoadBalancers, MaxSurge: body.MaxSurge,
-		MaxUnhealthy: body.MaxUnhealthy}
-	if body.DrainTimeout != "" {
-		drain, err := time.ParseDuration(body.DrainTimeout)
-		if err != nil {
-			return 0, nil, badRequest("body: drain_timeout: want a duration such as 5m")
-		}
-		spec.DrainTimeout = durationpb.New(drain)
-	}
-	c.detail = fmt.Sprintf("create group %s of template %s with size %d", group, body.Template, size)
-	return answer(a.Fleet.CreateGroup(c.Context(), c.shards, spec))
+	c.detail = verb + " group " + group + ": " + strings.Join(patch.Fields(), ", ") // values may be secret
+	return answer(do(c.Context(), c.shards, group, patch))
 }
 
 func (a *api) deleteGroup(c *call) (int, any, error) {

@@ -5,6 +5,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -325,23 +326,36 @@ func (a *api) scope(r route, c *call) error {
 
 // read decodes a JSON body and rejects unknown fields.
 func (c *call) read(into any) error {
-	if kind, _, err := mime.ParseMediaType(c.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return &refused{http.StatusUnsupportedMediaType, "the body must be JSON: Content-Type: application/json"}
+	body, err := c.readBody()
+	if err != nil {
+		return err
 	}
-	dec := json.NewDecoder(c.Body)
+	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
-		var tooLong *http.MaxBytesError
-		if errors.As(err, &tooLong) {
-			return &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes",
-				tooLong.Limit)}
-		}
 		return badRequest("body: %v", err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return badRequest("body: there is something after the JSON object")
 	}
 	return bounded(reflect.ValueOf(into).Elem())
+}
+
+// readBody reads the body of a request, which must be JSON of at most maxBody bytes.
+func (c *call) readBody() ([]byte, error) {
+	if kind, _, err := mime.ParseMediaType(c.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return nil, &refused{http.StatusUnsupportedMediaType, "the body must be JSON: Content-Type: application/json"}
+	}
+	body, err := io.ReadAll(c.Body)
+	var tooLong *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLong):
+		return nil, &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes",
+			tooLong.Limit)}
+	case err != nil:
+		return nil, badRequest("body: %v", err)
+	}
+	return body, nil
 }
 
 // bounded checks the sizes of the fields of a body.

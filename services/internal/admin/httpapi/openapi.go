@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/invopop/jsonschema"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // document describes the routes in OpenAPI 3.1. Its schemas are JSON Schema 2020-12.
@@ -85,6 +87,9 @@ func (a *api) operation(r route) map[string]any {
 func schema(value any) any {
 	if value == nil {
 		return map[string]any{}
+	}
+	if _, ok := value.(GroupPatch); ok {
+		return config.PatchSchema()
 	}
 	if reflect.TypeOf(value).Kind() == reflect.Map {
 		return map[string]any{"type": "object"}

@@ -46,7 +46,8 @@ func TestOpenAPI(t *testing.T) {
 	bodies := map[string]string{
 		"/group/scale":      `{"group": "workers", "size": 3}`,
 		"/group/rollout":    `{"group": "workers", "action": "roll"}`,
-		"/group/create":     `{"group": "web", "template": "worker", "vars": {"a": "b"}, "drain_timeout": "5m"}`,
+		"/group/create":     `{"template": "worker", "vars": {"a": "b"}, "drain_timeout": "5m"}`,
+		"/group/set":        `{"rollout": {"canary": 1}, "vars": {"a": null}, "purchase": null, "args": {"x": null}}`,
 		"/group/delete":     `{"group": "workers"}`,
 		"/orphans/confirm":  `{"provider_ids": ["vm-1"]}`,
 		"/instance/create":  `{"group": "workers", "instance_type": "big"}`,
@@ -63,7 +64,8 @@ func TestOpenAPI(t *testing.T) {
 			}
 			query, required, requests := "?", "", []request{}
 			for _, p := range operation.Parameters {
-				if strings.HasSuffix(path, "stance") || strings.HasSuffix(path, "/explain") || path == "/group" {
+				if strings.HasSuffix(path, "stance") || strings.HasSuffix(path, "/explain") || path == "/group" ||
+					path == "/group/create" || path == "/group/set" {
 					required += map[string]string{"group": "&group=workers",
 						"instance_id": "&instance_id=" + first}[p.Name]
 				}
@@ -110,7 +112,7 @@ func TestOpenAPI(t *testing.T) {
 	want := []string{"GET /config/status", "GET /events", "GET /events/follow", "GET /group", "GET /group/explain",
 		"GET /groups", "GET /health", "GET /instance", "GET /instance/explain", "GET /instances", "GET /openapi.json",
 		"GET /orphans", "GET /status", "POST /config/refresh", "POST /group/create", "POST /group/delete",
-		"POST /group/rollout", "POST /group/scale", "POST /instance/create", "POST /instance/delete",
+		"POST /group/rollout", "POST /group/scale", "POST /group/set", "POST /instance/create", "POST /instance/delete",
 		"POST /instance/protect",
 		"POST /orphans/confirm", "POST /server/step-down"}
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {

@@ -23,6 +23,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
@@ -40,72 +41,71 @@ func TestPush(t *testing.T) {
 		want  specT
 		owned []string
 		group *statusT
-		push  *request
+		push  string // the patch, or "" for no request
 	}{
 		"no group": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p",
 			Vars: vars{"a": "1"}}, nil, nil,
-			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t", InstanceType: "i", SubnetPool: "p",
-				Vars: vars{"a": "1"}, SetVars: true}},
+			`{"instance_type":"i","size":2,"subnet_pool":"p","template":"t","vars":{"a":"1"}}`},
 		"no group, defaults": {specT{Group: "g", Template: "t"}, nil, nil,
-			&request{Group: "g", Size: ptr.To(uint32(0)), Template: "t"}},
+			`{"size":0,"template":"t"}`},
 		"deleting": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Group: "g", Deleting: true, Template: "t", Size: 2, SpecJson: `{"template":"t","size":2}`},
-			&request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}},
+			`{"size":2,"template":"t"}`},
 		"equal": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
 			nil,
 			&statusT{Group: "g", Template: "t", Size: 2,
-				SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, nil},
+				SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, ""},
 		"equal, other settings from the template": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"},
-				SpecJson: `{"template":"t","size":2}`}, nil},
+				SpecJson: `{"template":"t","size":2}`}, ""},
 		"own setting equal to the template's": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i"}, nil,
 			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`},
-			&request{Group: "g", InstanceType: "i"}},
+			`{"instance_type":"i"}`},
 		"size": {specT{Group: "g", Size: two, Template: "t"}, nil,
 			&statusT{Template: "t", Size: 3, SpecJson: `{"template":"t"}`},
-			&request{Group: "g", Size: ptr.To(uint32(2))}},
+			`{"size":2}`},
 		"template": {specT{Group: "g", Size: two, Template: "u"}, nil,
-			&statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, &request{Group: "g", Template: "u"}},
+			&statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, `{"template":"u"}`},
 		"cleared": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2,
 			SpecJson: `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`},
-			&request{Group: "g", ClearFields: []string{"instance_type", "subnet_pool"}, SetVars: true}},
+			`{"instance_type":null,"subnet_pool":null,"vars":null}`},
 		"one variable removed": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil,
-			&statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
-			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
+			&statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`}, `{"vars":{"a":null}}`},
 		"own settings not sent": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}},
 			nil,
-			&statusT{Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1", "b": "2"}}, nil},
+			&statusT{Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1", "b": "2"}},
+			`{"instance_type":"i","vars":{"a":"1"}}`},
 		"own settings not decodable": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, nil},
+			&statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, ""},
 		"static, equal": {specT{Group: "g", Size: two, Template: "other", SubnetPool: "other"}, nil,
 			&statusT{IsStatic: true, Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
-			nil},
+			""},
 		"static, size": {specT{Group: "g", Size: two, Template: "other"}, nil,
-			&statusT{IsStatic: true, Template: "t", Size: 1}, &request{Group: "g", Size: ptr.To(uint32(2))}},
+			&statusT{IsStatic: true, Template: "t", Size: 1}, `{"size":2}`},
 		"static, override equal to the definition": {specT{Group: "g", Size: two, InstanceType: "i",
 			Vars: vars{"a": "1"}},
 			[]string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, nil},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, ""},
 		"static, override differs": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}},
 			[]string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}},
-			&request{Group: "g", InstanceType: "j", Vars: vars{"a": "2"}, SetVars: true}},
+			`{"instance_type":"j","vars":{"a":"2"}}`},
 		"static, overridden by another client": {specT{Group: "g", Size: two}, nil,
 			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
-				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, nil},
+				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, ""},
 		"static, overrides removed": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
 			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
 				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`},
-			&request{Group: "g", ClearFields: []string{"instance_type", "vars"}}},
+			`{"instance_type":null,"vars":null}`},
 		"static, one variable removed": {specT{Group: "g", Size: two, Vars: vars{"b": "2"}}, []string{"vars"},
 			&statusT{IsStatic: true, Size: 2, Vars: vars{"a": "1", "b": "2"}, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
-			&request{Group: "g", Vars: vars{"b": "2"}, SetVars: true}},
+			`{"vars":{"a":null}}`},
 		"static, overrides already cleared": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, nil},
+			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, ""},
 	} {
-		if diff := cmp.Diff(test.push, upsertRequest(test.want, test.owned, test.group),
-			protocmp.Transform()); diff != "" {
-			t.Errorf("%s: %s", name, diff)
+		if got := upsertRequest(test.want, test.owned, test.group); got.GetPatch() != test.push ||
+			got != nil && got.GetGroup() != "g" {
+			t.Errorf("%s: %v, want the patch %s", name, got, test.push)
 		}
 	}
 }
@@ -121,15 +121,14 @@ func FuzzPush(f *testing.F) {
 		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, ArgsJson: args}
 		want := specT{Group: "g", Size: ptr.To(int32(1)), Template: "t", Vars: vars{"a": "2"}}
 		r := upsertRequest(want, strings.Split(fields, ","), group)
-		if static && r != nil && (r.GetTemplate() != "" || r.GetSubnetPool() != "") {
-			t.Errorf("%v", r)
+		if r != nil {
+			patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
+			if len(problems) > 0 || static && len(patch.Restricted()) > 0 {
+				t.Errorf("%v: %v, not allowed for a static group: %v", r, problems, patch.Restricted())
+			}
 		}
-		if r != nil && (slices.Contains(r.GetClearFields(), "vars") && r.GetSetVars() ||
-			slices.Contains(r.GetClearFields(), "template")) {
-			t.Errorf("%v", r)
-		}
-		if config := mergedConfig(group, nil); config == nil || !json.Valid(config.Raw) || !equalJSON(config, config) {
-			t.Errorf("%v", config)
+		if merged := mergedConfig(group, nil); merged == nil || !json.Valid(merged.Raw) || !equalJSON(merged, merged) {
+			t.Errorf("%v", merged)
 		}
 	})
 }
@@ -159,7 +158,7 @@ func deleted(in *groupInput) {
 }
 
 func TestDecideCall(t *testing.T) {
-	upsert := &request{Group: "g", Size: ptr.To(uint32(2))}
+	upsert := &request{Group: "g", Patch: `{"size":2}`}
 	differs := func(in *groupInput) { in.known.Size = 1 }
 	for name, test := range map[string]struct {
 		in   groupInput
@@ -178,7 +177,7 @@ func TestDecideCall(t *testing.T) {
 		"unknown":    {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), shardCall{}},
 		"not there": {baseGroup(func(in *groupInput) {
 			in.known = nil
-		}), shardCall{upsert: &request{Group: "g", Size: ptr.To(uint32(2)), Template: "t"}}},
+		}), shardCall{upsert: &request{Group: "g", Patch: `{"size":2,"template":"t"}`}}},
 		"refused": {baseGroup(func(in *groupInput) {
 			differs(in)
 			in.last = outcome{at: in.now.Add(-20 * time.Second), upsert: upsert, refused: "no"}
@@ -189,7 +188,7 @@ func TestDecideCall(t *testing.T) {
 		}), shardCall{upsert: upsert}},
 		"refused other": {baseGroup(func(in *groupInput) {
 			differs(in)
-			in.last = outcome{at: in.now, upsert: &request{Group: "g", Size: ptr.To(uint32(3))}, refused: "no"}
+			in.last = outcome{at: in.now, upsert: &request{Group: "g", Patch: `{"size":3}`}, refused: "no"}
 		}), shardCall{upsert: upsert}},
 		"deleted": {baseGroup(deleted), shardCall{remove: true}},
 		"deleted, not there": {baseGroup(func(in *groupInput) {

@@ -119,7 +119,7 @@ func decideCall(in groupInput) shardCall {
 // instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has. It returns none if
 // the group does not shrink.
 func instancesToRemove(in groupInput, upsert *nstancev1.UpsertGroupRequest) (ids []string) {
-	if upsert == nil || upsert.Size == nil || in.known == nil || upsert.GetSize() >= in.known.GetSize() {
+	if upsert == nil || in.known == nil || wantedSize(in.group.Spec) >= in.known.GetSize() {
 		return nil
 	}
 	for _, id := range chosenInstances(in.group) {

@@ -123,16 +123,12 @@ func importedPool(in importInput, group string, parts map[string]*nstancev1.Grou
 	var of []string
 	for _, shard := range shards {
 		g := parts[shard]
-		own, known := ownSpec(g)
+		own := ownSpec(g)
 		spec := v1beta1.NstanceMachinePoolSpec{Template: g.GetTemplate(), SubnetPool: own.SubnetPool,
 			InstanceType: own.InstanceType, Vars: own.Vars}
-		switch {
-		case g.GetIsStatic():
+		if g.GetIsStatic() {
 			static = append(static, spec)
-		default:
-			if !known {
-				spec.SubnetPool, spec.InstanceType, spec.Vars = g.GetSubnetPool(), g.GetInstanceType(), g.GetVars()
-			}
+		} else {
 			dynamic, of = append(dynamic, spec), append(of, shard)
 		}
 	}

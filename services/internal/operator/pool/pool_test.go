@@ -229,9 +229,7 @@ func TestDrift(t *testing.T) {
 	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
 		InstanceType: "m5.large", Vars: map[string]string{"role": "web"}})
 	op.settle()
-	if _, err := op.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
-		Size: ptr.To(uint32(7)), InstanceType: "huge", Template: "other",
-		SubnetPool: "p", SetVars: true}); err != nil {
+	if _, err := op.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web", Patch: `{"size": 7, "instance_type": "huge", "template": "other", "subnet_pool": "p"}`}); err != nil {
 		t.Fatal(err)
 	}
 	if _, calls := op.settle(); !slices.Equal(calls, []string{"UpsertGroup b"}) {
@@ -492,7 +490,7 @@ func TestStaticGroup(t *testing.T) {
 	g.Vars = map[string]string{"zone": "z", "role": "base"}
 	op.shards.Of("a").SetGroup(g)
 	if _, err := op.shards.Of("a").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
-		Vars: map[string]string{"by": "admin"}, SetVars: true}); err != nil {
+		Patch: `{"vars": {"by": "admin"}}`}); err != nil {
 		t.Fatal(err)
 	}
 	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "something",

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 
@@ -23,115 +22,67 @@ const (
 // the shard does not have the group. owned are the fields of a static group that Kubernetes sets or has set before.
 func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
 	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
-	request := &nstancev1.UpsertGroupRequest{Group: want.Group}
+	size, present := int(wantedSize(want)), int(group.GetSize())
+	spec := config.GroupSpec{Size: &size, Template: want.Template, InstanceType: want.InstanceType,
+		SubnetPool: want.SubnetPool, Vars: want.Vars}
+	var have config.GroupSpec
 	switch {
 	case group == nil, group.GetDeleting() && !group.GetIsStatic():
 		// The shard has no such group, or is deleting a dynamic one. So the request must contain the complete
 		// definition.
-		request.Size, request.Template, request.InstanceType, request.SubnetPool = ptr.To(wantedSize(want)),
-			want.Template,
-			want.InstanceType, want.SubnetPool
-		request.Vars, request.SetVars = maps.Clone(want.Vars), len(want.Vars) > 0
-		return request
 	case group.GetIsStatic():
-		addStaticDifferences(request, want, owned, group)
+		spec.Template, spec.SubnetPool = "", ""
+		have = staticSettings(want, owned, group)
 	default:
-		addDynamicDifferences(request, want, group)
+		// Kubernetes is the source of these settings of a dynamic group. Settings that come from the group's template
+		// are not differences.
+		own := ownSpec(group)
+		have = config.GroupSpec{Size: &present, Template: group.GetTemplate(), InstanceType: own.InstanceType,
+			SubnetPool: own.SubnetPool, Vars: own.Vars}
 	}
-	changed := group.GetSize() != wantedSize(want)
-	if changed {
-		request.Size = ptr.To(wantedSize(want))
-	}
-	if !changed && request.Template == "" && request.InstanceType == "" && request.SubnetPool == "" &&
-		!request.SetVars && len(request.ClearFields) == 0 {
+	patch, _ := config.PatchBetween(have, spec) // fails only for arguments
+	if group != nil && patch.Empty() {
 		return nil
 	}
-	return request
+	return &nstancev1.UpsertGroupRequest{Group: want.Group, Patch: patch.JSON()}
 }
 
 func wantedSize(spec v1beta1.NstanceShardGroupSpec) uint32 {
 	return uint32(max(ptr.Deref(spec.Size, 0), 0))
 }
 
-// addDynamicDifferences adds to the request the settings in which a dynamic group differs from the spec. Kubernetes is
-// the source of all the group's own settings. Settings that come from the group's template are not differences.
-func addDynamicDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec,
-	group *nstancev1.GroupStatus) {
-	if group.GetTemplate() != want.Template {
-		request.Template = want.Template
-	}
-	own, known := ownSpec(group)
-	if !known {
-		// The server did not send the group's own settings. So compare the settings in force, some of which may come
-		// from the group's template. In this case no setting can be cleared.
-		own = config.GroupSpec{InstanceType: group.GetInstanceType(), SubnetPool: group.GetSubnetPool(),
-			Vars: group.GetVars()}
-	}
-	for _, field := range []struct {
-		name      string
-		own, want string
-		set       *string
-	}{{"instance_type", own.InstanceType, want.InstanceType, &request.InstanceType},
-		{"subnet_pool", own.SubnetPool, want.SubnetPool, &request.SubnetPool}} {
-		switch {
-		case field.own == field.want:
-		case field.want != "":
-			*field.set = field.want
-		case known:
-			request.ClearFields = append(request.ClearFields, field.name)
-		}
-	}
-	if known && !maps.Equal(own.Vars, want.Vars) || !known && !isSubset(want.Vars, own.Vars) {
-		request.Vars, request.SetVars = maps.Clone(want.Vars), true
-	}
-}
-
-// addStaticDifferences adds to the request the settings in which a static group differs from the spec. The shard's
-// configuration defines the group, and the spec overrides its settings. If a setting is no longer in the spec, its
-// override is cleared only if Kubernetes has set it. Overrides from other clients stay.
-func addStaticDifferences(request *nstancev1.UpsertGroupRequest, want v1beta1.NstanceShardGroupSpec, owned []string,
-	group *nstancev1.GroupStatus) {
-	own, known := ownSpec(group)
+// staticSettings returns the settings of a static group from which a spec may differ. The shard's configuration defines
+// the group, and the spec overrides its settings. If a setting is no longer in the spec, its override is removed only
+// if Kubernetes has set it. Overrides from other clients stay.
+func staticSettings(want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.GroupStatus) config.GroupSpec {
+	own, present := ownSpec(group), int(group.GetSize())
+	have := config.GroupSpec{Size: &present, Vars: map[string]string{}}
 	switch {
 	case want.InstanceType != "":
-		if want.InstanceType != group.GetInstanceType() {
-			request.InstanceType = want.InstanceType
-		}
-	case known && own.InstanceType != "" && slices.Contains(owned, instanceTypeField):
-		request.ClearFields = append(request.ClearFields, "instance_type")
+		have.InstanceType = group.GetInstanceType()
+	case slices.Contains(owned, instanceTypeField):
+		have.InstanceType = own.InstanceType
 	}
-	removed := known && slices.Contains(owned, varsField) && !isSubset(own.Vars, want.Vars)
-	switch {
-	case removed && len(want.Vars) == 0:
-		request.ClearFields = append(request.ClearFields, "vars")
-	case removed, !isSubset(want.Vars, group.GetVars()):
-		request.Vars, request.SetVars = maps.Clone(want.Vars), true
-	}
-}
-
-// isSubset reports whether the map "others" contains all entries of the map "vars".
-func isSubset(vars, others map[string]string) bool {
-	for name, value := range vars {
-		if other, ok := others[name]; !ok || other != value {
-			return false
+	for name := range want.Vars {
+		if value, ok := group.GetVars()[name]; ok {
+			have.Vars[name] = value
 		}
 	}
-	return true
+	for name, value := range own.Vars {
+		if _, wanted := want.Vars[name]; !wanted && slices.Contains(owned, varsField) {
+			have.Vars[name] = value
+		}
+	}
+	return have
 }
 
-// ownSpec returns the settings of the group itself. For a static group, these are the group's override. ownSpec returns
-// false if the server did not send the settings or if they cannot be decoded.
-func ownSpec(group *nstancev1.GroupStatus) (config.GroupSpec, bool) {
-	if group.GetSpecJson() == "" {
-		// A dynamic group always has settings of its own. A static group without an override has no settings of its
-		// own.
-		return config.GroupSpec{}, group.GetIsStatic()
-	}
+// ownSpec returns the settings of the group itself. For a static group, these are the group's override.
+func ownSpec(group *nstancev1.GroupStatus) config.GroupSpec {
 	var spec config.GroupSpec
-	if err := json.Unmarshal([]byte(group.GetSpecJson()), &spec); err != nil {
-		return config.GroupSpec{}, false
+	if text := group.GetSpecJson(); text != "" {
+		_ = json.Unmarshal([]byte(text), &spec) // a newer server may have values that are unknown here
 	}
-	return spec, true
+	return spec
 }
 
 // ownedFields returns the fields listed in [v1beta1.OwnedFieldsAnnotation].

@@ -9,11 +9,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -64,8 +64,7 @@ func (user *randomUser) makeRandomChange() {
 			g, n := groups[user.random.IntN(len(groups))], uint32(user.random.IntN(9))
 			did = fmt.Sprintf("drift of %s on %s to %d", g.GetGroup(), shard, n)
 			if _, err := user.shards.Of(shard).API().UpsertGroup(user.t.Context(),
-				&nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Size: ptr.To(n),
-					Template: templateOf(g)}); err != nil {
+				&nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Patch: drift(g, n)}); err != nil {
 				user.t.Fatal(err)
 			}
 		}
@@ -111,13 +110,14 @@ func (user *randomUser) makeRandomChange() {
 	}
 }
 
-// templateOf returns the template to send with a change of a group. It is empty for a static group, because its
-// template cannot be changed.
-func templateOf(g *nstancev1.GroupStatus) string {
+// drift returns the patch of another client. It leaves out the template of a static group, which cannot be changed.
+func drift(g *nstancev1.GroupStatus, size uint32) string {
+	n := int(size)
+	spec := config.GroupSpec{Size: &n, Template: "drifted"}
 	if g.GetIsStatic() {
-		return ""
+		spec.Template = ""
 	}
-	return "drifted"
+	return config.PatchOf(spec).JSON()
 }
 
 func (user *randomUser) reconnect(shard string) {
@@ -275,4 +275,14 @@ func (user *randomUser) converge(seed int) {
 	if wrong := user.differences(); len(wrong) > 0 {
 		user.t.Fatalf("seed %d, after %q:\n%s", seed, user.log, fmt.Sprint(wrong))
 	}
+}
+
+// isSubset reports whether the map "others" contains all entries of the map "vars".
+func isSubset(vars, others map[string]string) bool {
+	for name, value := range vars {
+		if other, ok := others[name]; !ok || other != value {
+			return false
+		}
+	}
+	return true
 }

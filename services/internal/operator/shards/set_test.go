@@ -320,9 +320,10 @@ func TestOwnChangesAreVisibleImmediately(t *testing.T) {
 	cluster.set.Configure(map[string]string{"a": a.addr})
 	cluster.start()
 	cluster.wait("synced", func() bool { return cluster.shard("a").State().Synced })
-	one, ctx, size := cluster.shard("a"), t.Context(), uint32(7)
+	one, ctx := cluster.shard("a"), t.Context()
 	cluster.dropChanges()
-	if _, err := one.API().UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "web", Size: &size}); err != nil {
+	if _, err := one.API().UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: "web",
+		Patch: `{"size": 7}`}); err != nil {
 		t.Fatal(err)
 	}
 	if g, _ := one.Group("web"); g.GetSize() != 7 {

@@ -1,9 +1,7 @@
 package shardstest
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"path"
 	"strings"
 
@@ -69,7 +67,7 @@ func (s *Shard) call(method string, request any) (answer proto.Message, changes 
 		i, err := s.knownInstance(r.GetInstanceId())
 		return &nstancev1.GetInstanceStatusResponse{Instance: i}, nil, err
 	case *nstancev1.UpsertGroupRequest:
-		changed(fmt.Sprintf("%s %d", r.GetGroup(), r.GetSize()))
+		changed(r.GetGroup() + " " + r.GetPatch())
 		return s.upsertGroup(r)
 	case *nstancev1.DeleteGroupRequest:
 		changed(r.GetGroup())
@@ -113,41 +111,30 @@ func (s *Shard) knownInstance(id string) (*nstancev1.InstanceStatus, error) {
 }
 
 func (s *Shard) upsertGroup(r *nstancev1.UpsertGroupRequest) (proto.Message, []shards.Change, error) {
+	patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
+	if err := problems.Err(); err != nil {
+		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	g, ok := s.groups[r.GetGroup()]
-	switch {
+	own := s.own[r.GetGroup()]
+	switch restricted := patch.Restricted(); {
 	case !ok && r.GetMustExist():
 		return nil, nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
-	case (!ok || g.GetDeleting()) && r.GetTemplate() == "":
-		return nil, nil, status.Error(codes.InvalidArgument, "template: is missing")
-	case ok && g.GetIsStatic() && (r.GetTemplate() != "" || r.GetSubnetPool() != ""):
-		return nil, nil, status.Errorf(codes.FailedPrecondition,
-			"template: cannot be changed: group %s is static, only size, instance_type and vars can be", r.GetGroup())
+	case ok && g.GetIsStatic() && len(restricted) > 0:
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "%s: cannot be changed: group %s is static",
+			restricted[0], r.GetGroup())
+	case !ok || g.GetDeleting():
+		own = config.GroupSpec{}
 	}
-	own := s.own[r.GetGroup()]
+	own, err := patch.Apply(own)
+	if err != nil {
+		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	if !ok || g.GetDeleting() {
-		s.groups[r.GetGroup()], own = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: Kind}, config.GroupSpec{}
-	}
-	for _, field := range r.GetClearFields() {
-		switch field {
-		case "size":
-			own.Size = nil
-		case "instance_type":
-			own.InstanceType = ""
-		case "subnet_pool":
-			own.SubnetPool = ""
-		case "vars":
-			own.Vars = nil
+		if own.Template == "" {
+			return nil, nil, status.Error(codes.InvalidArgument, "template: is missing")
 		}
-	}
-	if r.Size != nil {
-		size := int(r.GetSize())
-		own.Size = &size
-	}
-	own.Template = cmp.Or(r.GetTemplate(), own.Template)
-	own.InstanceType = cmp.Or(r.GetInstanceType(), own.InstanceType)
-	own.SubnetPool = cmp.Or(r.GetSubnetPool(), own.SubnetPool)
-	if r.GetSetVars() {
-		own.Vars = r.GetVars()
+		s.groups[r.GetGroup()] = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: Kind}
 	}
 	s.own[r.GetGroup()] = own
 	changes := s.reconcile(s.merge(r.GetGroup()))
