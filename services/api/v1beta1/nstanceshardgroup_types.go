@@ -1,6 +1,7 @@
 package v1beta1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -51,13 +52,16 @@ type NstanceShardGroupStatus struct {
 	// isStatic is true if the group is defined in the shard's configuration.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
-	// config is the effective definition of the group. The shard's leader merges it from the template, the shard's
-	// configuration and the pool's settings.
+	// config has all settings of the group that are in force, in the form of a group in the shard's configuration. The
+	// shard's leader merges it from the template, the shard's configuration and the pool's settings.
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +kubebuilder:validation:Schemaless
 	// +kubebuilder:validation:Type=object
 	Config *apiextensionsv1.JSON `json:"config,omitempty"`
+	// capacity is the CPU, memory and other resources of the group's instance type.
+	// +optional
+	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 	// actualSize is the number of instances that count towards size: all but on-demand instances and those being
 	// deleted.
 	// +optional

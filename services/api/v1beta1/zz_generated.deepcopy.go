@@ -608,6 +608,13 @@ func (in *NstanceShardGroupStatus) DeepCopyInto(out *NstanceShardGroupStatus) {
 		*out = new(apiextensionsv1.JSON)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.Capacity != nil {
+		in, out := &in.Capacity, &out.Capacity
+		*out = make(corev1.ResourceList, len(*in))
+		for key, val := range *in {
+			(*out)[key] = val.DeepCopy()
+		}
+	}
 	if in.ActualSize != nil {
 		in, out := &in.ActualSize, &out.ActualSize
 		*out = new(int32)

@@ -3,7 +3,6 @@ package config
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
@@ -40,25 +39,27 @@ func mergeVars(vars ...map[string]string) map[string]string {
 // shard must have its defaults filled in.
 func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 	t := s.Templates[spec.Template]
+	full := s.settings(spec, override).spec
 	g := Group{
 		GroupKey:      key,
-		Template:      spec.Template,
+		Template:      full.Template,
 		Kind:          t.Kind,
 		Arch:          t.Arch,
-		InstanceType:  firstOf(spec.InstanceType, t.InstanceType),
-		InstanceTypes: slices.Clone(spec.InstanceTypes),
-		SubnetPool:    firstOf(spec.SubnetPool, t.SubnetPool),
-		Args:          mergeTree(s.Defaults.Args, t.Args, spec.Args),
-		Vars:          mergeVars(s.Defaults.Vars, t.Vars, spec.Vars),
+		Size:          deref(full.Size),
+		InstanceType:  full.InstanceType,
+		InstanceTypes: full.InstanceTypes,
+		SubnetPool:    full.SubnetPool,
+		Args:          full.Args,
+		Vars:          full.Vars,
 		Files:         cloned(t.Files),
 		HealthChecks:  cloned(t.HealthChecks),
-		LoadBalancers: slices.Clone(spec.LoadBalancers),
-		DrainTimeout:  *s.Server.DefaultDrainTimeout,
+		LoadBalancers: full.LoadBalancers,
+		DrainTimeout:  deref(full.DrainTimeout),
+		MaxSurge:      deref(full.MaxSurge),
+		Rollout:       deref(full.Rollout),
+		Purchase:      deref(full.Purchase),
 
 		LoadBalancerHealth: t.LoadBalancerHealth,
-	}
-	if len(g.InstanceTypes) == 0 {
-		g.InstanceTypes = slices.Clone(t.InstanceTypes)
 	}
 	g.Subnets = slices.Clone(s.Server.SubnetPools[g.SubnetPool])
 	for _, u := range []*Userdata{s.Defaults.Userdata, t.Userdata} {
@@ -66,22 +67,8 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 			g.Userdata = *u
 		}
 	}
-	if t.Size != nil {
-		g.Size = *t.Size
-	}
-	if spec.Size != nil {
-		g.Size = *spec.Size
-	}
-	if spec.DrainTimeout != nil {
-		g.DrainTimeout = *spec.DrainTimeout
-	}
-	fill(&spec) // of the group's fields, only max_surge and max_unhealthy have defaults
-	g.MaxSurge = *spec.MaxSurge
-	g.MaxUnhealthy, _ = ParseLimit(spec.MaxUnhealthy) // validated before
-	if spec.Rollout != nil {
-		g.Rollout = *spec.Rollout
-	}
-	if d := spec.Disruption; d != nil {
+	g.MaxUnhealthy, _ = ParseLimit(full.MaxUnhealthy) // validated before
+	if d := full.Disruption; d != nil {
 		g.MaxPerHour = d.MaxPerHour
 		for _, text := range d.Windows {
 			if w, err := ParseWindow(text); err == nil { // validated before
@@ -89,27 +76,15 @@ func (s *Shard) merge(key GroupKey, spec GroupSpec, override *GroupSpec) Group {
 			}
 		}
 	}
-	if spec.Purchase != nil {
-		g.Purchase = *spec.Purchase
-	}
-	for _, s := range spec.Schedules {
+	for _, s := range full.Schedules {
 		if parsed, err := s.Parse(); err == nil { // validated before
 			g.Schedules = append(g.Schedules, parsed)
 		}
 	}
 	if override != nil {
-		if r := override.Rollout; r != nil {
-			g.Rollout.Paused = r.Paused
-			g.Rollout.Revision = strings.Trim(g.Rollout.Revision+"+"+r.Revision, "+") // a change of either rolls
-		}
-		if override.Size != nil {
-			g.Size = *override.Size
-		}
-		g.InstanceType = firstOf(override.InstanceType, g.InstanceType)
-		maps.Copy(g.Vars, override.Vars)
-		spec.Removed, spec.Protected = override.Removed, override.Protected
+		full = *override // only the server sets these, in groups/
 	}
-	g.Removed, g.Protected = instanceIDs(spec.Removed), instanceIDs(spec.Protected)
+	g.Removed, g.Protected = instanceIDs(full.Removed), instanceIDs(full.Protected)
 	return g
 }
 

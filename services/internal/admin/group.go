@@ -2,12 +2,16 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -117,7 +121,8 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 		Use: "describe [GROUP]", Aliases: []string{"status"}, Short: "Describe one group, or all",
 		Args: cobra.MaximumNArgs(1),
 		Long: "Describes groups in full: their instances, and all settings as they apply after the leader\n" +
-			"has merged the group with its template.",
+			"has merged the group with its template and the shard. A setting that nobody has set is\n" +
+			"marked as a default.",
 		Example: `  nstance-admin group describe workers --shard us-west-2a
   nstance-admin group describe --all-shards --output yaml`,
 	}
@@ -140,6 +145,12 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 					if err := writeFacts(w, a.style.out, groupFacts(answer.Shard, g)); err != nil {
 						return err
 					}
+					if settings := settingFacts(g); len(settings) > 0 {
+						fmt.Fprintln(w, "Settings:")
+						if err := writeFacts(w, a.style.out, settings); err != nil {
+							return err
+						}
+					}
 				}
 			}
 			if first {
@@ -153,21 +164,44 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 }
 
 func groupFacts(shard string, g fleet.Group) []fact {
-	surge := ""
-	if g.MaxSurge > 0 {
-		surge = num(g.MaxSurge)
-	}
 	return []fact{
 		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
 			fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
-		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Template", g.Template}, {"Kind", g.Kind}, {"Arch", g.Arch},
-		{"Instance type", g.InstanceType}, {"Fallback types", list(g.InstanceTypes)},
-		{"Subnet pool", g.SubnetPool}, {"Load balancers", list(g.LoadBalancers)}, {"Drain time-out", g.DrainTimeout},
-		{"Max surge", surge},
-		{"Max unhealthy", g.MaxUnhealthy}, {"Vars", pairs(g.Vars)}, {"Args", string(g.Args)}, {"ETag", g.ETag},
+		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.Kind}, {"Arch", g.Arch}, {"ETag", g.ETag},
 		{"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
 		{"Instances", list(g.InstanceIDs)}, {"Provider IDs", list(g.ProviderIDs)},
 	}
+}
+
+// settingFacts returns all settings of a group that are in force, one for each path.
+func settingFacts(g fleet.Group) []fact {
+	var settings map[string]any
+	if json.Unmarshal(g.Config, &settings) != nil {
+		return nil
+	}
+	var facts []fact
+	var visit func(value any, path string)
+	visit = func(value any, path string) {
+		if members, ok := value.(map[string]any); ok && len(members) > 0 {
+			for _, name := range slices.Sorted(maps.Keys(members)) {
+				visit(members[name], config.ChildPath(path, name))
+			}
+			return
+		}
+		text, isText := value.(string)
+		if encoded, err := json.Marshal(value); err == nil && (!isText || text == "") {
+			text = string(encoded)
+		}
+		within := func(of string) bool {
+			return path == of || strings.HasPrefix(path, of+".") || strings.HasPrefix(path, of+"[")
+		}
+		if slices.ContainsFunc(g.Defaults, within) {
+			text += "   (default)"
+		}
+		facts = append(facts, fact{"  " + path, text})
+	}
+	visit(settings, "")
+	return facts
 }
 
 // groupLines returns a function that prints the result of a group change in each shard, one line per shard. It skips

@@ -215,13 +215,3 @@ func age(now, then time.Time) string {
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
-
-// pairs formats a map as k=v, sorted by key.
-func pairs(m map[string]string) string {
-	var out []string
-	for k, v := range m {
-		out = append(out, k+"="+v)
-	}
-	slices.Sort(out)
-	return strings.Join(out, ", ")
-}

@@ -303,8 +303,8 @@ func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 	group := leader.Groups[0]
 	group.BlockedReason, group.RolloutWaits = tell("reason of a block"), tell("reason of a rollout")
 	group.Vars["X"] = s.add("variable, by the leader")
-	group.ArgsJson = fmt.Sprintf(`{"UserData": %q, "more": {"deep": [%q]}}`, s.add("user data, by the leader"),
-		s.add("argument, by the leader"))
+	group.MergedJson = fmt.Sprintf(`{"args": {"UserData": %q, "more": {"deep": [%q]}}, "vars": {"a": %q}}`,
+		s.add("user data, by the leader"), s.add("argument, by the leader"), s.add("merged variable, by the leader"))
 	group.SpecJson = fmt.Sprintf(`{"vars": {"a": %q}}`, s.add("specification, by the leader"))
 	explanation := leader.Explanations["workers"]
 	explanation.BlockedReason = tell("reason in an explanation")

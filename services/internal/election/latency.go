@@ -21,8 +21,8 @@ func (e Elector) RequestTimeout(now Instant) time.Duration {
 
 // Latency returns how long the slowest of the last requests to the store took, and the longest time that a renewal of
 // the present lease may take. A leader that waits longer for the answer to a renewal loses its authority. It may also
-// lose it after three quarters of that time if its last requests were fast (see RequestTimeout). The limit is zero for a
-// process that does not lead.
+// lose it after three quarters of that time if its last requests were fast (see RequestTimeout). The limit is zero for
+// a process that does not lead.
 func (e Elector) Latency() (slowest, limit time.Duration) {
 	if e.role == Leader {
 		limit = authorityPeriod(e.lease) - e.renewInterval()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/internal/infra/mock"
@@ -40,13 +41,21 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	}
 	g := answer.GetGroup()
 	if g.GetIsStatic() || !g.GetOverridden() || g.GetSize() != 0 || g.GetTemplate() != "worker" ||
-		g.GetKind() != "knd" || g.GetInstanceType() != "small" ||
-		!slices.Equal(g.GetInstanceTypes(), []string{"large"}) || g.GetSubnetPool() != "p" || g.GetArch() != "arm64" ||
-		g.GetMaxSurge() != 2 ||
-		g.GetMaxUnhealthy() != "3" || g.GetDrainTimeout().AsDuration() != time.Minute || g.GetEtag() == "" ||
-		g.GetInfraHash() == "" ||
-		g.GetRuntimeHash() == "" || g.GetArgsJson() != `{"Deep":{"A":1,"B":2},"Label":"{{ .Vars.role }}"}` {
+		g.GetKind() != "knd" || g.GetInstanceType() != "small" || g.GetSubnetPool() != "p" || g.GetArch() != "arm64" ||
+		g.GetEtag() == "" || g.GetInfraHash() == "" || g.GetRuntimeHash() == "" {
 		t.Errorf("%v", g)
+	}
+	settings, problems := config.ParsePatch("", []byte(g.GetMergedJson()))
+	spec, err := settings.Apply(config.GroupSpec{})
+	if len(problems) > 0 || err != nil || *spec.MaxSurge != 2 || spec.MaxUnhealthy != "3" ||
+		spec.DrainTimeout.D() != time.Minute || spec.InstanceType != "small" ||
+		!slices.Equal(spec.InstanceTypes, []string{"large"}) ||
+		!strings.Contains(g.GetMergedJson(), `"args":{"Deep":{"A":1,"B":2},"Label":"{{ .Vars.role }}"}`) {
+		t.Errorf("%s: %v, %v", g.GetMergedJson(), problems, err)
+	}
+	if diff := cmp.Diff([]string{"disruption", "load_balancers", "purchase", "rollout", "schedules"},
+		g.GetDefaults()); diff != "" {
+		t.Error(diff)
 	}
 	if diff := cmp.Diff(map[string]string{"role": "db"}, g.GetVars()); diff != "" {
 		t.Error(diff)
@@ -71,6 +80,7 @@ func TestUpsertGroupMakesVMs(t *testing.T) {
 	// Only the size has changed.
 	now.Size, now.ActualSize, now.ProviderIds, now.InstanceIds, now.Etag, now.SpecJson = 0, 0, nil, nil, g.GetEtag(),
 		g.GetSpecJson()
+	now.MergedJson = strings.Replace(now.GetMergedJson(), `"size":3`, `"size":0`, 1)
 	if diff := cmp.Diff(g, now, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}

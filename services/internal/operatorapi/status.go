@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -25,10 +25,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template,
 		Kind: v.Kind, Arch: v.Arch,
 		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType,
-		InstanceTypes: v.InstanceTypes,
-		SubnetPool:    v.SubnetPool, Vars: maps.Clone(v.Vars), LoadBalancers: v.LoadBalancers,
-		DrainTimeout: durationpb.New(v.DrainTimeout.D()),
-		MaxSurge:     uint32(v.MaxSurge), MaxUnhealthy: v.MaxUnhealthy.String(), Etag: shardconfig.GroupETag(v.Group),
+		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars), Etag: shardconfig.GroupETag(v.Group),
 		ProviderIds:   v.ProviderIDs,
 		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
 		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
@@ -40,11 +37,8 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	for _, id := range v.Instances {
 		out.InstanceIds = append(out.InstanceIds, id.String())
 	}
-	if len(v.Args) > 0 {
-		if text, err := json.Marshal(v.Args); err == nil { // cannot fail: the arguments came from JSON
-			out.ArgsJson = string(text)
-		}
-	}
+	settings := c.settings(v.Group, spec, overridden)
+	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
 	if overridden {
 		spec.Deleted = false // reported by the field Deleting
 		if text, err := json.Marshal(spec); err == nil {
@@ -52,6 +46,18 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		}
 	}
 	return out
+}
+
+// settings returns the settings of a group that are in force. entry is its entry in groups/, if there is one.
+func (c *call) settings(g config.Group, entry config.GroupSpec, exists bool) config.Settings {
+	shard := c.Config.Shard()
+	switch spec, static := shard.Groups[g.Tenant][g.GroupKey.Group]; {
+	case static && exists:
+		return shard.Settings(spec, &entry)
+	case static:
+		return shard.Settings(spec, nil)
+	}
+	return shard.Settings(entry, nil)
 }
 
 // instanceStatus returns the status of an instance.

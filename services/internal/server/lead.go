@@ -256,7 +256,8 @@ const (
 )
 
 // userdataRemover returns a function that removes the userdata of a VM in the background. If the provider cannot remove
-// userdata, the function does nothing. The removal needs no authority: the nonce stays consumed, whichever server leads.
+// userdata, the function does nothing. The removal needs no authority, because the nonce stays consumed, whichever
+// server leads.
 func (s *server) userdataRemover(ctx context.Context, env tasks.Env) func(ident.ID) {
 	remover, ok := infra.Capability[infra.UserdataRemover](s.machine.Provider)
 	if !ok {

@@ -49,9 +49,9 @@ type server struct {
 	thawedAt    time.Time
 	slowAt      time.Time // when it was last paused, or waited long for an answer
 	pausedUntil time.Time // when its last pause ends or ended
-	// requests are the recent requests for the lock. disturbedAt is when something other than latency last disturbed the
-	// election of this server. holds is the lock that it knew to hold while it led, and writes is the lock that it sent
-	// last.
+	// requests are the recent requests for the lock. disturbedAt is when something other than latency last disturbed
+	// the election of this server. holds is the lock that it knew to hold while it led, and writes is the lock that it
+	// sent last.
 	requests      []lockRequest
 	disturbedAt   time.Time
 	holds, writes record.Lock

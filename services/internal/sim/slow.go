@@ -47,8 +47,8 @@ type lockRequest struct {
 	latency  time.Duration
 }
 
-// requested notes that the elector has decided to send a request for the lock. It writes the given revision, or it reads
-// the lock if that is 0.
+// requested notes that the elector has decided to send a request for the lock. It writes the given revision, or it
+// reads the lock if that is 0.
 func (s *server) requested(revision uint64) {
 	now := s.world.sched.now
 	expected, _ := s.elector.Latency()

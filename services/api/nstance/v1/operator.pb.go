@@ -1224,16 +1224,11 @@ type GroupStatus struct {
 	Template   string `protobuf:"bytes,5,opt,name=template,proto3" json:"template,omitempty"`
 	Size       uint32 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
 	// Instances that count towards size.
-	ActualSize    uint32               `protobuf:"varint,7,opt,name=actual_size,json=actualSize,proto3" json:"actual_size,omitempty"`
-	Healthy       uint32               `protobuf:"varint,8,opt,name=healthy,proto3" json:"healthy,omitempty"`
-	InstanceType  string               `protobuf:"bytes,9,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
-	InstanceTypes []string             `protobuf:"bytes,10,rep,name=instance_types,json=instanceTypes,proto3" json:"instance_types,omitempty"`
-	SubnetPool    string               `protobuf:"bytes,11,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
-	Vars          map[string]string    `protobuf:"bytes,12,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	LoadBalancers []string             `protobuf:"bytes,13,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
-	DrainTimeout  *durationpb.Duration `protobuf:"bytes,14,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	MaxSurge      uint32               `protobuf:"varint,15,opt,name=max_surge,json=maxSurge,proto3" json:"max_surge,omitempty"`
-	MaxUnhealthy  string               `protobuf:"bytes,16,opt,name=max_unhealthy,json=maxUnhealthy,proto3" json:"max_unhealthy,omitempty"`
+	ActualSize   uint32            `protobuf:"varint,7,opt,name=actual_size,json=actualSize,proto3" json:"actual_size,omitempty"`
+	Healthy      uint32            `protobuf:"varint,8,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	InstanceType string            `protobuf:"bytes,9,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	SubnetPool   string            `protobuf:"bytes,11,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
+	Vars         map[string]string `protobuf:"bytes,12,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Version of the group's definition, for UpsertGroupRequest.expected_etag.
 	Etag        string   `protobuf:"bytes,17,opt,name=etag,proto3" json:"etag,omitempty"`
 	ProviderIds []string `protobuf:"bytes,18,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
@@ -1244,8 +1239,6 @@ type GroupStatus struct {
 	Kind          string   `protobuf:"bytes,22,opt,name=kind,proto3" json:"kind,omitempty"`
 	Arch          string   `protobuf:"bytes,23,opt,name=arch,proto3" json:"arch,omitempty"`
 	InstanceIds   []string `protobuf:"bytes,24,rep,name=instance_ids,json=instanceIds,proto3" json:"instance_ids,omitempty"`
-	// Merged arguments of the provider's create call, a JSON object.
-	ArgsJson string `protobuf:"bytes,25,opt,name=args_json,json=argsJson,proto3" json:"args_json,omitempty"`
 	// The group's own settings (JSON), without those of its template, in the form of its entry in groups/{shard}.jsonc.
 	// For a static group, its override. Empty if the group has no own settings.
 	SpecJson string `protobuf:"bytes,26,opt,name=spec_json,json=specJson,proto3" json:"spec_json,omitempty"`
@@ -1258,7 +1251,12 @@ type GroupStatus struct {
 	// Since when blocked_reason has not been empty, as far as this leader knows. The reason may have changed meanwhile.
 	BlockedSince *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=blocked_since,json=blockedSince,proto3" json:"blocked_since,omitempty"`
 	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
-	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
+	BlockedUntil *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
+	// All settings in force (JSON), in the form of a group in the shard's configuration: those of the group itself, and
+	// those that it inherits. No field is missing.
+	MergedJson string `protobuf:"bytes,32,opt,name=merged_json,json=mergedJson,proto3" json:"merged_json,omitempty"`
+	// Paths of the settings in merged_json that nobody has set, so that they have their default.
+	Defaults      []string `protobuf:"bytes,33,rep,name=defaults,proto3" json:"defaults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1356,13 +1354,6 @@ func (x *GroupStatus) GetInstanceType() string {
 	return ""
 }
 
-func (x *GroupStatus) GetInstanceTypes() []string {
-	if x != nil {
-		return x.InstanceTypes
-	}
-	return nil
-}
-
 func (x *GroupStatus) GetSubnetPool() string {
 	if x != nil {
 		return x.SubnetPool
@@ -1375,34 +1366,6 @@ func (x *GroupStatus) GetVars() map[string]string {
 		return x.Vars
 	}
 	return nil
-}
-
-func (x *GroupStatus) GetLoadBalancers() []string {
-	if x != nil {
-		return x.LoadBalancers
-	}
-	return nil
-}
-
-func (x *GroupStatus) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *GroupStatus) GetMaxSurge() uint32 {
-	if x != nil {
-		return x.MaxSurge
-	}
-	return 0
-}
-
-func (x *GroupStatus) GetMaxUnhealthy() string {
-	if x != nil {
-		return x.MaxUnhealthy
-	}
-	return ""
 }
 
 func (x *GroupStatus) GetEtag() string {
@@ -1461,13 +1424,6 @@ func (x *GroupStatus) GetInstanceIds() []string {
 	return nil
 }
 
-func (x *GroupStatus) GetArgsJson() string {
-	if x != nil {
-		return x.ArgsJson
-	}
-	return ""
-}
-
 func (x *GroupStatus) GetSpecJson() string {
 	if x != nil {
 		return x.SpecJson
@@ -1506,6 +1462,20 @@ func (x *GroupStatus) GetBlockedSince() *timestamppb.Timestamp {
 func (x *GroupStatus) GetBlockedUntil() *timestamppb.Timestamp {
 	if x != nil {
 		return x.BlockedUntil
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetMergedJson() string {
+	if x != nil {
+		return x.MergedJson
+	}
+	return ""
+}
+
+func (x *GroupStatus) GetDefaults() []string {
+	if x != nil {
+		return x.Defaults
 	}
 	return nil
 }
@@ -4525,7 +4495,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xed\b\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xcf\a\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tis_static\x18\x02 \x01(\bR\bisStatic\x12\x1e\n" +
@@ -4538,16 +4508,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vactual_size\x18\a \x01(\rR\n" +
 	"actualSize\x12\x18\n" +
 	"\ahealthy\x18\b \x01(\rR\ahealthy\x12#\n" +
-	"\rinstance_type\x18\t \x01(\tR\finstanceType\x12%\n" +
-	"\x0einstance_types\x18\n" +
-	" \x03(\tR\rinstanceTypes\x12\x1f\n" +
+	"\rinstance_type\x18\t \x01(\tR\finstanceType\x12\x1f\n" +
 	"\vsubnet_pool\x18\v \x01(\tR\n" +
 	"subnetPool\x125\n" +
-	"\x04vars\x18\f \x03(\v2!.nstance.v1.GroupStatus.VarsEntryR\x04vars\x12%\n" +
-	"\x0eload_balancers\x18\r \x03(\tR\rloadBalancers\x12>\n" +
-	"\rdrain_timeout\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x1b\n" +
-	"\tmax_surge\x18\x0f \x01(\rR\bmaxSurge\x12#\n" +
-	"\rmax_unhealthy\x18\x10 \x01(\tR\fmaxUnhealthy\x12\x12\n" +
+	"\x04vars\x18\f \x03(\v2!.nstance.v1.GroupStatus.VarsEntryR\x04vars\x12\x12\n" +
 	"\x04etag\x18\x11 \x01(\tR\x04etag\x12!\n" +
 	"\fprovider_ids\x18\x12 \x03(\tR\vproviderIds\x12%\n" +
 	"\x0eblocked_reason\x18\x13 \x01(\tR\rblockedReason\x12!\n" +
@@ -4557,16 +4521,19 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04kind\x18\x16 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04arch\x18\x17 \x01(\tR\x04arch\x12!\n" +
 	"\finstance_ids\x18\x18 \x03(\tR\vinstanceIds\x12\x1b\n" +
-	"\targs_json\x18\x19 \x01(\tR\bargsJson\x12\x1b\n" +
 	"\tspec_json\x18\x1a \x01(\tR\bspecJson\x12\x16\n" +
 	"\x06paused\x18\x1b \x01(\bR\x06paused\x12#\n" +
 	"\rrollout_waits\x18\x1c \x01(\tR\frolloutWaits\x12\x1a\n" +
 	"\boutdated\x18\x1d \x01(\rR\boutdated\x12?\n" +
 	"\rblocked_since\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\fblockedSince\x12?\n" +
-	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x1a7\n" +
+	"\rblocked_until\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x1f\n" +
+	"\vmerged_json\x18  \x01(\tR\n" +
+	"mergedJson\x12\x1a\n" +
+	"\bdefaults\x18! \x03(\tR\bdefaults\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
+	"\x10\vJ\x04\b\r\x10\x11J\x04\b\x19\x10\x1a\"\xb1\x01\n" +
 	"\x12UpsertGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12#\n" +
 	"\rexpected_etag\x18\x0e \x01(\tR\fexpectedEtag\x12\x1d\n" +
@@ -4954,115 +4921,114 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	14, // 9: nstance.v1.RefreshConfigResponse.problems:type_name -> nstance.v1.ConfigProblem
 	19, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
 	66, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	69, // 12: nstance.v1.GroupStatus.drain_timeout:type_name -> google.protobuf.Duration
-	68, // 13: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
-	68, // 14: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
-	19, // 15: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 16: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 17: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	19, // 18: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
-	68, // 19: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
-	32, // 20: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
-	68, // 21: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
-	33, // 22: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
-	57, // 23: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
-	68, // 24: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
-	68, // 25: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
-	68, // 26: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
-	68, // 27: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
-	68, // 28: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
-	67, // 29: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
-	46, // 30: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 31: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	19, // 32: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
-	46, // 33: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 34: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
-	46, // 35: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
-	68, // 36: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
-	68, // 37: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
-	68, // 38: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
-	68, // 39: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
-	68, // 40: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
-	68, // 41: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
-	70, // 42: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
-	68, // 43: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
-	71, // 44: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
-	51, // 45: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
-	1,  // 46: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	19, // 47: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
-	54, // 48: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
-	2,  // 49: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
-	46, // 50: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
-	68, // 51: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
-	68, // 52: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
-	69, // 53: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
-	57, // 54: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
-	68, // 55: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
-	68, // 56: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
-	58, // 57: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	68, // 58: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
-	63, // 59: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
-	58, // 60: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
-	63, // 61: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
-	68, // 62: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
-	68, // 63: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
-	3,  // 64: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
-	5,  // 65: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
-	7,  // 66: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
-	9,  // 67: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
-	12, // 68: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
-	15, // 69: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
-	17, // 70: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
-	20, // 71: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	22, // 72: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 73: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
-	26, // 74: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
-	28, // 75: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
-	30, // 76: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
-	34, // 77: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	36, // 78: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	38, // 79: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
-	40, // 80: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
-	42, // 81: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	44, // 82: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
-	47, // 83: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
-	49, // 84: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
-	52, // 85: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
-	55, // 86: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
-	59, // 87: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
-	61, // 88: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
-	64, // 89: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
-	4,  // 90: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
-	6,  // 91: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
-	8,  // 92: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
-	10, // 93: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
-	13, // 94: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
-	16, // 95: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	18, // 96: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	21, // 97: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
-	23, // 98: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
-	25, // 99: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
-	27, // 100: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
-	29, // 101: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
-	31, // 102: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
-	35, // 103: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	37, // 104: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	39, // 105: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
-	41, // 106: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
-	43, // 107: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
-	45, // 108: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
-	48, // 109: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
-	50, // 110: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
-	53, // 111: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
-	56, // 112: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
-	60, // 113: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
-	62, // 114: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
-	65, // 115: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
-	90, // [90:116] is the sub-list for method output_type
-	64, // [64:90] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	68, // 12: nstance.v1.GroupStatus.blocked_since:type_name -> google.protobuf.Timestamp
+	68, // 13: nstance.v1.GroupStatus.blocked_until:type_name -> google.protobuf.Timestamp
+	19, // 14: nstance.v1.UpsertGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 15: nstance.v1.PauseGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 16: nstance.v1.ResumeGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	19, // 17: nstance.v1.RollGroupResponse.group:type_name -> nstance.v1.GroupStatus
+	68, // 18: nstance.v1.ExplainGroupResponse.planned_at:type_name -> google.protobuf.Timestamp
+	32, // 19: nstance.v1.ExplainGroupResponse.actions:type_name -> nstance.v1.PlannedAction
+	68, // 20: nstance.v1.ExplainGroupResponse.next_plan_at:type_name -> google.protobuf.Timestamp
+	33, // 21: nstance.v1.ExplainGroupResponse.instances:type_name -> nstance.v1.InstanceVerdict
+	57, // 22: nstance.v1.ExplainGroupResponse.errors:type_name -> nstance.v1.ErrorEvent
+	68, // 23: nstance.v1.ExplainGroupResponse.rollout_until:type_name -> google.protobuf.Timestamp
+	68, // 24: nstance.v1.ExplainGroupResponse.blocked_until:type_name -> google.protobuf.Timestamp
+	68, // 25: nstance.v1.PlannedAction.deadline:type_name -> google.protobuf.Timestamp
+	68, // 26: nstance.v1.InstanceVerdict.until:type_name -> google.protobuf.Timestamp
+	68, // 27: nstance.v1.InstanceVerdict.drain_deadline:type_name -> google.protobuf.Timestamp
+	67, // 28: nstance.v1.CreateInstanceRequest.vars:type_name -> nstance.v1.CreateInstanceRequest.VarsEntry
+	46, // 29: nstance.v1.CreateInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 30: nstance.v1.DeleteInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	19, // 31: nstance.v1.DeleteInstanceResponse.group:type_name -> nstance.v1.GroupStatus
+	46, // 32: nstance.v1.ProtectInstanceResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 33: nstance.v1.GetInstanceStatusResponse.instance:type_name -> nstance.v1.InstanceStatus
+	46, // 34: nstance.v1.ListInstancesResponse.instances:type_name -> nstance.v1.InstanceStatus
+	68, // 35: nstance.v1.InstanceStatus.created_at:type_name -> google.protobuf.Timestamp
+	68, // 36: nstance.v1.InstanceStatus.launched_at:type_name -> google.protobuf.Timestamp
+	68, // 37: nstance.v1.InstanceStatus.registered_at:type_name -> google.protobuf.Timestamp
+	68, // 38: nstance.v1.InstanceStatus.last_report_at:type_name -> google.protobuf.Timestamp
+	68, // 39: nstance.v1.InstanceStatus.delete_deadline:type_name -> google.protobuf.Timestamp
+	68, // 40: nstance.v1.InstanceStatus.certificate_not_after:type_name -> google.protobuf.Timestamp
+	70, // 41: nstance.v1.InstanceStatus.metrics:type_name -> nstance.v1.Metrics
+	68, // 42: nstance.v1.InstanceStatus.deleted_at:type_name -> google.protobuf.Timestamp
+	71, // 43: nstance.v1.InstanceStatus.health_checks:type_name -> nstance.v1.HealthCheckState
+	51, // 44: nstance.v1.WatchGroupsResponse.event:type_name -> nstance.v1.GroupEvent
+	1,  // 45: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	19, // 46: nstance.v1.GroupEvent.status:type_name -> nstance.v1.GroupStatus
+	54, // 47: nstance.v1.WatchInstancesResponse.event:type_name -> nstance.v1.InstanceEvent
+	2,  // 48: nstance.v1.InstanceEvent.type:type_name -> nstance.v1.InstanceEvent.Type
+	46, // 49: nstance.v1.InstanceEvent.instance:type_name -> nstance.v1.InstanceStatus
+	68, // 50: nstance.v1.InstanceEvent.deadline:type_name -> google.protobuf.Timestamp
+	68, // 51: nstance.v1.InstanceEvent.at:type_name -> google.protobuf.Timestamp
+	69, // 52: nstance.v1.InstanceEvent.remaining:type_name -> google.protobuf.Duration
+	57, // 53: nstance.v1.WatchErrorsResponse.event:type_name -> nstance.v1.ErrorEvent
+	68, // 54: nstance.v1.ErrorEvent.at:type_name -> google.protobuf.Timestamp
+	68, // 55: nstance.v1.EventFilter.since:type_name -> google.protobuf.Timestamp
+	58, // 56: nstance.v1.ListEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	68, // 57: nstance.v1.ListEventsRequest.until:type_name -> google.protobuf.Timestamp
+	63, // 58: nstance.v1.ListEventsResponse.events:type_name -> nstance.v1.JournalEvent
+	58, // 59: nstance.v1.FollowEventsRequest.filter:type_name -> nstance.v1.EventFilter
+	63, // 60: nstance.v1.FollowEventsResponse.event:type_name -> nstance.v1.JournalEvent
+	68, // 61: nstance.v1.JournalEvent.at:type_name -> google.protobuf.Timestamp
+	68, // 62: nstance.v1.OperatorServiceRenewCertificateResponse.not_after:type_name -> google.protobuf.Timestamp
+	3,  // 63: nstance.v1.OperatorService.GetConfigStatus:input_type -> nstance.v1.GetConfigStatusRequest
+	5,  // 64: nstance.v1.OperatorService.GetShardStatus:input_type -> nstance.v1.GetShardStatusRequest
+	7,  // 65: nstance.v1.OperatorService.StepDown:input_type -> nstance.v1.StepDownRequest
+	9,  // 66: nstance.v1.OperatorService.ListOrphans:input_type -> nstance.v1.ListOrphansRequest
+	12, // 67: nstance.v1.OperatorService.ConfirmOrphans:input_type -> nstance.v1.ConfirmOrphansRequest
+	15, // 68: nstance.v1.OperatorService.RefreshConfig:input_type -> nstance.v1.RefreshConfigRequest
+	17, // 69: nstance.v1.OperatorService.ListGroups:input_type -> nstance.v1.ListGroupsRequest
+	20, // 70: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	22, // 71: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 72: nstance.v1.OperatorService.PauseGroup:input_type -> nstance.v1.PauseGroupRequest
+	26, // 73: nstance.v1.OperatorService.ResumeGroup:input_type -> nstance.v1.ResumeGroupRequest
+	28, // 74: nstance.v1.OperatorService.RollGroup:input_type -> nstance.v1.RollGroupRequest
+	30, // 75: nstance.v1.OperatorService.ExplainGroup:input_type -> nstance.v1.ExplainGroupRequest
+	34, // 76: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	36, // 77: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	38, // 78: nstance.v1.OperatorService.ProtectInstance:input_type -> nstance.v1.ProtectInstanceRequest
+	40, // 79: nstance.v1.OperatorService.GetInstanceType:input_type -> nstance.v1.GetInstanceTypeRequest
+	42, // 80: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	44, // 81: nstance.v1.OperatorService.ListInstances:input_type -> nstance.v1.ListInstancesRequest
+	47, // 82: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.AcknowledgeDrainedRequest
+	49, // 83: nstance.v1.OperatorService.WatchGroups:input_type -> nstance.v1.WatchGroupsRequest
+	52, // 84: nstance.v1.OperatorService.WatchInstances:input_type -> nstance.v1.WatchInstancesRequest
+	55, // 85: nstance.v1.OperatorService.WatchErrors:input_type -> nstance.v1.WatchErrorsRequest
+	59, // 86: nstance.v1.OperatorService.ListEvents:input_type -> nstance.v1.ListEventsRequest
+	61, // 87: nstance.v1.OperatorService.FollowEvents:input_type -> nstance.v1.FollowEventsRequest
+	64, // 88: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.OperatorServiceRenewCertificateRequest
+	4,  // 89: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.GetConfigStatusResponse
+	6,  // 90: nstance.v1.OperatorService.GetShardStatus:output_type -> nstance.v1.GetShardStatusResponse
+	8,  // 91: nstance.v1.OperatorService.StepDown:output_type -> nstance.v1.StepDownResponse
+	10, // 92: nstance.v1.OperatorService.ListOrphans:output_type -> nstance.v1.ListOrphansResponse
+	13, // 93: nstance.v1.OperatorService.ConfirmOrphans:output_type -> nstance.v1.ConfirmOrphansResponse
+	16, // 94: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	18, // 95: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	21, // 96: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.UpsertGroupResponse
+	23, // 97: nstance.v1.OperatorService.DeleteGroup:output_type -> nstance.v1.DeleteGroupResponse
+	25, // 98: nstance.v1.OperatorService.PauseGroup:output_type -> nstance.v1.PauseGroupResponse
+	27, // 99: nstance.v1.OperatorService.ResumeGroup:output_type -> nstance.v1.ResumeGroupResponse
+	29, // 100: nstance.v1.OperatorService.RollGroup:output_type -> nstance.v1.RollGroupResponse
+	31, // 101: nstance.v1.OperatorService.ExplainGroup:output_type -> nstance.v1.ExplainGroupResponse
+	35, // 102: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	37, // 103: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	39, // 104: nstance.v1.OperatorService.ProtectInstance:output_type -> nstance.v1.ProtectInstanceResponse
+	41, // 105: nstance.v1.OperatorService.GetInstanceType:output_type -> nstance.v1.GetInstanceTypeResponse
+	43, // 106: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.GetInstanceStatusResponse
+	45, // 107: nstance.v1.OperatorService.ListInstances:output_type -> nstance.v1.ListInstancesResponse
+	48, // 108: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> nstance.v1.AcknowledgeDrainedResponse
+	50, // 109: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.WatchGroupsResponse
+	53, // 110: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.WatchInstancesResponse
+	56, // 111: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.WatchErrorsResponse
+	60, // 112: nstance.v1.OperatorService.ListEvents:output_type -> nstance.v1.ListEventsResponse
+	62, // 113: nstance.v1.OperatorService.FollowEvents:output_type -> nstance.v1.FollowEventsResponse
+	65, // 114: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.OperatorServiceRenewCertificateResponse
+	89, // [89:115] is the sub-list for method output_type
+	63, // [63:89] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }

@@ -304,12 +304,12 @@ func TestViewsAreComplete(t *testing.T) {
 	for _, m := range []proto.Message{api.Config, api.Refresh, api.Groups[0], api.Instances[0]} {
 		fill(m.ProtoReflect())
 	}
-	api.Groups[0].ArgsJson, api.Groups[0].SpecJson = `{"k": "v"}`, `{"template": "x"}`
+	api.Groups[0].MergedJson, api.Groups[0].SpecJson = `{"template": "x"}`, `{"template": "x"}`
 	addr, _ := c.Serve(t, "a", api)
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+addr)
 	a := []string{"a"}
 	// renamed maps the protocol's field names to the names in the output forms, for fields whose names differ.
-	renamed := map[string]string{"is_static": "static", "args_json": "args", "spec_json": "spec"}
+	renamed := map[string]string{"is_static": "static", "merged_json": "config", "spec_json": "spec"}
 	for _, test := range []struct {
 		of   proto.Message
 		view any

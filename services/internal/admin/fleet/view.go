@@ -28,17 +28,13 @@ type Group struct {
 	RolloutWaits  string            `json:"rollout_waits,omitempty" jsonschema:"description=Why outdated instances are not replaced now"`
 	Outdated      uint32            `json:"outdated,omitempty" jsonschema:"description=Instances without the group's infra configuration"`
 	InstanceType  string            `json:"instance_type,omitempty"`
-	InstanceTypes []string          `json:"instance_types,omitempty"`
 	SubnetPool    string            `json:"subnet_pool,omitempty"`
 	Kind          string            `json:"kind,omitempty"`
 	Arch          string            `json:"arch,omitempty"`
 	Vars          map[string]string `json:"vars,omitempty"`
-	Args          json.RawMessage   `json:"args,omitempty"`
-	Spec          json.RawMessage   `json:"spec,omitempty" jsonschema:"description=The group's own settings; all others come from its template"`
-	LoadBalancers []string          `json:"load_balancers,omitempty"`
-	DrainTimeout  string            `json:"drain_timeout,omitempty" jsonschema:"description=Go duration"`
-	MaxSurge      uint32            `json:"max_surge,omitempty"`
-	MaxUnhealthy  string            `json:"max_unhealthy,omitempty"`
+	Spec          json.RawMessage   `json:"spec,omitempty" jsonschema:"description=The group's own settings"`
+	Config        json.RawMessage   `json:"config,omitempty" jsonschema:"description=All settings in force: those of the group and those that it inherits"`
+	Defaults      []string          `json:"defaults,omitempty" jsonschema:"description=Paths of the settings in config that nobody has set"`
 	ETag          string            `json:"etag"`
 	RuntimeHash   string            `json:"runtime_hash,omitempty"`
 	InfraHash     string            `json:"infra_hash,omitempty"`
@@ -66,21 +62,16 @@ func viewGroup(g *nstancev1.GroupStatus) Group {
 		Size: g.GetSize(), ActualSize: g.GetActualSize(), Healthy: g.GetHealthy(), BlockedReason: g.GetBlockedReason(),
 		BlockedSince: at(g.GetBlockedSince()), BlockedUntil: at(g.GetBlockedUntil()),
 		Paused: g.GetPaused(), RolloutWaits: g.GetRolloutWaits(), Outdated: g.GetOutdated(),
-		InstanceType: g.GetInstanceType(), InstanceTypes: g.GetInstanceTypes(), SubnetPool: g.GetSubnetPool(),
-		Kind: g.GetKind(), Arch: g.GetArch(),
-		Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(), MaxSurge: g.GetMaxSurge(),
-		MaxUnhealthy: g.GetMaxUnhealthy(),
-		ETag:         g.GetEtag(), RuntimeHash: g.GetRuntimeHash(), InfraHash: g.GetInfraHash(),
+		InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Kind: g.GetKind(), Arch: g.GetArch(),
+		Vars: g.GetVars(), Defaults: g.GetDefaults(),
+		ETag: g.GetEtag(), RuntimeHash: g.GetRuntimeHash(), InfraHash: g.GetInfraHash(),
 		InstanceIDs: g.GetInstanceIds(), ProviderIDs: g.GetProviderIds(),
 	}
-	if args := g.GetArgsJson(); json.Valid([]byte(args)) {
-		view.Args = json.RawMessage(args)
+	if merged := g.GetMergedJson(); json.Valid([]byte(merged)) {
+		view.Config = json.RawMessage(merged)
 	}
 	if spec := g.GetSpecJson(); json.Valid([]byte(spec)) {
 		view.Spec = json.RawMessage(spec)
-	}
-	if d := g.GetDrainTimeout(); d != nil {
-		view.DrainTimeout = d.AsDuration().String()
 	}
 	return view
 }

@@ -29,9 +29,8 @@ var shapes = map[Kind]shape{
 	Status: shape{}.with("", plain, `cluster_id leader_id version term leader_since lease_left heir_id standby_ids.*
 		groups instances agents_connected`).with("", present, "refused_etag").withProblems("").withErrors("errors.*."),
 	Groups: shape{}.with("*.", plain, `group static overridden deleting template size actual_size healthy blocked_since
-		blocked_until paused outdated instance_type instance_types.* subnet_pool kind arch load_balancers.*
-		drain_timeout max_surge max_unhealthy instance_ids.* provider_ids.*`).
-		with("*.", words, "blocked_reason rollout_waits").with("*.", present, "vars.* args.* spec"),
+		blocked_until paused outdated instance_type subnet_pool kind arch defaults.* instance_ids.* provider_ids.*`).
+		with("*.", words, "blocked_reason rollout_waits").with("*.", present, "vars.* spec").withGroup("*.config."),
 	Explanations: shape{}.with("*.", plain, `group planned_at term desired unhealthy_guard next_plan_at
 		rollout_until blocked_until actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause
 		actions.*.deadline instances.*.instance_id instances.*.rule instances.*.rule_name instances.*.cause

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -403,7 +402,7 @@ func TestStatus(t *testing.T) {
 // volumes, are limited by the drain timeout of the group.
 func TestDrainLimit(t *testing.T) {
 	timeout := func(d time.Duration) func(*view) {
-		return func(v *view) { v.shards[1].group.DrainTimeout = durationpb.New(d) }
+		return func(v *view) { v.shards[1].group.MergedJson = `{"drain_timeout":"` + d.String() + `"}` }
 	}
 	limited := func(drain, detach int32) func(*view) {
 		return func(v *view) {

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // drainLimit returns the limit that Cluster API must observe when it drains the Machine's Node, and when it then waits
@@ -22,10 +24,11 @@ func drainLimit(v *view) *int32 {
 		return nil
 	}
 	s := v.shard(v.machine.Spec.Shard)
-	if s == nil || s.group.GetDrainTimeout() == nil {
+	var settings config.GroupSpec
+	if s == nil || json.Unmarshal([]byte(s.group.GetMergedJson()), &settings) != nil || settings.DrainTimeout == nil {
 		return nil
 	}
-	limit := s.group.GetDrainTimeout().AsDuration()
+	limit := settings.DrainTimeout.D()
 	seconds := int32(max(1, (limit+time.Second-1)/time.Second))
 	have := v.owner.Spec.Deletion
 	if ptr.Equal(have.NodeDrainTimeoutSeconds, &seconds) && ptr.Equal(have.NodeVolumeDetachTimeoutSeconds, &seconds) {

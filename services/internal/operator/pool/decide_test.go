@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
-	"google.golang.org/protobuf/types/known/durationpb"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -118,7 +117,7 @@ func FuzzPush(f *testing.F) {
 	f.Add(`{"drain_timeout":7}`, `{`, true, ",,")
 	f.Add(`[]`, `[]`, false, "")
 	f.Fuzz(func(t *testing.T, spec, args string, static bool, fields string) {
-		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, ArgsJson: args}
+		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, MergedJson: args}
 		want := specT{Group: "g", Size: ptr.To(int32(1)), Template: "t", Vars: vars{"a": "2"}}
 		r := upsertRequest(want, strings.Split(fields, ","), group)
 		if r != nil {
@@ -127,7 +126,7 @@ func FuzzPush(f *testing.F) {
 				t.Errorf("%v: %v, not allowed for a static group: %v", r, problems, patch.Restricted())
 			}
 		}
-		if merged := mergedConfig(group, nil); merged == nil || !json.Valid(merged.Raw) || !equalJSON(merged, merged) {
+		if merged := mergedConfig(group); merged != nil && (!json.Valid(merged.Raw) || !equalJSON(merged, merged)) {
 			t.Errorf("%v", merged)
 		}
 	})
@@ -353,8 +352,7 @@ func TestDecideGroup(t *testing.T) {
 func TestMirror(t *testing.T) {
 	in := baseGroup(func(in *groupInput) {
 		in.known.ActualSize, in.known.Healthy = math.MaxUint32, 7
-		in.known.ArgsJson, in.known.DrainTimeout, in.known.MaxSurge = `{"b":{"c":1},"a":[1.0]}`,
-			durationpb.New(time.Minute), 2
+		in.known.MergedJson = `{"template":"t","args":{"b":{"c":1},"a":[1.0]},"drain_timeout":"1m"}`
 		in.instances = []*nstancev1.InstanceStatus{{ProviderId: "z"}, {ProviderId: "b", State: "deleting"},
 			{ProviderId: "a"}, {}, {ProviderId: "o", OnDemand: true}, {ProviderId: "a"}}
 	})
@@ -362,18 +360,17 @@ func TestMirror(t *testing.T) {
 	if *s.ActualSize != math.MaxInt32 || *s.Healthy != 7 || !slices.Equal(s.ProviderIDs, []string{"a", "b", "z"}) {
 		t.Errorf("%+v", s)
 	}
-	if want := `{"template":"t","args":{"b":{"c":1},"a":[1.0]},"drainTimeout":"1m0s","maxSurge":2}`; string(
-		s.Config.Raw) != want {
+	if string(s.Config.Raw) != in.known.MergedJson {
 		t.Errorf("%s", s.Config.Raw)
 	}
 	// The API server stores the JSON document in another form, with the same content. This difference must not count as
 	// a change.
-	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drainTimeout":"1m0s","maxSurge":2,"template":"t"}`)
+	s.Config.Raw = []byte(`{"args":{"a":[1],"b":{"c":1}},"drain_timeout":"1m","template":"t"}`)
 	in.group.Status = s
 	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) != string(s.Config.Raw) {
 		t.Errorf("%s", again.Config.Raw)
 	}
-	in.known.MaxSurge = 3
+	in.known.MergedJson = `{"template":"t","drain_timeout":"2m"}`
 	if again := decideGroup(in, callResult{}).group.Status; string(again.Config.Raw) == string(s.Config.Raw) {
 		t.Error("a changed configuration was not written")
 	}
@@ -598,7 +595,9 @@ func TestStaticStays(t *testing.T) {
 
 func TestCapacity(t *testing.T) {
 	config := func(text string) func(*v1beta1.NstanceShardGroup) {
-		return func(g *v1beta1.NstanceShardGroup) { g.Status.Config = mergedConfig(&statusT{InstanceType: text}, nil) }
+		return func(g *v1beta1.NstanceShardGroup) {
+			g.Status.Config = mergedConfig(&statusT{MergedJson: `{"instance_type":"` + text + `"}`})
+		}
 	}
 	own := basePool(1, "a").with("a", 1, "p", config("m5.large"))
 	own.pool.Spec.InstanceType = "c5.xlarge"
@@ -703,9 +702,6 @@ func TestDecideImport(t *testing.T) {
 			groups: groups{"b": {group(false, 4, `{"template":"t","subnet_pool":"p","vars":{"a":"1"}}`)}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "p",
 				Vars: vars{"a": "1"}}, 4, ""},
-		"dynamic, own settings not sent": {importInput{groups: groups{"b": {group(false, 4, "")}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "merged",
-				InstanceType: "merged"}, 4, ""},
 		"dynamic on one shard, static on another": {importInput{groups: groups{"a": {group(true, 1, "")},
 			"b": {group(false, 1, `{"instance_type":"i"}`)}}},
 			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},

@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -325,9 +326,10 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 	s := &plan.group.Status
 	s.IsStatic = known.GetIsStatic()
 	s.ActualSize, s.Healthy = ptr.To(toInt32(known.GetActualSize())), ptr.To(toInt32(known.GetHealthy()))
-	if config := mergedConfig(known, capacity); !equalJSON(s.Config, config) {
+	if config := mergedConfig(known); !equalJSON(s.Config, config) {
 		s.Config = config
 	}
+	s.Capacity = capacity
 	// Include the provider IDs of instances that are being deleted. If the ID of such an instance were missing, Cluster
 	// API would delete its Node, but the Node must be drained first.
 	var ids []string
@@ -344,41 +346,13 @@ func (plan *groupPlan) copyStatus(known *nstancev1.GroupStatus, instances []*nst
 // toInt32 converts a server's number into an int32. A number that is too large becomes the largest int32.
 func toInt32(n uint32) int32 { return int32(min(n, math.MaxInt32)) }
 
-// groupConfig is a group's configuration as merged by the server, with the field names of the Kubernetes API.
-type groupConfig struct {
-	Template      string            `json:"template,omitempty"`
-	Kind          string            `json:"kind,omitempty"`
-	Arch          string            `json:"arch,omitempty"`
-	InstanceType  string            `json:"instanceType,omitempty"`
-	InstanceTypes []string          `json:"instanceTypes,omitempty"`
-	SubnetPool    string            `json:"subnetPool,omitempty"`
-	Vars          map[string]string `json:"vars,omitempty"`
-	Args          json.RawMessage   `json:"args,omitempty"`
-	LoadBalancers []string          `json:"loadBalancers,omitempty"`
-	DrainTimeout  string            `json:"drainTimeout,omitempty"`
-	MaxSurge      uint32            `json:"maxSurge,omitempty"`
-	MaxUnhealthy  string            `json:"maxUnhealthy,omitempty"`
-	// Capacity is the CPU, memory and other resources of InstanceType.
-	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-}
-
-// mergedConfig returns the group's merged configuration as JSON.
-func mergedConfig(g *nstancev1.GroupStatus, capacity corev1.ResourceList) *apiextensionsv1.JSON {
-	d := groupConfig{Template: g.GetTemplate(), Kind: g.GetKind(), Arch: g.GetArch(), InstanceType: g.GetInstanceType(),
-		InstanceTypes: g.GetInstanceTypes(),
-		SubnetPool:    g.GetSubnetPool(), Vars: g.GetVars(), LoadBalancers: g.GetLoadBalancers(),
-		MaxSurge: g.GetMaxSurge(), MaxUnhealthy: g.GetMaxUnhealthy(), Capacity: capacity}
-	if g.GetDrainTimeout() != nil {
-		d.DrainTimeout = g.GetDrainTimeout().AsDuration().String()
+// mergedConfig returns all settings of the group that are in force.
+func mergedConfig(g *nstancev1.GroupStatus) *apiextensionsv1.JSON {
+	text := g.GetMergedJson()
+	if !strings.HasPrefix(text, "{") || !json.Valid([]byte(text)) {
+		return nil // the API server refuses anything else
 	}
-	if json.Valid([]byte(g.GetArgsJson())) {
-		d.Args = json.RawMessage(g.GetArgsJson())
-	}
-	text, err := json.Marshal(d)
-	if err != nil {
-		return nil // not possible: strings and valid JSON can always be encoded
-	}
-	return &apiextensionsv1.JSON{Raw: text}
+	return &apiextensionsv1.JSON{Raw: []byte(text)}
 }
 
 // equalJSON compares two JSON documents by value, because the API server changes the order and spelling of what it

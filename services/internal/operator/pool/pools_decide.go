@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 )
 
@@ -447,15 +448,17 @@ const (
 func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
 	var offers []corev1.ResourceList
 	for _, g := range groups {
-		var d groupConfig
-		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &d) != nil || d.InstanceType == "" {
+		var settings config.GroupSpec
+		if g.Status.Config == nil || json.Unmarshal(g.Status.Config.Raw, &settings) != nil ||
+			settings.InstanceType == "" {
 			continue
 		}
+		offer := g.Status.Capacity
 		// The shard's status still shows the earlier instance type if the pool's instance type has just changed.
-		if want := plan.pool.Spec.InstanceType; want != "" && want != d.InstanceType || d.Capacity == nil {
-			d.Capacity = capacity.Of(cmp.Or(want, d.InstanceType))
+		if want := plan.pool.Spec.InstanceType; want != "" && want != settings.InstanceType || offer == nil {
+			offer = capacity.Of(cmp.Or(want, settings.InstanceType))
 		}
-		offers = append(offers, d.Capacity)
+		offers = append(offers, offer)
 	}
 	if len(offers) == 0 && plan.pool.Spec.InstanceType != "" {
 		offers = append(offers, capacity.Of(plan.pool.Spec.InstanceType))

@@ -139,6 +139,12 @@ func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 		}
 		g.SpecJson = string(text)
 	}
+	if s.static[name].GetMergedJson() == "" {
+		size := int(g.GetSize())
+		spec := config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(),
+			SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+		g.MergedJson = (&config.Shard{}).WithDefaults().Settings(spec, nil).JSON()
+	}
 	s.groups[name] = g
 	return g
 }

@@ -1,0 +1,162 @@
+package config
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Settings are all settings of a group that are in force: its own, and those that it inherits from an override, its
+// template, the shard, and the defaults.
+type Settings struct {
+	spec    GroupSpec
+	written []GroupSpec // the sources of the settings, without the defaults
+}
+
+// Settings returns the settings of a group. spec is the group in the shard's configuration, or the entry of a dynamic
+// group in groups/. override is the entry of a static group there, or nil. The shard must have its defaults filled in.
+func (s *Shard) Settings(spec GroupSpec, override *GroupSpec) Settings {
+	if override != nil {
+		o := override.Override()
+		override = &o
+	}
+	out := s.settings(spec, override)
+	// A value that is equal to its default counts as not written, because the defaults of the shard are filled in.
+	server, template := Server{DefaultDrainTimeout: s.Server.DefaultDrainTimeout}, Template{Size: out.written[1].Size}
+	unfill(&server)
+	unfill(&template)
+	out.written[0].DrainTimeout, out.written[1].Size = server.DefaultDrainTimeout, template.Size
+	out.written = cloned(out.written)
+	unfill(&out.written)
+	return out
+}
+
+func (s *Shard) settings(spec GroupSpec, override *GroupSpec) Settings {
+	t := s.Templates[spec.Template]
+	sources := []GroupSpec{
+		{Args: s.Defaults.Args, Vars: s.Defaults.Vars, DrainTimeout: s.Server.DefaultDrainTimeout},
+		{Size: t.Size, InstanceType: t.InstanceType, InstanceTypes: t.InstanceTypes, SubnetPool: t.SubnetPool,
+			Args: t.Args, Vars: t.Vars},
+		spec,
+	}
+	full := GroupSpec{Vars: map[string]string{}}
+	for _, source := range sources {
+		inherit(&full, source)
+	}
+	if override != nil {
+		over := *override
+		if over.Rollout != nil {
+			rollout := deref(full.Rollout)
+			rollout.Paused = over.Rollout.Paused
+			// A change of either revision rolls.
+			rollout.Revision = strings.Trim(rollout.Revision+"+"+over.Rollout.Revision, "+")
+			over.Rollout = &rollout
+		}
+		inherit(&full, over)
+		sources = append(sources, over)
+	}
+	fill(&full)
+	return Settings{full, sources}
+}
+
+// inherit sets in a group every field that is set in over. Variables and arguments are merged name by name. The result
+// shares no memory with over.
+func inherit(spec *GroupSpec, over GroupSpec) {
+	vars, args := spec.Vars, spec.Args
+	from, to := reflect.ValueOf(cloned(over)), reflect.ValueOf(spec).Elem()
+	for _, f := range fieldsOf(from.Type()) {
+		if value := f.in(from); !isZero(value) {
+			f.in(to).Set(value)
+		}
+	}
+	spec.Args = mergeTree(args, over.Args)
+	spec.Vars = vars
+	maps.Copy(spec.Vars, over.Vars)
+}
+
+// JSON returns the settings as a JSON object with every field of a [GroupSpec] but those that only the server sets. A
+// field without a value is zero or empty, not null, because Kubernetes removes members that are null.
+func (s Settings) JSON() string {
+	text, err := json.Marshal(s.tree())
+	if err != nil {
+		panic("config: " + err.Error()) // not reached: arguments hold only JSON values
+	}
+	return string(text)
+}
+
+func (s Settings) tree() map[string]any {
+	tree, _ := complete(reflect.ValueOf(s.spec)).(map[string]any)
+	for _, name := range serverFields {
+		delete(tree, name)
+	}
+	return tree
+}
+
+// Defaults returns the paths of the settings that nobody has written, so that they have their default, sorted.
+func (s Settings) Defaults() []string {
+	var out []string
+	var visit func(members map[string]any, written []map[string]any, path string)
+	visit = func(members map[string]any, written []map[string]any, path string) {
+		for name, member := range members {
+			at, isWritten := ChildPath(path, name), false
+			var below []map[string]any
+			for _, tree := range written {
+				value, ok := tree[name]
+				object, isObject := value.(map[string]any)
+				if isWritten = isWritten || ok; isObject {
+					below = append(below, object)
+				}
+			}
+			if object, isObject := member.(map[string]any); !isWritten {
+				out = append(out, at)
+			} else if isObject {
+				visit(object, below, at)
+			}
+		}
+	}
+	var written []map[string]any
+	for _, source := range s.written {
+		written = append(written, treeOf(source))
+	}
+	visit(s.tree(), written, "")
+	slices.Sort(out)
+	return out
+}
+
+// complete returns a value as JSON in which no field of a struct is missing.
+func complete(v reflect.Value) any {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return complete(reflect.Zero(v.Type().Elem()))
+		}
+		return complete(v.Elem())
+	case reflect.Struct:
+		out := map[string]any{}
+		for _, f := range fieldsOf(v.Type()) {
+			out[f.name] = complete(f.in(v))
+		}
+		return out
+	case reflect.Slice:
+		out := make([]any, v.Len())
+		for i := range out {
+			out[i] = complete(v.Index(i))
+		}
+		return out
+	case reflect.Map:
+		if v.Len() == 0 {
+			return map[string]any{}
+		}
+	}
+	return v.Interface()
+}
+
+// deref returns the value of a pointer, or the zero value if it is nil.
+func deref[T any](p *T) (value T) {
+	if p != nil {
+		value = *p
+	}
+	return value
+}
