@@ -83,7 +83,7 @@ func (c *checker) group(spec GroupSpec, path string) {
 	if spec.Disruption != nil {
 		for i, text := range spec.Disruption.Windows {
 			_, err := ParseWindow(text)
-			c.err(element(ChildPath(path, "disruption.windows"), i), err)
+			c.err(element(ChildPath(ChildPath(path, "disruption"), "windows"), i), err)
 		}
 	}
 	for i, s := range spec.Schedules {

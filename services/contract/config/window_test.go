@@ -91,7 +91,7 @@ func TestDisruptionProblems(t *testing.T) {
 		return strings.Replace(strings.Replace(fleet, "%s", "", 1), `"size": 3,`, `"size": 3, `+rest+",", 1)
 	}
 	for _, tt := range []struct{ rest, problem string }{
-		{`"disruption": {"windows": ["Mon-Fri 09:00-17:00"]}`, "is not a window such as"},
+		{`"disruption": {"windows": ["Mon-Fri 09:00-17:00"]}`, `disruption.windows[0]: "Mon-Fri 09:00-17:00" is not a window such as`},
 		{`"disruption": {"windows": ["Mo-Fri 09:00-17:00 UTC"]}`, "has days that are not such as"},
 		{`"disruption": {"windows": ["Mon 9-17 UTC"]}`, "has times that are not such as"},
 		{`"disruption": {"windows": ["Mon 09:00-09:00 UTC"]}`, "has times that are not such as"},
