@@ -37,6 +37,7 @@ calls of the API take ?shard=S or ?all_shards=true:
   GET  /groups   /group?group=G   /group/explain?group=G
   GET  /instances   /instance?instance_id=I   /instance/explain?instance_id=I
   POST /group/scale        {"group": "workers", "size": 5}
+  POST /group/set?group=batch   {"rollout": {"canary": 1}, "purchase": null}
   POST /config/refresh   /group/rollout   /group/create   /group/delete
   POST /instance/create   /instance/delete   /instance/protect
   POST /server/step-down   /orphans/confirm
