@@ -364,3 +364,26 @@ func restrictedPaths(tree map[string]any, path string) (out []string) {
 
 // isNull reports whether a member of a patch removes a value.
 func (d *decoder) isNull(v hujson.Value) bool { return d.patch && v.Value.Kind() == 'n' }
+
+// ParseDynamic parses a group that an operator describes outside of the shard's configuration, such as with Terraform.
+// src is JSON in which the fields at the paths `unknown` are missing, because their values are not known yet. The
+// problems have no positions. They leave out what the unknown fields may change, and what only the shard's server can
+// check. The group is the zero value if src cannot be decoded.
+func ParseDynamic(src []byte, unknown ...string) (GroupSpec, Problems) {
+	patch, problems := ParsePatch("", src)
+	if len(problems) > 0 {
+		return GroupSpec{}, problems.withoutPositions()
+	}
+	spec, err := patch.Apply(GroupSpec{})
+	if errors.As(err, &problems) {
+		return GroupSpec{}, problems
+	}
+	c := checker{}
+	c.fields(reflect.ValueOf(spec), "")
+	c.group(spec, "")
+	if spec.Template == "" {
+		c.add("template", "is required")
+	}
+	known := &decoder{tainted: unknown}
+	return spec, (&checker{found: known.relevant(c.found)}).problems()
+}

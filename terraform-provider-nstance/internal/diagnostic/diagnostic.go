@@ -75,20 +75,6 @@ func OfTyped(problems config.Problems) diag.Diagnostics {
 	return out
 }
 
-// OfGroup returns a diagnostic for each problem of one group, at the attribute with the problem.
-func OfGroup(problems config.Problems) diag.Diagnostics {
-	var out diag.Diagnostics
-	for _, p := range problems {
-		at, detail := nearest(typedconfig.GroupAttributePath(p.Path)),
-			strings.TrimPrefix(p.Path+": "+p.Message+".", ": ")
-		if p.Hint != "" {
-			detail += "\nHint: " + p.Hint
-		}
-		out.AddAttributeError(at, "Invalid group", detail)
-	}
-	return out
-}
-
 // nearest shortens a path until it is a top-level attribute or an element of one. For a longer path, the CLIs show the
 // first line of the resource instead of the attribute's line. The text of the diagnostic contains the full path.
 func nearest(at path.Path) path.Path {

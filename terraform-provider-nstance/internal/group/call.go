@@ -2,7 +2,6 @@ package group
 
 import (
 	"context"
-	"fmt"
 	"maps"
 
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
@@ -40,16 +39,6 @@ func (r *Resource) upsert(ctx context.Context, k key, req *nstancev1.UpsertGroup
 		return err
 	})
 	return group, err
-}
-
-// specOf returns the group's own fields, without values that come from its template. It returns an error if the server
-// does not report them, or reports something else.
-func specOf(group *nstancev1.GroupStatus) (config.GroupSpec, error) {
-	spec, problems := config.ParseGroup("", []byte(group.GetSpecJson()))
-	if err := problems.Err(); err != nil {
-		return config.GroupSpec{}, fmt.Errorf("the server's answer: spec_json: %w", err)
-	}
-	return spec, nil
 }
 
 // request returns a call that makes the group equal to want. The call removes each field that is set in have and not in

@@ -8,14 +8,12 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
 func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest,
 	resp *resource.ValidateConfigResponse) {
-	resp.Diagnostics.Append(diagnostic.OfGroup(typedconfig.ReadGroup(attributesOf(req.Config.Raw)).Problems())...)
+	resp.Diagnostics.Append(readSpec(attributesOf(req.Config.Raw)).diagnostics()...)
 }
 
 // ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not call a server.
@@ -24,11 +22,11 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 		return
 	}
 	attributes, state := attributesOf(req.Plan.Raw), attributesOf(req.State.Raw)
-	after, before := typedconfig.ReadGroup(attributes), typedconfig.ReadGroup(state)
-	if !after.Known() || len(after.Problems()) > 0 {
+	after, before := readSpec(attributes), readSpec(state)
+	if !after.known || len(after.problems) > 0 {
 		return // the apply validates again
 	}
-	if same(after.Spec, before.Spec) {
+	if same(after.spec, before.spec) {
 		// Only attributes of the resource itself changed, such as a timeout. The group stays the same.
 		keep := map[string]tftypes.Value{}
 		for _, name := range []string{"etag", "infra_hash", "runtime_hash"} {
@@ -37,7 +35,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 		resp.Plan.Raw = replaced(req.Plan.Raw, keep)
 		return
 	}
-	if rolls(canonical(before.Spec), canonical(after.Spec)) && len(resp.RequiresReplace) == 0 {
+	if rolls(canonical(before.spec), canonical(after.spec)) && len(resp.RequiresReplace) == 0 {
 		k := keyOf(attributes)
 		resp.Diagnostics.AddWarning("Instances will be replaced in group "+k.name+" of shard "+k.shard,
 			"What instances are made from changes: they are replaced, in waves of up to max_surge.")

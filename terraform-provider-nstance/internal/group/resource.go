@@ -22,7 +22,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
 const (
@@ -109,8 +108,8 @@ func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
 	attributes := attributesOf(req.Plan.Raw)
-	k, want := keyOf(attributes), typedconfig.ReadGroup(attributes)
-	if resp.Diagnostics.Append(diagnostic.OfGroup(want.Problems())...); resp.Diagnostics.HasError() {
+	k, want := keyOf(attributes), readSpec(attributes)
+	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
 		return
 	}
 	var diagnose diag.Diagnostic
@@ -118,7 +117,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(diagnose)
 		return
 	}
-	upsert, err := request(k.name, want.Spec, config.GroupSpec{})
+	upsert, err := request(k.name, want.spec, config.GroupSpec{})
 	var group *nstancev1.GroupStatus
 	if err == nil {
 		upsert.MustCreate = true
@@ -161,9 +160,8 @@ func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic
 // Update implements resource.Resource.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
 	attributes := attributesOf(req.Plan.Raw)
-	k, want, have := keyOf(attributes), typedconfig.ReadGroup(attributes),
-		typedconfig.ReadGroup(attributesOf(req.State.Raw))
-	if resp.Diagnostics.Append(diagnostic.OfGroup(want.Problems())...); resp.Diagnostics.HasError() {
+	k, want, have := keyOf(attributes), readSpec(attributes), readSpec(attributesOf(req.State.Raw))
+	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
 		return
 	}
 	if _, diagnose := r.tenant(k); diagnose != nil {
@@ -182,8 +180,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	// not the ETag, show whether another client changed the group. The state keeps the plan's values of the fields that
 	// only the other client changed: the next plan shows them, unless they are in ignore_changes.
 	now, err := specOf(group)
-	to := merged(canonical(have.Spec), canonical(want.Spec), canonical(now))
-	if names := conflicts(canonical(have.Spec), canonical(want.Spec), canonical(now)); err == nil && len(names) > 0 {
+	to := merged(canonical(have.spec), canonical(want.spec), canonical(now))
+	if names := conflicts(canonical(have.spec), canonical(want.spec), canonical(now)); err == nil && len(names) > 0 {
 		err = status.Errorf(codes.Aborted, "the plan changes %s, which changed after the plan was made",
 			strings.Join(names, ", "))
 	}
@@ -258,10 +256,10 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		return
 	}
 	update := computed(k, group)
-	if before := typedconfig.ReadGroup(attributes); !same(before.Spec, spec) {
-		types := req.State.Schema.Type().TerraformType(ctx).(tftypes.Object).AttributeTypes
-		for name, v := range typedconfig.KeepGroup(attributes, typedconfig.WriteGroup(spec, types)) {
-			update[name] = v
+	if before := readSpec(attributes); !same(before.spec, spec) {
+		if update["spec"], err = drifted(attributes["spec"], canonical(before.spec), canonical(spec)); err != nil {
+			resp.Diagnostics.Append(failure("Cannot read", k, err))
+			return
 		}
 	}
 	resp.State.Raw = replaced(req.State.Raw, update)

@@ -19,7 +19,6 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
@@ -30,12 +29,14 @@ func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrade
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	attributes := typedconfig.GroupAttributes()
-	template := attributes["template"].(schema.StringAttribute)
-	template.Required, template.Optional = true, false
-	template.MarkdownDescription = "Name of the template, in the shard's configuration, that the group's instances " +
-		"are made from."
-	attributes["template"] = template
+	attributes := map[string]schema.Attribute{}
+	attributes["spec"] = schema.DynamicAttribute{
+		MarkdownDescription: "The group: an object with the fields of a group in the shard's configuration, of which " +
+			"`template` is required. Fields that are not set come from the template, or else from the shard. The " +
+			"[reference of the configuration](https://github.com/nstance-kit/nstance/blob/main/docs/reference/" +
+			"configuration.md) lists the fields. A plan refuses a field that does not exist, with its path.",
+		Required: true,
+	}
 	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	attributes["shard"] = schema.StringAttribute{
 		MarkdownDescription: "Name of the shard.", Required: true, PlanModifiers: fixed,
@@ -87,11 +88,10 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "A dynamic group of a shard. It is managed through the operator API of the shard's " +
-			"servers, so the provider needs an `operator` block. Attributes that are not set come from the " +
-			"template, or else from the shard. Changes made elsewhere show as drift. Put `size` into " +
-			"`ignore_changes` if something else scales the group. A static group is part of an `nstance_shard`, and " +
-			"cannot be managed with this resource. While no server of the shard can be reached, a plan warns and " +
-			"does not look for drift.\n\nDestroying the resource drains the group's instances, and waits until they " +
+			"servers, so the provider needs an `operator` block. Changes made elsewhere show as drift. Put " +
+			"`spec.size` into `ignore_changes` if something else scales the group. A static group is part of an " +
+			"`nstance_shard`, and cannot be managed with this resource. While no server of the shard can be reached, " +
+			"a plan warns and does not look for drift.\n\nDestroying the resource drains the group's instances, and waits until they " +
 			"are gone.",
 		Attributes: attributes,
 	}

@@ -145,7 +145,7 @@ resource "nstance_group" "test" {
   provider = nstance.fleet
   shard    = "dev-1"
   name     = "fleet"
-  template = "worker"
+  spec     = { template = "worker" }
 }
 `)
 	cli.Run(t, "plan", "-out=first.plan")

@@ -18,11 +18,6 @@ func Keep(before, next map[string]tftypes.Value) map[string]tftypes.Value {
 	return keep(before, next, reflect.TypeFor[config.Shard]())
 }
 
-// KeepGroup is [Keep] for the attributes of one group.
-func KeepGroup(before, next map[string]tftypes.Value) map[string]tftypes.Value {
-	return keep(before, next, reflect.TypeFor[config.GroupSpec]())
-}
-
 func keep(before, next map[string]tftypes.Value, typ reflect.Type) map[string]tftypes.Value {
 	out := map[string]tftypes.Value{}
 	for _, f := range fieldsOf(typ) {

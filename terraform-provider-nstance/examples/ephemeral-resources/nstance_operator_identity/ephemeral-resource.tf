@@ -20,5 +20,5 @@ resource "nstance_group" "batch" {
   provider = nstance.fleet
   shard    = "us-west-2a"
   name     = "batch"
-  template = "worker"
+  spec     = { template = "worker" }
 }
