@@ -119,7 +119,7 @@ func TestReports(t *testing.T) {
 		t.Error(err)
 	}
 	w.AwaitEvent(t, c.id, shardstate.EventLost, 1)
-	view, _ = w.State.Instance(c.id)
+	view, _ := w.State.Instance(c.id)
 	if view.Plan.Connected || view.Plan.PowerOffAt.IsZero() {
 		t.Errorf("%+v", view.Plan)
 	}
