@@ -139,3 +139,35 @@ func FuzzUserdata(f *testing.F) {
 		}
 	})
 }
+
+// TestNestingIsBounded checks that a proof cannot make its parser call itself without a limit.
+func TestNestingIsBounded(t *testing.T) {
+	for depth, good := range map[int]bool{10: true, maxNesting: true, maxNesting + 1: false, 2000: false} {
+		ber := slices.Concat(bytes.Repeat([]byte{0x30, 0x80}, depth), []byte{5, 0}, bytes.Repeat([]byte{0, 0}, depth))
+		if n, err := berSize(ber, 0); (err == nil) != good || good && n != len(ber) {
+			t.Errorf("depth %d: %d of %d bytes, %v", depth, n, len(ber), err)
+		}
+	}
+}
+
+// TestTypeWithoutFigures checks that an instance type without its memory or processors counts as unknown.
+func TestTypeWithoutFigures(t *testing.T) {
+	answer := &canned{}
+	p, err := New(Config{Zone: "zone-a", EC2: NewEC2(sdk.Config{Region: "r", HTTPClient: answer,
+		Credentials: credentials.NewStaticCredentialsProvider("a", "s", ""),
+		Retryer:     func() sdk.Retryer { return sdk.NopRetryer{} }})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const cpu, memory = "<vCpuInfo><defaultVCpus>2</defaultVCpus></vCpuInfo>",
+		"<memoryInfo><sizeInMiB>2048</sizeInMiB></memoryInfo>"
+	for figures, known := range map[string]bool{"": false, cpu: false, memory: false, cpu + memory: true} {
+		*answer = canned{200, []byte("<DescribeInstanceTypesResponse><instanceTypeSet><item><instanceType>t3.small" +
+			"</instanceType>" + figures + "</item></instanceTypeSet></DescribeInstanceTypesResponse>")}
+		size, err := p.DescribeType(t.Context(), "t3.small")
+		if known != (err == nil) || known && (size.CPUs != 2 || size.MemoryMiB != 2048) ||
+			!known && infra.ClassOf(err) != infra.NotFound {
+			t.Errorf("%q: %+v, %v", figures, size, err)
+		}
+	}
+}
