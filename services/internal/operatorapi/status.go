@@ -52,7 +52,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 func (c *call) settings(g config.Group, entry config.GroupSpec, exists bool) config.Settings {
 	shard := c.Config.Shard()
 	switch spec, static := shard.Groups[g.Tenant][g.GroupKey.Group]; {
-	case static && exists:
+	case static && exists && !entry.Deleted: // a deleted dynamic group overrides nothing
 		return shard.Settings(spec, &entry)
 	case static:
 		return shard.Settings(spec, nil)
