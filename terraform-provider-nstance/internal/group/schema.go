@@ -91,8 +91,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"servers, so the provider needs an `operator` block. Changes made elsewhere show as drift. Put " +
 			"`spec.size` into `ignore_changes` if something else scales the group. A static group is part of an " +
 			"`nstance_shard`, and cannot be managed with this resource. While no server of the shard can be reached, " +
-			"a plan warns and does not look for drift.\n\nDestroying the resource drains the group's instances, and waits until they " +
-			"are gone.",
+			"a plan warns and does not look for drift.\n\nDestroying the resource drains the group's instances, and " +
+			"waits until they are gone.",
 		Attributes: attributes,
 	}
 }
