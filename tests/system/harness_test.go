@@ -84,6 +84,7 @@ func awaitConverged(ctx context.Context, stack *local.Stack, operator *local.Ope
 		convergeTimeout))
 	defer cancel()
 	checks = append(checks, stack.CheckConsistent)
+	var failed error // of the last checks
 	for passed := 0; passed < 5; passed++ {
 		if _, err := operator.AwaitHealthy(ctx, size); err != nil {
 			return errors.Join(err, stack.CheckConsistent(context.WithoutCancel(ctx)))
@@ -92,14 +93,11 @@ func awaitConverged(ctx context.Context, stack *local.Stack, operator *local.Ope
 		for _, check := range checks {
 			errs = append(errs, check(ctx))
 		}
-		if err := errors.Join(errs...); err != nil {
-			if ctx.Err() != nil {
-				return errors.Join(context.Cause(ctx), err)
-			}
+		if failed = errors.Join(errs...); failed != nil {
 			passed = -1
 		}
 		if err := local.Pause(ctx, 300*time.Millisecond); err != nil {
-			return err
+			return errors.Join(err, failed)
 		}
 	}
 	return stack.CheckStartedOnce()
