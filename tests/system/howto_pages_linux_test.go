@@ -43,6 +43,7 @@ func (h *howTo) pagesOfEveryDay() []guide {
 		{file: "add-or-remove-a-group.md", steps: []step{
 			{texts: []string{"2 healthy"}},
 			{texts: []string{"3 healthy"}},
+			{texts: []string{"group web is changed"}},
 			{after: h.nowHealthy(2)},
 		}},
 		{file: "find-out-what-happened.md", steps: []step{
