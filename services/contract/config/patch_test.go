@@ -11,7 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// TestMergePatch has the examples of RFC 7396, appendix A, whose result is an object.
+// TestMergePatch applies the patches of RFC 7396, appendix A, whose result is an object.
 func TestMergePatch(t *testing.T) {
 	for _, test := range []struct{ target, patch, want string }{
 		{`{"a":"b"}`, `{"a":"c"}`, `{"a":"c"}`},
