@@ -2,17 +2,20 @@
 //
 //	go run ./services/internal/mutate/mutants ./services/internal/journal ./services/contract/...
 //
-// It builds the tests of each package once, with all bugs of [mutate.Plant] in it, and runs them once for each bug that
-// they reach. A bug is noticed if a test fails or does not end.
+// It builds the tests of each package once, with all bugs of [mutate.Plant] in it, and runs each test alone to see which
+// bugs it reaches. For each bug it then runs the tests that reach it, the fastest first. A bug is noticed if a test fails
+// or does not end.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -98,23 +101,11 @@ func (p *target) try(ctx context.Context, sample int, budget time.Duration, jobs
 	if err := p.build(ctx, dir, binary); err != nil {
 		return err
 	}
-	reached := filepath.Join(dir, "reached")
-	began := time.Now()
-	if out, err := p.test(ctx, binary, 10*time.Minute, "MUTANTS_REACHED="+reached); err != nil {
-		return fmt.Errorf("the tests fail without a bug: %w\n%s", err, tail(out))
+	reaching, err := p.survey(ctx, dir, binary, jobs)
+	if err != nil {
+		return err
 	}
-	limit := 3*time.Since(began) + 10*time.Second
-	var ids []int
-	text, _ := os.ReadFile(reached) // missing if no test reaches a bug
-	for _, line := range strings.Fields(string(text)) {
-		id, err := strconv.Atoi(line)
-		if err != nil {
-			return err
-		}
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	ids = slices.Compact(ids)
+	ids := slices.Sorted(maps.Keys(reaching))
 	all := ids
 	ids = nil
 	for i, id := range all {
@@ -126,7 +117,7 @@ func (p *target) try(ctx context.Context, sample int, budget time.Duration, jobs
 		// Every run tries the same part of the bugs first, and this part covers the whole package.
 		rand.New(rand.NewPCG(1, 1)).Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	}
-	tried, survivors, err := p.hunt(ctx, binary, ids, limit, budget, jobs)
+	tried, survivors, err := p.hunt(ctx, binary, ids, reaching, budget, jobs)
 	if err != nil {
 		return err
 	}
@@ -139,46 +130,125 @@ func (p *target) try(ctx context.Context, sample int, budget time.Duration, jobs
 	return nil
 }
 
-// hunt runs the tests once for each bug, and returns the bugs that no test noticed.
-func (p *target) hunt(ctx context.Context, binary string, ids []int, limit, budget time.Duration, jobs int) (tried int,
-	survivors []int, err error) {
+// trial is one test of a package, and how long it takes without a bug.
+type trial struct {
+	name string
+	took time.Duration
+}
+
+// survey runs each test alone. It returns the tests that reach each bug, the fastest first.
+func (p *target) survey(ctx context.Context, dir, binary string, jobs int) (map[int][]trial, error) {
+	list := exec.CommandContext(ctx, binary, "-test.list", ".")
+	list.Dir = p.Dir
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the tests: %w", err)
+	}
+	var mu sync.Mutex
+	reaching := map[int][]trial{}
+	var failed error
+	each(jobs, slices.Collect(strings.SplitSeq(strings.TrimSpace(string(out)), "\n")), func(name string) {
+		if strings.HasPrefix(name, "Benchmark") {
+			return
+		}
+		reached, began := filepath.Join(dir, name), time.Now()
+		out, err := p.test(ctx, binary, []string{name}, 10*time.Minute, "MUTANTS_REACHED="+reached)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s fails without a bug: %w\n%s", name, err, tail(out)))
+			return
+		}
+		text, _ := os.ReadFile(reached) // missing if the test reaches no bug
+		for line := range strings.FieldsSeq(string(text)) {
+			if id, err := strconv.Atoi(line); err == nil {
+				reaching[id] = append(reaching[id], trial{name, time.Since(began)})
+			}
+		}
+	})
+	for _, trials := range reaching {
+		slices.SortFunc(trials, func(a, b trial) int { return cmp.Compare(a.took, b.took) })
+	}
+	return reaching, failed
+}
+
+// each calls f with every element of a list, for several elements at the same time.
+func each[E any](jobs int, list []E, f func(E)) {
+	var wg sync.WaitGroup
+	queue := make(chan E)
+	for range jobs {
+		wg.Go(func() {
+			for e := range queue {
+				f(e)
+			}
+		})
+	}
+	for _, e := range list {
+		queue <- e
+	}
+	close(queue)
+	wg.Wait()
+}
+
+// few is how many of the fastest tests that reach a bug run first.
+const few = 3
+
+// noticed reports whether one of the tests that reach a bug fails with it.
+func (p *target) noticed(ctx context.Context, binary string, id int, trials []trial) bool {
+	for len(trials) > 0 {
+		n := min(few, len(trials))
+		if trials[0].took > time.Second {
+			n = len(trials)
+		}
+		var names []string
+		limit := 10 * time.Second
+		for _, t := range trials[:n] {
+			names = append(names, t.name)
+			limit += 3 * t.took
+		}
+		if _, err := p.test(ctx, binary, names, limit, fmt.Sprintf("MUTANT=%d", id)); err != nil {
+			return true
+		}
+		trials = trials[n:]
+	}
+	return false
+}
+
+// hunt returns the bugs that no test noticed.
+func (p *target) hunt(ctx context.Context, binary string, ids []int, reaching map[int][]trial, budget time.Duration,
+	jobs int) (tried int, survivors []int, err error) {
 	if budget > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, budget)
 		defer cancel()
 	}
 	var mu sync.Mutex
-	var wg sync.WaitGroup
-	queue := make(chan int)
-	for range jobs {
-		wg.Go(func() {
-			for id := range queue {
-				_, err := p.test(ctx, binary, limit, fmt.Sprintf("MUTANT=%d", id))
-				if ctx.Err() != nil {
-					continue
-				}
-				mu.Lock()
-				tried++
-				if err == nil {
-					survivors = append(survivors, id)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	for _, id := range ids {
-		queue <- id
-	}
-	close(queue)
-	wg.Wait()
+	each(jobs, ids, func(id int) {
+		if ctx.Err() != nil {
+			return
+		}
+		noticed := p.noticed(ctx, binary, id, reaching[id])
+		if ctx.Err() != nil {
+			return // the test was killed
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		tried++
+		if !noticed {
+			survivors = append(survivors, id)
+		}
+	})
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return tried, survivors, nil
 	}
 	return tried, survivors, ctx.Err()
 }
 
-func (p *target) test(ctx context.Context, binary string, limit time.Duration, env string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, binary, "-test.short", "-test.failfast", "-test.timeout", limit.String())
+// test runs some tests of the package.
+func (p *target) test(ctx context.Context, binary string, names []string, limit time.Duration, env string) ([]byte,
+	error) {
+	cmd := exec.CommandContext(ctx, binary, "-test.run", "^("+strings.Join(names, "|")+")$", "-test.short",
+		"-test.failfast", "-test.timeout", limit.String())
 	cmd.Dir = p.Dir
 	cmd.Env = append(os.Environ(), env)
 	cmd.WaitDelay = time.Second
