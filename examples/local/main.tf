@@ -18,7 +18,8 @@ provider "nstance" {
     endpoint   = var.endpoint
     path_style = true
   }
-  encryption_key = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" }
+  encryption_key      = local.encryption_key
+  old_encryption_keys = local.old_encryption_keys
 }
 
 # The CA, and the key that signs registration nonces.
@@ -32,6 +33,18 @@ resource "nstance_secret" "api_token" {
   name             = "api-token"
   value_wo         = var.api_token
   value_wo_version = 1
+}
+
+# docs/start/practise.md replaces these values with override files.
+locals {
+  encryption_key      = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" }
+  old_encryption_keys = []
+
+  groups = {
+    default = {
+      workers = { template = "worker", size = var.size }
+    }
+  }
 }
 
 locals {
@@ -52,76 +65,76 @@ resource "nstance_shard" "this" {
   depends_on      = [nstance_cluster.this, nstance_secret.api_token]
   wait_for_leader = var.wait_for_leader
 
-  cluster = {
-    id      = var.cluster
-    secrets = { encryption_key = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" } }
-  }
-
-  # Two servers may serve the shard: one leads, the other is the standby.
-  server = {
-    shard                 = var.shard
-    provider              = { kind = "tmux", region = "dev", zone = "deva", options = var.agents }
-    bind                  = local.addresses
-    advertise             = local.addresses
-    subnet_pools          = { local = ["local"] } # tmux has no subnets: one name is enough
-    health_check_interval = "5s"
-    default_drain_timeout = "10s"
-  }
-
-  certificates = {
-    "app.server" = {
-      kind = "server"
-      cn   = "{{ .Instance.Hostname }}"
-      dns  = ["{{ .Instance.Hostname }}", "localhost"]
-      ip   = ["127.0.0.1"]
-      ttl  = 24 # hours
+  config = {
+    cluster = {
+      id      = var.cluster
+      secrets = { encryption_key = local.encryption_key, old_encryption_keys = local.old_encryption_keys }
     }
-  }
 
-  defaults = {
-    vars     = { environment = "development" }
-    userdata = { content = local.userdata }
-  }
+    # Two servers may serve the shard: one leads, the other is the standby.
+    server = {
+      shard                 = var.shard
+      provider              = { kind = "tmux", region = "dev", zone = "deva", options = var.agents }
+      bind                  = local.addresses
+      advertise             = local.addresses
+      subnet_pools          = { local = ["local"] } # tmux has no subnets: one name is enough
+      health_check_interval = "5s"
+      default_drain_timeout = "10s"
+    }
 
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = "amd64"
-      subnet_pool = "local"
-      vars        = { greeting = var.greeting }
-
-      # Agents accept the extensions .crt .key .pub .json .env, and those in NSTANCE_RECV_EXTENSIONS.
-      files = {
-        # A certificate for a key pair that the agent generates. The private key never leaves the VM.
-        "app.server.crt" = { kind = "certificate", template = "app.server", key = { source = "agent", name = "app.server.pub" } }
-
-        # After a change of the greeting, apply pushes the file to the running VMs.
-        "app.env" = {
-          kind = "env"
-          vars = {
-            INSTANCE_ID = "{{ .Instance.ID }}"
-            GROUP       = "{{ .Instance.Tenant }}/{{ .Instance.Group }}"
-            GREETING    = "{{ .Vars.greeting }} from {{ .Instance.Hostname }}"
-          }
-        }
-
-        "app.json" = {
-          kind = "json"
-          json = jsonencode({
-            shard       = "{{ .Server.Shard }}"
-            zone        = "{{ .Provider.Zone }}"
-            environment = "{{ .Vars.environment }}"
-            replicas    = var.size
-          })
-        }
-
-        "api-token.key" = { kind = "secret", source = nstance_secret.api_token.name }
-        "operators.pub" = { kind = "string", content = "${var.operator_key}\n" }
+    certificates = {
+      "app.server" = {
+        kind = "server"
+        cn   = "{{ .Instance.Hostname }}"
+        dns  = ["{{ .Instance.Hostname }}", "localhost"]
+        ip   = ["127.0.0.1"]
+        ttl  = 24 # hours
       }
     }
-  }
 
-  groups = {
-    "default/workers" = { template = "worker", size = var.size }
+    defaults = {
+      vars     = { environment = "development" }
+      userdata = { content = local.userdata }
+    }
+
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = "amd64"
+        subnet_pool = "local"
+        vars        = { greeting = var.greeting }
+
+        # Agents accept the extensions .crt .key .pub .json .env, and those in NSTANCE_RECV_EXTENSIONS.
+        files = {
+          # A certificate for a key pair that the agent generates. The private key never leaves the VM.
+          "app.server.crt" = { kind = "certificate", template = "app.server", key = { source = "agent", name = "app.server.pub" } }
+
+          # After a change of the greeting, apply pushes the file to the running VMs.
+          "app.env" = {
+            kind = "env"
+            vars = {
+              INSTANCE_ID = "{{ .Instance.ID }}"
+              GROUP       = "{{ .Instance.Tenant }}/{{ .Instance.Group }}"
+              GREETING    = "{{ .Vars.greeting }} from {{ .Instance.Hostname }}"
+            }
+          }
+
+          "app.json" = {
+            kind = "json"
+            json = {
+              shard       = "{{ .Server.Shard }}"
+              zone        = "{{ .Provider.Zone }}"
+              environment = "{{ .Vars.environment }}"
+              replicas    = var.size
+            }
+          }
+
+          "api-token.key" = { kind = "secret", source = nstance_secret.api_token.name }
+          "operators.pub" = { kind = "string", content = "${var.operator_key}\n" }
+        }
+      }
+    }
+
+    groups = local.groups
   }
 }

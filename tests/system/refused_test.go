@@ -133,16 +133,16 @@ func (r *refused) run(ctx context.Context) error {
 			[2]string{`kind = "tmux"`, `kind = "vsphere"`}, [2]string{`"kind": "tmux"`, `"kind": "vsphere"`},
 			"vsphere"},
 		{"an encryption key that is not there",
-			[2]string{`secrets = { encryption_key = { provider = "env", source = "NSTANCE_ENCRYPTION_KEY" } }`,
-				`secrets = { encryption_key = { provider = "env", source = "NO_SUCH_KEY" } }`},
+			[2]string{`{ encryption_key = local.encryption_key,`,
+				`{ encryption_key = { provider = "env", source = "NO_SUCH_KEY" },`},
 			[2]string{`"source": "NSTANCE_ENCRYPTION_KEY"`, `"source": "NO_SUCH_KEY"`}, "NO_SUCH_KEY"},
 		{"cluster storage that cannot be reached",
-			[2]string{`id      = var.cluster`, `id      = var.cluster` + "\n    " + `storage = { provider = "s3", ` +
-				`bucket = "other", region = "us-east-1", endpoint = "http://127.0.0.1:1" }`},
+			[2]string{"cluster = {\n", "cluster = {\n" + `storage = { provider = "s3", bucket = "other", ` +
+				`region = "us-east-1", endpoint = "http://127.0.0.1:1" }` + "\n"},
 			[2]string{`"cluster": {`, `"cluster": { "storage": { "provider": "s3", "bucket": "other", ` +
 				`"region": "us-east-1", "endpoint": "http://127.0.0.1:1" },`}, "127.0.0.1:1"},
 		{"an argument that the provider refuses",
-			[2]string{"  defaults = {\n", "  defaults = {\n    args_json = jsonencode({ env = \"A=b\" })\n"},
+			[2]string{"defaults = {\n", "defaults = {\nargs = { env = \"A=b\" }\n"},
 			[2]string{`"defaults": {`, `"defaults": { "args": { "env": "A=b" },`}, "args.env"},
 	} {
 		if err := r.refuse(ctx, bad); err != nil {

@@ -355,18 +355,15 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 	}
 }
 
-// provider applies the unchanged configuration with the new Terraform provider. This apply must not change the shard's
-// configuration. Afterwards, the old provider must refuse to apply the configuration, because it cannot read the new
-// state.
+// provider applies the current version of examples/local with the new Terraform provider. This apply must not change
+// the shard's configuration. Afterwards, the old provider must refuse to apply its own version of the example, because
+// it cannot read the new state.
 func (u *upgrade) provider(ctx context.Context) error {
-	if err := u.use(u.current, "terraform-provider-nstance"); err != nil {
-		return err
-	}
 	before, err := u.stack.ConfigWritten()
 	if err != nil {
 		return err
 	}
-	if err := u.tf.Apply(ctx, u.variables()); err != nil {
+	if err := u.applyExample(ctx, ".", u.current); err != nil {
 		return err
 	}
 	after, err := u.stack.ConfigWritten()
@@ -376,13 +373,32 @@ func (u *upgrade) provider(ctx context.Context) error {
 	if !after.Equal(before) {
 		return errors.New("the new provider wrote another configuration of the shard")
 	}
-	if err := u.use(u.old, "terraform-provider-nstance"); err != nil {
-		return err
-	}
-	if err := u.tf.Apply(ctx, u.variables()); err == nil {
+	if err := u.applyExample(ctx, *oldRoot, u.old); err == nil {
 		return errors.New("the old provider applies a state of the new one, contrary to docs/how-to/upgrade.md")
 	}
-	return u.use(u.current, "terraform-provider-nstance")
+	return u.applyExample(ctx, ".", u.current)
+}
+
+// applyExample applies examples/local of the repository root with the provider of a version. It leaves the boot script,
+// which start changed.
+func (u *upgrade) applyExample(ctx context.Context, root, version string) error {
+	if err := u.use(version, "terraform-provider-nstance"); err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(root, "examples", "local", "*.tf"))
+	if err != nil {
+		return err
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(u.stack.Dir, "terraform", filepath.Base(path)), text, 0o600); err != nil {
+			return err
+		}
+	}
+	return u.tf.Apply(ctx, u.variables())
 }
 
 // handOver stops the leader, which is a server of the current version, so that another server leads. It then starts the

@@ -33,16 +33,18 @@ module "shard" {
   bucket         = { endpoint = var.endpoint, name = var.bucket }
   leader_network = { ipv4 = var.leader_ipv4 }
   hosts          = { a = "qemu+tls://a.example.com/system", b = "qemu+tls://b.example.com/system" }
-  subnet_pools   = { vms = ["a/vms", "b/vms"] }
 
-  templates = {
-    worker = {
-      kind          = "wrk"
-      arch          = "amd64"
-      instance_type = "2x4096"
-      subnet_pool   = "vms"
-      args_json     = jsonencode({ image = var.image, disk_gib = 20 })
+  config = {
+    server = { subnet_pools = { vms = ["a/vms", "b/vms"] } }
+    templates = {
+      worker = {
+        kind          = "wrk"
+        arch          = "amd64"
+        instance_type = "2x4096"
+        subnet_pool   = "vms"
+        args          = { image = var.image, disk_gib = 20 }
+      }
     }
+    groups = { default = { workers = { template = "worker", size = var.size } } }
   }
-  groups = { "default/workers" = { template = "worker", size = var.size } }
 }

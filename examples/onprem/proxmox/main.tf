@@ -34,16 +34,18 @@ module "shard" {
   leader_network = { ipv4 = var.leader_ipv4 }
   endpoints      = ["https://pve1.example.com:8006", "https://pve2.example.com:8006"]
   ca_file        = "/etc/nstance/pve-root-ca.pem"
-  subnet_pools   = { vms = ["pve1/vmbr0", "pve2/vmbr0"] }
 
-  templates = {
-    worker = {
-      kind          = "wrk"
-      arch          = "amd64"
-      instance_type = "2x4096"
-      subnet_pool   = "vms"
-      args_json     = jsonencode({ template = var.image })
+  config = {
+    server = { subnet_pools = { vms = ["pve1/vmbr0", "pve2/vmbr0"] } }
+    templates = {
+      worker = {
+        kind          = "wrk"
+        arch          = "amd64"
+        instance_type = "2x4096"
+        subnet_pool   = "vms"
+        args          = { template = var.image }
+      }
     }
+    groups = { default = { workers = { template = "worker", size = var.size } } }
   }
-  groups = { "default/workers" = { template = "worker", size = var.size } }
 }

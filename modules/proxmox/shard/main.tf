@@ -65,45 +65,16 @@ resource "nstance_shard" "this" {
   deletion_protection = var.deletion_protection
   force_destroy       = var.force_destroy
 
-  cluster = {
-    id = var.cluster.id
-    secrets = {
-      provider       = "object-storage"
-      encryption_key = var.cluster.encryption_key
+  config = provider::nstance::config_merge({
+    cluster = {
+      id      = var.cluster.id
+      secrets = { provider = "object-storage", encryption_key = var.cluster.encryption_key }
     }
-  }
-
-  server = {
-    shard = var.shard
-    provider = {
-      kind    = "proxmox"
-      options = local.options
+    server = {
+      shard          = var.shard
+      provider       = { kind = "proxmox", options = local.options }
+      leader_network = merge(var.leader_network, { kind = "arp" })
     }
-    leader_network             = merge(var.leader_network, { kind = "arp" })
-    subnet_pools               = var.subnet_pools
-    dynamic_subnet_pools       = var.dynamic_subnet_pools
-    request_timeout            = var.settings.request_timeout
-    create_rate_limit          = var.settings.create_rate_limit
-    check_registration_address = var.settings.check_registration_address
-    health_check_interval      = var.settings.health_check_interval
-    default_drain_timeout      = var.settings.default_drain_timeout
-    shutdown_timeout           = var.settings.shutdown_timeout
-    shutdown_grace             = var.settings.shutdown_grace
-    journal_retention          = var.settings.journal_retention
-    garbage_collection         = var.settings.garbage_collection
-    expiry                     = var.settings.expiry
-    leader_election            = var.settings.leader_election
-    error_exit_jitter          = var.settings.error_exit_jitter
-  }
-
-  tenants      = var.tenants
-  certificates = var.certificates
-
-  defaults = {
-    args_json = var.defaults.args_json
-    vars      = var.defaults.vars
-    userdata  = var.defaults.userdata != null ? var.defaults.userdata : { source = null, encoding = null, content = data.nstance_userdata.agent.content }
-  }
-  templates = var.templates
-  groups    = var.groups
+    defaults = { userdata = { content = data.nstance_userdata.agent.content } }
+  }, var.config)
 }

@@ -7,7 +7,6 @@ output "shard" {
     registration_addr = "${local.leader_url}:8992"
     operator_addr     = "${local.leader_url}:8993"
     agent_addr        = "${local.leader_url}:8994"
-    subnet_pools      = var.subnet_pools
   }
 }
 

@@ -1,5 +1,3 @@
-# Variables of the shard's place and of its servers. variables-config.tf has those of its VMs.
-
 variable "cluster" {
   description = "The cluster of the shard: its `id`, and where its encryption key is stored. The cluster's secrets are in the bucket, sealed with this key."
   type = object({
@@ -67,17 +65,6 @@ variable "seed_storage" {
   nullable    = false
 }
 
-variable "subnet_pools" {
-  description = "Subnet pools, by name. Templates refer to a pool by this name. Each pool is a list of the nodes' bridges, `NODE/BRIDGE`. For each new VM, the leader tries the bridges of the pool in the order of the list."
-  type        = map(list(string))
-  nullable    = false
-
-  validation {
-    condition     = length(var.subnet_pools) > 0 && alltrue(flatten([for pool in values(var.subnet_pools) : [for s in pool : length(split("/", s)) == 2]]))
-    error_message = "subnet_pools has at least one pool, and each subnet is NODE/BRIDGE."
-  }
-}
-
 variable "leader_network" {
   description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and no other machine may use it."
   type = object({
@@ -102,6 +89,39 @@ variable "bucket" {
     region   = optional(string, "us-east-1")
   })
   nullable = false
+}
+
+variable "config" {
+  description = "The shard's configuration, as in docs/reference/configuration.md. The module adds `cluster`, `server.shard`, `server.provider`, `server.leader_network`, and in `defaults.userdata` a boot script that starts nstance-agent from the image. The plan validates the configuration with the servers' own rules."
+  type        = any
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = can(keys(var.config)) && !anytrue([can(var.config.cluster), can(var.config.server.shard), can(var.config.server.provider.kind), can(var.config.server.leader_network)])
+    error_message = "config is an object without cluster, server.shard, server.provider.kind and server.leader_network. The module sets these from its variables cluster, shard and leader_network."
+  }
+}
+
+variable "agent_environment" {
+  description = "Environment variables of nstance-agent on the VMs, such as NSTANCE_RECV_EXTENSIONS."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "agent_commands" {
+  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template, so they can use variables: `{{ quote .Vars.name }}`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "agent_binaries" {
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd unit as the images of images/packer have."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
 }
 
 variable "server_args" {

@@ -10,21 +10,21 @@ variables {
   bucket         = { endpoint = "https://s3.example.com", name = "nstance" }
   leader_network = { ipv4 = "10.0.0.100" }
   hosts          = { a = "qemu+tls://a.example.com/system", b = "qemu+ssh://root@b.example.com/system" }
-  subnet_pools   = { vms = ["a/vms", "b/vms"] }
+  config         = { server = { subnet_pools = { vms = ["a/vms", "b/vms"] } } }
 }
 
 run "shard" {
   assert {
-    condition     = nstance_shard.this.server.provider.kind == "libvirt" && nstance_shard.this.server.provider.options == tomap({ hosts = "a=qemu+tls://a.example.com/system,b=qemu+ssh://root@b.example.com/system", pool = "default", domain_type = "kvm", reserved_mib = "1024" })
-    error_message = "the provider is ${jsonencode(nstance_shard.this.server.provider)}"
+    condition     = nstance_shard.this.config.server.provider.kind == "libvirt" && nstance_shard.this.config.server.provider.options == tomap({ hosts = "a=qemu+tls://a.example.com/system,b=qemu+ssh://root@b.example.com/system", pool = "default", domain_type = "kvm", reserved_mib = "1024" })
+    error_message = "the provider is ${jsonencode(nstance_shard.this.config.server.provider)}"
   }
   assert {
-    condition     = nstance_shard.this.server.leader_network.kind == "arp" && nstance_shard.this.server.leader_network.ipv4 == "10.0.0.100" && output.shard.agent_addr == "10.0.0.100:8994"
-    error_message = "the leader's address is ${jsonencode(nstance_shard.this.server.leader_network)}"
+    condition     = nstance_shard.this.config.server.leader_network.kind == "arp" && nstance_shard.this.config.server.leader_network.ipv4 == "10.0.0.100" && output.shard.agent_addr == "10.0.0.100:8994"
+    error_message = "the leader's address is ${jsonencode(nstance_shard.this.config.server.leader_network)}"
   }
   assert {
-    condition     = nstance_shard.this.defaults.userdata.content == "#!/bin/sh\n" && output.server_userdata == "#!/bin/sh\n"
-    error_message = "the boot script is ${nstance_shard.this.defaults.userdata.content}"
+    condition     = nstance_shard.this.config.defaults.userdata.content == "#!/bin/sh\n" && output.server_userdata == "#!/bin/sh\n"
+    error_message = "the boot script is ${nstance_shard.this.config.defaults.userdata.content}"
   }
   assert {
     condition     = data.nstance_userdata.server.environment["AWS_ENDPOINT_URL"] == "https://s3.example.com" && strcontains(join("\n", data.nstance_userdata.server.commands_before), "AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW") && strcontains(join("\n", data.nstance_userdata.server.commands_before), "mount -o ro /dev/disk/by-label/nstance /mnt")
@@ -53,26 +53,66 @@ run "no_address" {
 run "tcp" {
   command = plan
   variables {
-    hosts        = { a = "qemu+tcp://a.example.com/system" }
-    subnet_pools = { vms = ["a/vms"] }
+    hosts = { a = "qemu+tcp://a.example.com/system" }
   }
   expect_failures = [var.hosts]
 }
 
-run "unknown_host" {
-  command = plan
+run "config" {
   variables {
-    subnet_pools = { vms = ["c/vms"] }
-  }
-  expect_failures = [var.subnet_pools]
-}
-
-run "health_checks" {
-  variables {
-    templates = { web = { kind = "web", arch = "amd64", instance_type = "2x2048", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+    config = {
+      server    = { subnet_pools = { vms = ["a/vms", "b/vms"] }, health_check_interval = "5s", provider = { options = { pool = "other" } } }
+      defaults  = { args = { image = "nstance-agent-debian-12.qcow2", disk_gib = 20 }, userdata = { content = "#!/bin/bash\n" } }
+      templates = { web = { kind = "web", arch = "amd64", instance_type = "2x2048", subnet_pool = "vms" } }
+      groups    = { default = { web = { template = "web", size = 2 } } }
+    }
   }
   assert {
-    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
-    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+    condition     = nstance_shard.this.config.server.provider.kind == "libvirt" && nstance_shard.this.config.server.provider.options.pool == "other" && nstance_shard.this.config.server.health_check_interval == "5s"
+    error_message = "the servers have ${jsonencode(nstance_shard.this.config.server)}"
   }
+  assert {
+    condition     = nstance_shard.this.config.defaults.userdata.content == "#!/bin/bash\n" && nstance_shard.this.config.groups.default.web.size == 2
+    error_message = "the VMs have ${jsonencode(nstance_shard.this.config)}"
+  }
+}
+
+run "no_object" {
+  command = plan
+  variables {
+    config = "{}"
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_cluster" {
+  command = plan
+  variables {
+    config = { cluster = { id = "other" } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_shard" {
+  command = plan
+  variables {
+    config = { server = { shard = "other" } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_kind" {
+  command = plan
+  variables {
+    config = { server = { provider = { kind = "tmux" } } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_leader_network" {
+  command = plan
+  variables {
+    config = { server = { leader_network = { ipv4 = "10.0.0.101" } } }
+  }
+  expect_failures = [var.config]
 }

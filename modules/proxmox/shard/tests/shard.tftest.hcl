@@ -11,21 +11,21 @@ variables {
   leader_network = { ipv4 = "10.0.0.100" }
   endpoints      = ["https://pve1.example.com:8006"]
   fingerprints   = ["AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA"]
-  subnet_pools   = { vms = ["pve1/vmbr0"] }
+  config         = { server = { subnet_pools = { vms = ["pve1/vmbr0"] } } }
 }
 
 run "shard" {
   assert {
-    condition     = nstance_shard.this.server.provider.kind == "proxmox" && nstance_shard.this.server.provider.options == tomap({ endpoints = "https://pve1.example.com:8006", fingerprints = "AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA", token_file = "/etc/nstance/proxmox-token", seed_storage = "local" })
-    error_message = "the provider is ${jsonencode(nstance_shard.this.server.provider)}"
+    condition     = nstance_shard.this.config.server.provider.kind == "proxmox" && nstance_shard.this.config.server.provider.options == tomap({ endpoints = "https://pve1.example.com:8006", fingerprints = "AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA", token_file = "/etc/nstance/proxmox-token", seed_storage = "local" })
+    error_message = "the provider is ${jsonencode(nstance_shard.this.config.server.provider)}"
   }
   assert {
-    condition     = nstance_shard.this.server.leader_network.kind == "arp" && nstance_shard.this.server.leader_network.ipv4 == "10.0.0.100" && output.shard.agent_addr == "10.0.0.100:8994"
-    error_message = "the leader's address is ${jsonencode(nstance_shard.this.server.leader_network)}"
+    condition     = nstance_shard.this.config.server.leader_network.kind == "arp" && nstance_shard.this.config.server.leader_network.ipv4 == "10.0.0.100" && output.shard.agent_addr == "10.0.0.100:8994"
+    error_message = "the leader's address is ${jsonencode(nstance_shard.this.config.server.leader_network)}"
   }
   assert {
-    condition     = nstance_shard.this.defaults.userdata.content == "#!/bin/sh\n" && output.server_userdata == "#!/bin/sh\n"
-    error_message = "the boot script is ${nstance_shard.this.defaults.userdata.content}"
+    condition     = nstance_shard.this.config.defaults.userdata.content == "#!/bin/sh\n" && output.server_userdata == "#!/bin/sh\n"
+    error_message = "the boot script is ${nstance_shard.this.config.defaults.userdata.content}"
   }
   assert {
     condition     = data.nstance_userdata.server.environment["AWS_ENDPOINT_URL"] == "https://s3.example.com" && strcontains(join("\n", data.nstance_userdata.server.commands_before), "AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW") && strcontains(join("\n", data.nstance_userdata.server.commands_before), "mount -o ro /dev/disk/by-label/nstance /mnt")
@@ -59,20 +59,61 @@ run "plain_http" {
   expect_failures = [var.endpoints]
 }
 
-run "no_bridge" {
-  command = plan
+run "config" {
   variables {
-    subnet_pools = { vms = ["pve1"] }
-  }
-  expect_failures = [var.subnet_pools]
-}
-
-run "health_checks" {
-  variables {
-    templates = { web = { kind = "web", arch = "amd64", instance_type = "2x2048", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+    config = {
+      server    = { subnet_pools = { vms = ["pve1/vmbr0"] }, health_check_interval = "5s", provider = { options = { pool = "other" } } }
+      defaults  = { args = { template = "nstance-agent-debian-12" }, userdata = { content = "#!/bin/bash\n" } }
+      templates = { web = { kind = "web", arch = "amd64", instance_type = "2x2048", subnet_pool = "vms" } }
+      groups    = { default = { web = { template = "web", size = 2 } } }
+    }
   }
   assert {
-    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
-    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+    condition     = nstance_shard.this.config.server.provider.kind == "proxmox" && nstance_shard.this.config.server.provider.options.pool == "other" && nstance_shard.this.config.server.health_check_interval == "5s"
+    error_message = "the servers have ${jsonencode(nstance_shard.this.config.server)}"
   }
+  assert {
+    condition     = nstance_shard.this.config.defaults.userdata.content == "#!/bin/bash\n" && nstance_shard.this.config.groups.default.web.size == 2
+    error_message = "the VMs have ${jsonencode(nstance_shard.this.config)}"
+  }
+}
+
+run "no_object" {
+  command = plan
+  variables {
+    config = "{}"
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_cluster" {
+  command = plan
+  variables {
+    config = { cluster = { id = "other" } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_shard" {
+  command = plan
+  variables {
+    config = { server = { shard = "other" } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_kind" {
+  command = plan
+  variables {
+    config = { server = { provider = { kind = "tmux" } } }
+  }
+  expect_failures = [var.config]
+}
+
+run "module_sets_leader_network" {
+  command = plan
+  variables {
+    config = { server = { leader_network = { ipv4 = "10.0.0.101" } } }
+  }
+  expect_failures = [var.config]
 }

@@ -3,9 +3,10 @@ locals {
   shards = toset(["us-west-2a", "us-west-2b", "us-west-2c"])
 }
 
-output "configurations" {
-  value = { for shard in local.shards : shard => provider::nstance::config_merge(
-    file("${path.module}/common.jsonc"),
-    jsonencode({ server = { shard = shard, provider = { zone = shard } } }),
-  ) }
+resource "nstance_shard" "this" {
+  for_each = local.shards
+  config = provider::nstance::config_merge(
+    provider::nstance::jsonc_decode(file("${path.module}/common.jsonc")),
+    { server = { shard = each.key, provider = { zone = each.key } } },
+  )
 }
