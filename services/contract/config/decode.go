@@ -327,8 +327,9 @@ func (d *decoder) unknown(object hujson.Value, m member, path, name string, name
 
 func (d *decoder) mapping(v hujson.Value, path string, target reflect.Value) {
 	out := reflect.MakeMap(target.Type())
+	tree := target.Type().Elem().Kind() == reflect.Interface // null is a value in args
 	ok := d.members(v, path, func(name, at string, m member) {
-		if d.isNull(m.Value) {
+		if !tree && d.isNull(m.Value) {
 			return
 		}
 		value := reflect.New(target.Type().Elem()).Elem()
@@ -371,7 +372,7 @@ func (d *decoder) number(v hujson.Value, path, text string) float64 {
 	n, err := strconv.ParseFloat(text, 64)
 	// Check the number, not how it is written. The encoder would write 1e16 as an integer, which Parse would refuse as
 	// too large.
-	if err != nil || math.Abs(n) > maxInteger {
+	if err != nil || math.Abs(n) >= maxInteger {
 		d.tainted = append(d.tainted, path)
 		d.found = append(d.found, finding{path: path, offset: v.StartOffset,
 			message: fmt.Sprintf("%.40s is too large to be kept exactly", text), hint: "put it in quotes"})

@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,28 +11,46 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-func TestValidateKnownLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
-	s := &config.Shard{
-		Cluster: config.Cluster{ID: "c", Secrets: config.Secrets{EncryptionKey: &config.KeySource{Provider: "env"}}},
-		Server: config.Server{Shard: "s", Provider: config.Provider{Kind: "mock"},
-			SubnetPools: map[string][]string{"p": {"a"}}},
-		Templates: map[string]config.Template{"t": {Kind: "wrk", Arch: "riscv",
-			Files: map[string]config.File{"x.env": {Kind: "env", Vars: map[string]string{"A": "{{ .Vars.a }}"}}}}},
-		Groups: map[string]map[string]config.GroupSpec{"default": {"g": {Template: "t"}}},
-	}
-	paths := func(problems config.Problems) (out []string) {
+func TestParsePartialLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
+	const src = `{"cluster": {"id": "c", "secrets": {"prefix": null, "encryption_key": {"provider": "env"}}},
+		"server": {"shard": "s", "provider": {"kind": "mock"}, "subnet_pools": {"p": ["a"]}},
+		"templates": {"t": {"kind": "wrk", "arch": "riscv", "args": {"A": null},
+			"files": {"x.env": {"kind": "env", "vars": {"A": "{{ .Vars.a }}"}}}}},
+		"groups": {"default": {"g": {"template": "t"}, "h": null}}}`
+	paths := func(src string, unknown ...string) (out []string) {
+		s, problems := config.ParsePartial([]byte(src), unknown...)
+		if (s == nil) != (len(problems) > 0) {
+			t.Errorf("%v with %v", s, problems)
+		}
 		for _, p := range problems {
 			out = append(out, p.Path)
 		}
+		slices.Sort(out)
 		return out
 	}
-	all := []string{"templates.t.arch", "groups.default.g.subnet_pool", "templates.t.files[\"x.env\"].vars.A"}
-	if diff := cmp.Diff(all, paths(config.ValidateKnown(s))); diff != "" {
+	all := []string{"groups.default.g.subnet_pool", "templates.t.arch", "templates.t.files[\"x.env\"].vars.A"}
+	if diff := cmp.Diff(all, paths(src)); diff != "" {
 		t.Errorf("everything known (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(all[:1], paths(config.ValidateKnown(s, "templates.t.subnet_pool",
-		"templates.t.vars"))); diff != "" {
-		t.Errorf("subnet pool and variables of the template unknown (-want +got):\n%s", diff)
+	for _, vars := range []string{"templates.t.vars", "templates.t.vars.a", "templates.t.vars[\"b c\"]"} {
+		if diff := cmp.Diff(all[1:2], paths(src, "templates.t.subnet_pool", vars)); diff != "" {
+			t.Errorf("subnet pool and %s unknown (-want +got):\n%s", vars, diff)
+		}
+	}
+	s, problems := config.ParsePartial([]byte(strings.NewReplacer("riscv", "arm64", `"kind": "wrk"`,
+		`"kind": "wrk", "subnet_pool": "p", "vars": {"a": "b"}`).Replace(src)))
+	if len(problems) > 0 || len(s.Groups["default"]) != 1 || len(s.Templates["t"].Args) != 1 {
+		t.Errorf("null: %v, %+v", problems, s)
+	}
+	misspelt := strings.NewReplacer("encryption_key", "encryption_kye", `"g": {`, `"g": {"max_unhealty": "3", `).Replace(src)
+	if got := paths(misspelt, "templates", "server"); !slices.Contains(got, "groups.default.g.max_unhealty") ||
+		!slices.Contains(got, "cluster.secrets.encryption_kye") {
+		t.Errorf("misspelt: %q", got)
+	}
+	for _, src := range []string{`null`, `"x"`, `[]`, `{"server": {"shard": null, "shrad": null}}`} {
+		if got := paths(src); len(got) == 0 {
+			t.Errorf("%s is accepted", src)
+		}
 	}
 }
 

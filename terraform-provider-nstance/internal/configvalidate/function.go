@@ -5,8 +5,9 @@ import (
 	"context"
 
 	"github.com/hashicorp/terraform-plugin-framework/function"
+	"github.com/hashicorp/terraform-plugin-framework/types"
 
-	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
 // Function implements config_validate. The result depends on the argument only.
@@ -24,22 +25,23 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Checks a shard configuration",
-		MarkdownDescription: "Checks a shard configuration, JSON with comments, by the server's own rules. Returns " +
-			"`true`, or fails and lists every problem with line, column, JSON path and what to do.",
-		Parameters: []function.Parameter{function.StringParameter{Name: "document",
-			MarkdownDescription: "The configuration, such as `file(\"dev-1.jsonc\")`."}},
+		MarkdownDescription: "Checks a shard configuration by the servers' own rules. Returns `true`, or fails and lists " +
+			"every problem with its path and what to do.",
+		Parameters: []function.Parameter{function.DynamicParameter{Name: "config",
+			MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
+				"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."}},
 		Return: function.BoolReturn{},
 	}
 }
 
 // Run implements function.Function.
 func (Function) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
-	var document string
-	if resp.Error = req.Arguments.Get(ctx, &document); resp.Error != nil {
+	var config types.Dynamic
+	if resp.Error = req.Arguments.Get(ctx, &config); resp.Error != nil {
 		return
 	}
-	if _, problems := config.Parse("document", []byte(document)); problems.Err() != nil {
-		resp.Error = function.NewArgumentFuncError(0, "Invalid shard configuration:\n"+problems.Errors().Error())
+	if _, err := document.Shard(ctx, config); err != nil {
+		resp.Error = function.NewArgumentFuncError(0, err.Error())
 		return
 	}
 	resp.Error = resp.Result.Set(ctx, true)

@@ -21,7 +21,7 @@ func TestAccConfigValidate(t *testing.T) {
 			t.Fatal(err)
 		}
 		return fmt.Sprintf(
-			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate(file(%q)) }", dir+
+			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate(provider::nstance::jsonc_decode(file(%q))) }", dir+
 				"/../../../"+path)
 	}
 	resource.Test(t, resource.TestCase{
@@ -31,7 +31,10 @@ func TestAccConfigValidate(t *testing.T) {
 				Check: resource.TestCheckOutput("test", "true")},
 			{Config: output("examples/config-tmux.jsonc"), Check: resource.TestCheckOutput("test", "true")},
 			{Config: output("services/contract/testdata/ten-mistakes.jsonc"),
-				ExpectError: regexp.MustCompile(`(?s)document:\d+:\d+:.*cluster\.id:.*groups\.default\.api\.template`)},
+				ExpectError: regexp.MustCompile(`(?s)cluster\.id:.*groups\.default\.api\.template`)},
+			{Config: `provider "nstance" {}
+output "test" { value = provider::nstance::config_validate("{}") }`, ExpectError: regexp.MustCompile(
+				`(?s)want\s+an\s+object`)},
 		},
 	})
 }

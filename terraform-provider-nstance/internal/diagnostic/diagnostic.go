@@ -14,7 +14,6 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
 // Failure is the content of one error or warning.
@@ -56,62 +55,27 @@ func (f Failure) At(at path.Path) diag.Diagnostic {
 	return diag.NewAttributeErrorDiagnostic(at, f.What, f.Detail())
 }
 
-const (
-	wrong   = "Invalid shard configuration"
-	ignored = "The shard configuration has a part that may not do what it says"
-)
-
-// OfTyped returns a diagnostic for each problem of a configuration that consists of typed attributes. The diagnostic
-// points to the attribute with the problem.
-func OfTyped(problems config.Problems) diag.Diagnostics {
-	var out diag.Diagnostics
+// OfDocument returns a diagnostic for each problem of a document that is the value of an attribute. what names the
+// document, such as "group". The text has the full path. The diagnostic does not point to the attribute, because the CLIs
+// would print all lines of the document beside each problem.
+func OfDocument(problems config.Problems, attribute, what string) (out diag.Diagnostics) {
 	for _, p := range problems {
-		name := p.Path
-		if name == "" {
-			name = "the configuration"
+		where := attribute
+		switch {
+		case strings.HasPrefix(p.Path, "["):
+			where += p.Path
+		case p.Path != "":
+			where += "." + p.Path
 		}
-		out.Append(of(p, nearest(typedconfig.AttributePath(p.Path)), name))
+		detail := where + ": " + p.Message + "."
+		if p.Hint != "" {
+			detail += "\nHint: " + p.Hint
+		}
+		if p.Warning {
+			out.AddWarning("The "+what+" has a part that may not do what it says", detail)
+		} else {
+			out.AddError("Invalid "+what, detail)
+		}
 	}
 	return out
-}
-
-// nearest shortens a path until it is a top-level attribute or an element of one. For a longer path, the CLIs show the
-// first line of the resource instead of the attribute's line. The text of the diagnostic contains the full path.
-func nearest(at path.Path) path.Path {
-	for steps := at.Steps(); len(steps) > 1; steps = at.Steps() {
-		if _, name := steps[1].(path.PathStepAttributeName); !name && len(steps) == 2 {
-			break
-		}
-		at = at.ParentPath()
-	}
-	return at
-}
-
-// OfDocument returns a diagnostic for each problem of a document that is the value of one attribute. The diagnostic
-// states the problem's line and column.
-func OfDocument(problems config.Problems, at path.Path) diag.Diagnostics {
-	var out diag.Diagnostics
-	for _, p := range problems {
-		name := fmt.Sprintf("line %d, column %d", p.Line, p.Col)
-		if p.Path != "" {
-			name += ": " + p.Path
-		}
-		out.Append(of(p, at, name))
-	}
-	return out
-}
-
-func of(p config.Problem, at path.Path, name string) diag.Diagnostic {
-	detail := name + ": " + p.Message + "."
-	if p.Hint != "" {
-		detail += "\nHint: " + p.Hint
-	}
-	summary := wrong
-	if p.Warning {
-		summary = ignored
-	}
-	if p.Warning {
-		return diag.NewAttributeWarningDiagnostic(at, summary, detail)
-	}
-	return diag.NewAttributeErrorDiagnostic(at, summary, detail)
 }

@@ -3,24 +3,31 @@
 package document
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/big"
+	"reflect"
 	"slices"
 
+	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Encode returns a value as JSON. It leaves out members that are null, and values that Terraform does not know yet;
-// unknown lists the paths of the latter. A list with an unknown element is unknown as a whole.
+// Encode returns a value as JSON. It leaves out values that Terraform does not know yet; unknown lists their paths. A
+// list with an unknown element is unknown as a whole.
 func Encode(v tftypes.Value) (text []byte, unknown []string, err error) {
 	e := encoder{}
 	tree, err := e.tree(v, nil)
 	if err != nil {
 		return nil, nil, err
+	}
+	if tree == any(notKnown) {
+		tree = nil
 	}
 	text, err = json.Marshal(tree)
 	return text, e.unknown, err
@@ -28,10 +35,17 @@ func Encode(v tftypes.Value) (text []byte, unknown []string, err error) {
 
 type encoder struct{ unknown []string }
 
+// notKnown stands for a value that Terraform does not know yet.
+var notKnown = new(struct{ _ byte })
+
+func (e *encoder) notKnown(at []any) (any, error) {
+	e.unknown = append(e.unknown, config.JoinPath(at...))
+	return notKnown, nil
+}
+
 func (e *encoder) tree(v tftypes.Value, at []any) (any, error) {
 	if !v.IsKnown() {
-		e.unknown = append(e.unknown, config.JoinPath(at...))
-		return nil, nil
+		return e.notKnown(at)
 	}
 	if v.IsNull() {
 		return nil, nil
@@ -68,7 +82,7 @@ func (e *encoder) object(v tftypes.Value, at []any) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if value != nil {
+		if value != any(notKnown) {
 			out[name] = value
 		}
 	}
@@ -77,8 +91,7 @@ func (e *encoder) object(v tftypes.Value, at []any) (any, error) {
 
 func (e *encoder) list(v tftypes.Value, at []any) (any, error) {
 	if !v.IsFullyKnown() {
-		e.unknown = append(e.unknown, config.JoinPath(at...))
-		return nil, nil
+		return e.notKnown(at)
 	}
 	var elements []tftypes.Value
 	if err := v.As(&elements); err != nil {
@@ -135,4 +148,117 @@ func Object(members map[string]tftypes.Value) tftypes.Value {
 		typ.AttributeTypes[name] = member.Type()
 	}
 	return tftypes.NewValue(typ, members)
+}
+
+// Update returns v with the changes from the document have, which v means, to the document now. The rest of v keeps its
+// form: a null member, and another way to write a duration, do not differ from what the documents have.
+func Update(v tftypes.Value, have, now any) tftypes.Value {
+	if reflect.DeepEqual(have, now) {
+		return v
+	}
+	from, wasObject := have.(map[string]any)
+	to, isObject := now.(map[string]any)
+	members, ok := membersOf(v)
+	if !wasObject || !isObject || !ok {
+		return Decode(now)
+	}
+	members = maps.Clone(members) // tftypes shares the map
+	for name := range from {
+		if _, there := to[name]; !there {
+			delete(members, name)
+		}
+	}
+	for name, value := range to {
+		before, there := from[name]
+		member, written := members[name]
+		switch {
+		case there && written:
+			members[name] = Update(member, before, value)
+		case !there || !reflect.DeepEqual(before, value):
+			members[name] = Decode(value)
+		}
+	}
+	return Object(members)
+}
+
+// Merge returns below with what the patch over sets. Objects merge member by member; any other value of over, null
+// included, replaces the value in below. What depends on a value that is not known yet is not known either.
+func Merge(below, over tftypes.Value) tftypes.Value {
+	patch, isPatch := membersOf(over)
+	switch {
+	case !isPatch:
+		return over
+	case !below.IsKnown():
+		return below
+	}
+	members, isObject := membersOf(below)
+	if !isObject {
+		return over
+	}
+	members = maps.Clone(members)
+	for name, value := range patch {
+		if have, ok := members[name]; ok {
+			value = Merge(have, value)
+		}
+		members[name] = value
+	}
+	return Object(members)
+}
+
+// membersOf returns the members of an object or a map. ok is false for every other value, such as null.
+func membersOf(v tftypes.Value) (members map[string]tftypes.Value, ok bool) {
+	if !v.IsKnown() || v.IsNull() || !v.Type().Is(tftypes.Object{}) && !v.Type().Is(tftypes.Map{}) {
+		return nil, false
+	}
+	return members, v.As(&members) == nil
+}
+
+// Of returns the value of a function's argument.
+func Of(ctx context.Context, argument types.Dynamic) (tftypes.Value, error) {
+	if under := argument.UnderlyingValue(); under != nil {
+		return under.ToTerraformValue(ctx)
+	}
+	return argument.ToTerraformValue(ctx)
+}
+
+// Result converts a value to the result of a function.
+func Result(ctx context.Context, v tftypes.Value) (types.Dynamic, error) {
+	converted, err := types.DynamicType.ValueFromTerraform(ctx, v)
+	if err != nil {
+		return types.Dynamic{}, err
+	}
+	result, ok := converted.(types.Dynamic)
+	if !ok {
+		return types.Dynamic{}, fmt.Errorf("%T is not dynamic", converted) // not reached
+	}
+	return result, nil
+}
+
+// CheckObject returns an error for a known value that is not an object.
+func CheckObject(v tftypes.Value) error {
+	if _, ok := membersOf(v); v.IsKnown() && !ok {
+		return errors.New("want an object: { … }. A document in a file becomes one with " +
+			"provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))")
+	}
+	return nil
+}
+
+// Shard decodes the argument of a function that is a shard configuration. An error lists all problems.
+func Shard(ctx context.Context, argument types.Dynamic) (*config.Shard, error) {
+	v, err := Of(ctx, argument)
+	if err == nil {
+		err = CheckObject(v)
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, unknown, err := Encode(v)
+	if err != nil {
+		return nil, err
+	}
+	shard, problems := config.ParsePartial(text, unknown...)
+	if err := problems.Err(); err != nil {
+		return nil, fmt.Errorf("invalid shard configuration:\n%w", err)
+	}
+	return shard, nil
 }

@@ -34,8 +34,8 @@ func TestEncode(t *testing.T) {
 		{"numbers", object(map[string]tftypes.Value{"a": num(3), "b": num(1.5), "c": num(1000000), "d": num(large)}),
 			`{"a":3,"b":1.5,"c":1000000,"d":1e+400}`, nil},
 		{"null members", object(map[string]tftypes.Value{"a": tftypes.NewValue(tftypes.String, nil), "b": text("x"),
-			"c": object(map[string]tftypes.Value{"d": tftypes.NewValue(tftypes.Number, nil)})}), `{"b":"x","c":{}}`,
-			nil},
+			"c": object(map[string]tftypes.Value{"d": tftypes.NewValue(tftypes.Number, nil)})}),
+			`{"a":null,"b":"x","c":{"d":null}}`, nil},
 		{"unknown members", object(map[string]tftypes.Value{"a": unknown, "b": object(map[string]tftypes.Value{
 			"c": tftypes.NewValue(tftypes.String, tftypes.UnknownValue), "d": text("x")})}), `{"b":{"d":"x"}}`,
 			[]string{"a", "b.c"}},
@@ -51,42 +51,134 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks that JSON is the same after it was decoded and encoded, but for members that are null.
+// FuzzDecode checks that JSON is the same after it was decoded and encoded.
 func FuzzDecode(f *testing.F) {
-	f.Add(`{"a": [1, true, null, {}], "b": {"c": "x"}, "d": 1e300, "e": []}`)
+	f.Add(`{"a": [1, true, null, {}], "b": {"c": "x", "n": null}, "d": 1e300, "e": []}`)
 	f.Fuzz(func(t *testing.T, src string) {
-		var tree any
-		if json.Unmarshal([]byte(src), &tree) != nil {
-			return
-		}
-		encoded, unknown, err := Encode(Decode(tree))
-		if err != nil || len(unknown) > 0 {
-			t.Fatal(err, unknown)
-		}
-		var again any
-		if err := json.Unmarshal(encoded, &again); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(withoutNull(tree), again); diff != "" {
-			t.Error(diff)
+		if tree, ok := parse(src); ok {
+			if diff := cmp.Diff(tree, encoded(t, Decode(tree))); diff != "" {
+				t.Error(diff)
+			}
 		}
 	})
 }
 
-func withoutNull(tree any) any {
-	switch value := tree.(type) {
-	case map[string]any:
-		out := map[string]any{}
-		for name, below := range value {
-			if below != nil {
-				out[name] = withoutNull(below)
-			}
-		}
-		return out
-	case []any:
-		for i := range value {
-			value[i] = withoutNull(value[i])
-		}
+func parse(src string) (tree any, ok bool) { return tree, json.Unmarshal([]byte(src), &tree) == nil }
+
+// encoded returns the tree that a known value stands for.
+func encoded(t *testing.T, v tftypes.Value) (tree any) {
+	t.Helper()
+	text, unknown, err := Encode(v)
+	if err != nil || len(unknown) > 0 {
+		t.Fatal(err, unknown)
+	}
+	if err := json.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
 	}
 	return tree
+}
+
+// TestUpdate checks that a value keeps the form of whatever did not change.
+func TestUpdate(t *testing.T) {
+	null := tftypes.NewValue(tftypes.String, nil)
+	texts := func(value string) tftypes.Value {
+		return tftypes.NewValue(tftypes.Map{ElementType: tftypes.String}, map[string]tftypes.Value{"k": text(value)})
+	}
+	// The document of v has 1m for 60s, and no null.
+	v := object(map[string]tftypes.Value{"time": text("60s"), "unset": null, "vars": texts("v"),
+		"group": object(map[string]tftypes.Value{"size": tftypes.NewValue(tftypes.Number, 2), "drain": text("60s"),
+			"unset": null})})
+	const have = `{"time": "1m", "vars": {"k": "v"}, "group": {"size": 2, "drain": "1m"}}`
+	for now, want := range map[string]string{
+		have: `{"time": "60s", "unset": null, "vars": {"k": "v"}, "group": {"size": 2, "drain": "60s", "unset": null}}`,
+		`{"time": "1m", "vars": {"k": "w"}, "group": {"size": 3, "drain": "1m"}}`: `{"time": "60s", "unset": null,
+			"vars": {"k": "w"}, "group": {"size": 3, "drain": "60s", "unset": null}}`,
+		`{"unset": "x", "vars": {"k": "v", "l": 1}, "group": {"size": 2, "drain": "2m"}}`: `{"unset": "x",
+			"vars": {"k": "v", "l": 1}, "group": {"size": 2, "drain": "2m", "unset": null}}`,
+		`{"vars": ["k"], "group": null}`: `{"unset": null, "vars": ["k"], "group": null}`,
+		`[1]`:                            `[1]`,
+	} {
+		from, _ := parse(have)
+		to, _ := parse(now)
+		wanted, _ := parse(want)
+		if diff := cmp.Diff(wanted, encoded(t, Update(v, from, to))); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", now, diff)
+		}
+	}
+	if !Update(v, nil, nil).Equal(v) {
+		t.Error("a value without a change has another form")
+	}
+}
+
+func TestMergeUnknown(t *testing.T) {
+	unknown := tftypes.NewValue(tftypes.DynamicPseudoType, tftypes.UnknownValue)
+	known := object(map[string]tftypes.Value{"a": text("x")})
+	for name, test := range map[string]struct{ below, over, want tftypes.Value }{
+		"the patch":            {known, unknown, unknown},
+		"what is patched":      {unknown, known, unknown},
+		"what a text replaces": {object(map[string]tftypes.Value{"a": unknown}), known, known},
+		"a member": {object(map[string]tftypes.Value{"b": unknown}), known,
+			object(map[string]tftypes.Value{"a": text("x"), "b": unknown})},
+	} {
+		if got := Merge(test.below, test.over); !got.Equal(test.want) {
+			t.Errorf("%s is unknown: %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+// FuzzMerge checks that each value in the result comes from the patch if the patch has that value, and else from the
+// document. Merging the same patch again must change nothing.
+func FuzzMerge(f *testing.F) {
+	for _, seed := range [][2]string{
+		{`{"a": {"b": 1, "c": [1]}}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`},
+		{`{"a": 1}`, `{"a": {"b": 2}}`}, {`{"a": {"b": 2}}`, `{"a": 1}`}, {`[]`, `{}`}, {`{}`, `null`},
+		{`{"": {"": 1e-7}}`, `{"\u2028": "\u2028"}`},
+	} {
+		f.Add(seed[0], seed[1])
+	}
+	f.Fuzz(func(t *testing.T, document, patch string) {
+		below, ok := parse(document)
+		over, ok2 := parse(patch)
+		if !ok || !ok2 {
+			return
+		}
+		merged := Merge(Decode(below), Decode(over))
+		out := encoded(t, merged)
+		holds(t, below, over, out)
+		if diff := cmp.Diff(out, encoded(t, Merge(merged, Decode(over)))); diff != "" {
+			t.Errorf("merged again: %s", diff)
+		}
+	})
+}
+
+// holds checks that each value in `out` comes from `over`, or from `below` if `over` lacks it. It compares nested
+// objects in the same way.
+func holds(t *testing.T, below, over, out any) {
+	t.Helper()
+	b, under := below.(map[string]any)
+	o, patched := over.(map[string]any)
+	got, isObject := out.(map[string]any)
+	if !under || !patched || !isObject {
+		if diff := cmp.Diff(over, out); diff != "" {
+			t.Error(diff)
+		}
+		return
+	}
+	for name, value := range got {
+		fromBelow, inBelow := b[name]
+		fromOver, inOver := o[name]
+		switch {
+		case inBelow && inOver:
+			holds(t, fromBelow, fromOver, value)
+		case inBelow && !cmp.Equal(fromBelow, value), inOver && !cmp.Equal(fromOver, value), !inBelow && !inOver:
+			t.Errorf("%q is %v of %v and %v", name, value, fromBelow, fromOver)
+		}
+	}
+	for _, from := range []map[string]any{b, o} {
+		for name := range from {
+			if _, ok := got[name]; !ok {
+				t.Errorf("%q is gone", name)
+			}
+		}
+	}
 }

@@ -4,14 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"reflect"
 
 	"github.com/hashicorp/terraform-plugin-framework/diag"
-	"github.com/hashicorp/terraform-plugin-framework/path"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
@@ -40,47 +38,24 @@ func readSpec(attributes map[string]tftypes.Value) reading {
 }
 
 // diagnostics returns an error for each problem of the spec, with its path.
-func (r reading) diagnostics() (out diag.Diagnostics) {
-	for _, p := range r.problems.Errors() {
-		detail := "spec: " + p.Message
-		if p.Path != "" {
-			detail = "spec." + p.Path + ": " + p.Message
-		}
-		if p.Hint != "" {
-			detail += " (" + p.Hint + ")"
-		}
-		out.AddAttributeError(path.Root("spec"), "Invalid group", detail+".")
-	}
-	return out
+func (r reading) diagnostics() diag.Diagnostics {
+	return diagnostic.OfDocument(r.problems.Errors(), "spec", "group")
 }
 
 // drifted returns the attribute spec for a group that another client has changed. Fields that mean the same as before
 // keep their form.
 func drifted(before tftypes.Value, have, now config.GroupSpec) (tftypes.Value, error) {
-	encoded, err := json.Marshal(now)
-	if err != nil {
-		return tftypes.Value{}, err
-	}
-	var tree map[string]any
-	if err := json.Unmarshal(encoded, &tree); err != nil {
-		return tftypes.Value{}, err
-	}
-	var members, earlier map[string]tftypes.Value
-	if err := document.Decode(tree).As(&members); err != nil {
-		return tftypes.Value{}, err
-	}
-	if before.IsKnown() && !before.IsNull() {
-		if err := before.As(&earlier); err != nil {
+	var trees [2]any
+	for i, spec := range []config.GroupSpec{have, now} {
+		encoded, err := json.Marshal(spec)
+		if err != nil {
+			return tftypes.Value{}, err
+		}
+		if err := json.Unmarshal(encoded, &trees[i]); err != nil {
 			return tftypes.Value{}, err
 		}
 	}
-	members = maps.Clone(members)
-	eachField(have, now, now, func(name string, have, now, _ reflect.Value) {
-		if v, ok := earlier[name]; ok && equal(have, now) {
-			members[name] = v
-		}
-	})
-	return document.Object(members), nil
+	return document.Update(before, trees[0], trees[1]), nil
 }
 
 // errNoSpec means that the answer of a server has no settings of the group.

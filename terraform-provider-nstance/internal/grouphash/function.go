@@ -13,6 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
 // Function implements group_hash. The result depends on the arguments only.
@@ -34,8 +35,9 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 			"Returns an object with `infra` and `runtime`. A change of `infra` replaces the group's instances, in " +
 			"waves of up to max_surge. A change of `runtime` is sent to the running instances.",
 		Parameters: []function.Parameter{
-			function.StringParameter{Name: "document",
-				MarkdownDescription: "The configuration, JSON with comments, such as `file(\"dev-1.jsonc\")`."},
+			function.DynamicParameter{Name: "config",
+				MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
+					"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."},
 			function.StringParameter{Name: "group", MarkdownDescription: "The group, as `tenant/name`."},
 		},
 		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,
@@ -50,11 +52,17 @@ type hashes struct {
 
 // Run implements function.Function.
 func (Function) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
-	var document, name string
-	if resp.Error = req.Arguments.Get(ctx, &document, &name); resp.Error != nil {
+	var doc types.Dynamic
+	var name string
+	if resp.Error = req.Arguments.Get(ctx, &doc, &name); resp.Error != nil {
 		return
 	}
-	h, wrong := hashesOf(document, name)
+	shard, err := document.Shard(ctx, doc)
+	if err != nil {
+		resp.Error = function.NewArgumentFuncError(0, err.Error())
+		return
+	}
+	h, wrong := hashesOf(shard, name)
 	if wrong != nil {
 		resp.Error = wrong
 		return
@@ -62,12 +70,8 @@ func (Function) Run(ctx context.Context, req function.RunRequest, resp *function
 	resp.Error = resp.Result.Set(ctx, h)
 }
 
-// hashesOf returns the hashes of the group `tenant/name` in a document. An error names the argument with the mistake.
-func hashesOf(document, name string) (hashes, *function.FuncError) {
-	shard, problems := config.Parse("document", []byte(document))
-	if problems.Err() != nil {
-		return hashes{}, function.NewArgumentFuncError(0, "Invalid shard configuration:\n"+problems.Errors().Error())
-	}
+// hashesOf returns the hashes of the group `tenant/name` in a configuration.
+func hashesOf(shard *config.Shard, name string) (hashes, *function.FuncError) {
 	key, err := parseGroup(name)
 	if err != nil {
 		return hashes{}, function.NewArgumentFuncError(1, err.Error())

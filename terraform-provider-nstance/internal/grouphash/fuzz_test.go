@@ -1,7 +1,6 @@
 package grouphash
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -34,36 +33,6 @@ func FuzzParseGroup(f *testing.F) {
 		case err == nil && (key.String() != text || ident.ValidateTenantName(key.Tenant) != nil ||
 			ident.ValidateName(key.Group) != nil):
 			t.Errorf("%q is %v", text, key)
-		}
-	})
-}
-
-// FuzzHashesOf checks that the result is either two hashes, infra and runtime, or an error that names one argument.
-func FuzzHashesOf(f *testing.F) {
-	for _, path := range []string{"../../../examples/config-tmux.jsonc",
-		"../../../services/contract/testdata/ten-mistakes.jsonc"} {
-		document, err := os.ReadFile(path)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(string(document), "default/workers")
-		f.Add(string(document), "default/nosuch")
-	}
-	f.Add("{}", "a/b")
-	f.Fuzz(func(t *testing.T, document, name string) {
-		h, wrong := hashesOf(document, name)
-		if wrong != nil {
-			if h != (hashes{}) || wrong.FunctionArgument == nil || *wrong.FunctionArgument < 0 ||
-				*wrong.FunctionArgument > 1 || wrong.Text == "" {
-				t.Errorf("%v, %v", h, wrong)
-			}
-			return
-		}
-		if h.Infra == "" || h.Runtime == "" {
-			t.Errorf("%q: %+v", name, h)
-		}
-		if again, wrong := hashesOf(document, name); wrong != nil || again != h {
-			t.Errorf("%q: %v, then %v, %v", name, h, again, wrong)
 		}
 	})
 }

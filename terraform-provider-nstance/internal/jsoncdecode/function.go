@@ -3,13 +3,11 @@ package jsoncdecode
 
 import (
 	"context"
-	"math/big"
 
-	"github.com/hashicorp/terraform-plugin-framework/attr"
 	"github.com/hashicorp/terraform-plugin-framework/function"
-	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
 // Function implements jsonc_decode. The result depends on the argument only.
@@ -38,50 +36,19 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 
 // Run implements function.Function.
 func (Function) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
-	var document string
-	if resp.Error = req.Arguments.Get(ctx, &document); resp.Error != nil {
+	var text string
+	if resp.Error = req.Arguments.Get(ctx, &text); resp.Error != nil {
 		return
 	}
-	decoded, problems := decode(document)
+	tree, problems := config.ParseTree("document", []byte(text))
 	if len(problems) > 0 {
 		resp.Error = function.NewArgumentFuncError(0, "Invalid JSON:\n"+problems.Error())
 		return
 	}
-	resp.Error = resp.Result.Set(ctx, types.DynamicValue(decoded))
-}
-
-// decode parses a document. It returns all mistakes in the document.
-func decode(document string) (attr.Value, config.Problems) {
-	tree, problems := config.ParseTree("document", []byte(document))
-	if len(problems) > 0 {
-		return nil, problems
+	result, err := document.Result(ctx, document.Decode(tree))
+	if err != nil {
+		resp.Error = function.NewFuncError(err.Error())
+		return
 	}
-	return value(tree), nil
-}
-
-// value converts a tree to a Terraform value with objects and tuples, like jsondecode.
-func value(tree any) attr.Value {
-	switch tree := tree.(type) {
-	case map[string]any:
-		attributes, kinds := map[string]attr.Value{}, map[string]attr.Type{}
-		for name, inner := range tree {
-			attributes[name] = value(inner)
-			kinds[name] = attributes[name].Type(context.Background())
-		}
-		return types.ObjectValueMust(kinds, attributes)
-	case []any:
-		elements, kinds := make([]attr.Value, len(tree)), make([]attr.Type, len(tree))
-		for i, inner := range tree {
-			elements[i] = value(inner)
-			kinds[i] = elements[i].Type(context.Background())
-		}
-		return types.TupleValueMust(kinds, elements)
-	case string:
-		return types.StringValue(tree)
-	case bool:
-		return types.BoolValue(tree)
-	case float64:
-		return types.NumberValue(big.NewFloat(tree))
-	}
-	return types.DynamicNull()
+	resp.Error = resp.Result.Set(ctx, result)
 }

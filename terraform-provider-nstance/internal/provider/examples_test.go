@@ -1,10 +1,12 @@
 package provider_test
 
 import (
+	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,12 +15,12 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/providerserver"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
 )
 
 // TestExamplesMatchTheSchema checks the Terraform files of this repository that use the provider. Every attribute,
-// nested ones too, must be in the schema. Terraform itself drops unknown attributes of nested objects without a
-// message.
+// nested ones too, must be in the schema, and every field of a shard's configuration must exist.
 func TestExamplesMatchTheSchema(t *testing.T) {
 	server, err := providerserver.NewProtocol6WithError(provider.New("test")())()
 	if err != nil {
@@ -42,8 +44,8 @@ func TestExamplesMatchTheSchema(t *testing.T) {
 		}
 	}
 	c.checkPages(schemas)
-	if c.blocks < 15 {
-		t.Errorf("only %d blocks of the provider were found", c.blocks)
+	if c.blocks < 15 || c.configs < 15 {
+		t.Errorf("only %d blocks of the provider and %d configurations were found", c.blocks, c.configs)
 	}
 }
 
@@ -52,7 +54,8 @@ var metaArguments = []string{"count", "depends_on", "for_each", "provider", "ali
 
 type exampleCheck struct {
 	*testing.T
-	blocks int
+	blocks  int // of the provider
+	configs int // literal configurations of shards
 }
 
 // checkPages checks the arguments of nstance_shard on pages of docs/how-to.
@@ -95,6 +98,9 @@ func (c *exampleCheck) checkSource(path string, source []byte, schemas *tfprotov
 		c.Fatal(problems)
 	}
 	for _, block := range file.Body.(*hclsyntax.Body).Blocks {
+		if document := block.Body.Attributes["config"]; document != nil && block.Type != "provider" {
+			c.checkConfig(document.Expr)
+		}
 		if len(block.Labels) == 0 || !strings.HasPrefix(block.Labels[0], "nstance") {
 			continue
 		}
@@ -122,44 +128,80 @@ func (c *exampleCheck) checkAttribute(name string, value hclsyntax.Expression, k
 		return
 	}
 	if nested := known[at].NestedType; nested != nil {
-		c.checkValue(value, nested.Attributes, nested.Nesting != tfprotov6.SchemaObjectNestingModeSingle)
+		c.checkValue(value, nested.Attributes)
 	}
 }
 
-// checkValue checks the attributes of the object in an expression. If many is set, the expression has a list or map,
-// and checkValue checks each object in it. It skips an expression without a literal object.
-func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute, many bool) {
+// checkValue checks the names in a literal object of a nested attribute.
+func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute) {
 	c.Helper()
-	switch value := value.(type) {
-	case *hclsyntax.ParenthesesExpr:
-		c.checkValue(value.Expression, known, many)
-	case *hclsyntax.ConditionalExpr:
-		c.checkValue(value.TrueResult, known, many)
-		c.checkValue(value.FalseResult, known, many)
-	case *hclsyntax.ForExpr:
-		c.checkValue(value.ValExpr, known, false)
-	case *hclsyntax.FunctionCallExpr:
-		if value.Name == "merge" {
-			for _, argument := range value.Args {
-				c.checkValue(argument, known, many)
-			}
+	object, ok := value.(*hclsyntax.ObjectConsExpr)
+	if !ok {
+		return
+	}
+	for _, item := range object.Items {
+		key, problems := item.KeyExpr.Value(nil)
+		if problems.HasErrors() {
+			c.Errorf("%s: a name that is not constant", item.KeyExpr.Range())
+			continue
 		}
-	case *hclsyntax.TupleConsExpr:
-		for _, item := range value.Exprs {
-			c.checkValue(item, known, false)
+		c.checkAttribute(key.AsString(), item.ValueExpr, known)
+	}
+}
+
+// checkConfig decodes the objects in the attribute config of a shard or a module. They must have no field that does not
+// exist. What only a run can tell is left out.
+func (c *exampleCheck) checkConfig(value hclsyntax.Expression) {
+	c.Helper()
+	if call, ok := value.(*hclsyntax.FunctionCallExpr); ok {
+		for _, argument := range call.Args {
+			c.checkConfig(argument)
 		}
-	case *hclsyntax.ObjectConsExpr:
-		for _, item := range value.Items {
-			if many {
-				c.checkValue(item.ValueExpr, known, false)
-				continue
-			}
-			key, problems := item.KeyExpr.Value(nil)
-			if problems.HasErrors() {
-				c.Errorf("%s: a name that is not constant", item.KeyExpr.Range())
-				continue
-			}
-			c.checkAttribute(key.AsString(), item.ValueExpr, known)
+		return
+	}
+	tree, ok := literal(value).(map[string]any)
+	if !ok {
+		return
+	}
+	text, err := json.Marshal(tree)
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.configs++
+	_, problems := config.ParsePartial(text)
+	for _, p := range problems {
+		if p.Message == "there is no such field" {
+			c.Errorf("%s: %s", value.Range(), p)
 		}
 	}
+}
+
+// literal returns the objects and lists in an expression. Everything else is null.
+func literal(value hclsyntax.Expression) any {
+	switch value := value.(type) {
+	case *hclsyntax.ParenthesesExpr:
+		return literal(value.Expression)
+	case *hclsyntax.ForExpr:
+		if value.KeyExpr == nil {
+			return []any{literal(value.ValExpr)}
+		}
+		return map[string]any{"each": literal(value.ValExpr)}
+	case *hclsyntax.ObjectConsExpr:
+		members := map[string]any{}
+		for i, item := range value.Items {
+			name := "member-" + strconv.Itoa(i)
+			if key, problems := item.KeyExpr.Value(nil); !problems.HasErrors() {
+				name = key.AsString()
+			}
+			members[name] = literal(item.ValueExpr)
+		}
+		return members
+	case *hclsyntax.TupleConsExpr:
+		list := []any{}
+		for _, item := range value.Exprs {
+			list = append(list, literal(item))
+		}
+		return list
+	}
+	return nil
 }

@@ -61,7 +61,7 @@ func TestEverythingIsDescribed(t *testing.T) {
 		}
 	}
 	if len(answer.ResourceSchemas) != 6 || len(answer.DataSourceSchemas) != 3 ||
-		len(answer.EphemeralResourceSchemas) != 3 || len(answer.Functions) != 5 || count < 250 {
+		len(answer.EphemeralResourceSchemas) != 3 || len(answer.Functions) != 5 || count < 180 {
 		t.Errorf("%d resources, %d data sources, %d ephemeral resources, %d functions, %d texts",
 			len(answer.ResourceSchemas), len(answer.DataSourceSchemas),
 			len(answer.EphemeralResourceSchemas), len(answer.Functions), count)

@@ -12,10 +12,10 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
-// document is a shard configuration, read from the attributes in a plan, a state or a Terraform configuration.
+// document is a shard configuration, read from the attribute config of a plan, a state or a Terraform configuration.
 type document struct {
 	// shard holds the known part of the configuration. It is nil if nothing is known, or if the configuration is not
 	// valid.
@@ -56,57 +56,44 @@ func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
 	return out
 }
 
-// read parses and validates the known part of the configuration that raw describes. The result also holds the
-// diagnostics.
+// read decodes and validates the known part of the attribute config with the servers' own decoder. The result also
+// holds the diagnostics.
 func read(raw tftypes.Value) document {
-	attributes := attributesOf(raw)
-	jsonc := attributes["config_jsonc"]
-	typed := isTyped(attributes)
 	var d document
-	switch {
-	case typed && (!jsonc.IsKnown() || !jsonc.IsNull()):
-		d.diags.AddAttributeError(path.Root("config_jsonc"), "Two shard configurations",
-			"What to do: write the shard in attributes or in config_jsonc, not in both.")
-	case !jsonc.IsKnown():
-	case !jsonc.IsNull():
-		var text string
-		if err := jsonc.As(&text); err != nil {
-			panic("shard: " + err.Error()) // not reached: the schema makes it a string
-		}
-		s, problems := config.Parse("config_jsonc", []byte(text))
-		d.diags = diagnostic.OfDocument(problems, path.Root("config_jsonc"))
-		if s != nil {
-			d.shard, d.body, d.groupsKnown = s, []byte(text), true
-		}
-	case !typed:
-		d.diags.AddError("No shard configuration",
-			"What to do: write the shard in attributes, of which cluster and server are required, or give a whole "+
-				"document in config_jsonc.")
-	default:
-		reading := typedconfig.Read(attributes)
-		problems := reading.Problems()
-		d.diags = diagnostic.OfTyped(problems)
-		if len(problems.Errors()) > 0 {
-			break
-		}
-		d.unknown = reading.Unknown
-		if d.nameUnknown() {
-			break
-		}
-		d.shard, d.groupsKnown = reading.Shard, !slices.ContainsFunc(reading.Unknown, concernsGroups)
-		d.subnetsUnknown = !d.groupsKnown && !slices.ContainsFunc(reading.Unknown, func(at string) bool {
-			return concernsGroups(at) && !concernsSubnets(at)
-		})
-		if reading.Known() {
-			d.body = config.Encode(reading.Shard)
-		}
+	v := attributesOf(raw)["config"]
+	if !v.IsKnown() {
+		d.unknown = []string{""}
+		return d
+	}
+	if v.IsNull() {
+		return d // the schema requires the attribute: this is the state of an import
+	}
+	text, unknown, err := docs.Encode(v)
+	if err != nil {
+		d.diags.AddAttributeError(path.Root("config"), "Invalid shard configuration", err.Error())
+		return d
+	}
+	shard, problems := config.ParsePartial(text, unknown...)
+	d.diags = diagnostic.OfDocument(problems, "config", "shard configuration")
+	d.unknown = unknown
+	if shard == nil || d.nameUnknown() {
+		return d
+	}
+	d.shard, d.groupsKnown = shard, !slices.ContainsFunc(unknown, concernsGroups)
+	d.subnetsUnknown = !d.groupsKnown && !slices.ContainsFunc(unknown, func(at string) bool {
+		return concernsGroups(at) && !concernsSubnets(at)
+	})
+	if len(unknown) == 0 {
+		d.body = config.Encode(shard)
 	}
 	return d
 }
 
 // nameUnknown reports whether the name of the shard is known only after the apply.
 func (d document) nameUnknown() bool {
-	return slices.Contains(d.unknown, "server") || slices.Contains(d.unknown, "server.shard")
+	return slices.ContainsFunc(d.unknown, func(at string) bool {
+		return at == "" || at == "server" || at == "server.shard"
+	})
 }
 
 // checkName returns an error in a plan for which the name of the shard is not known. While Terraform only validates,
@@ -116,31 +103,26 @@ func (d document) checkName() diag.Diagnostics {
 		return nil
 	}
 	return diag.Diagnostics{diagnostic.Failure{
-		What: "The name of the shard is not known",
+		What: "The name of the shard, config.server.shard, is not known",
 		Why:  errors.New("it depends on a resource that is not applied yet"),
 		Do:   "Write the name itself, or take it from a variable. It is part of the key of the configuration.",
-	}.At(path.Root("server").AtName("shard"))}
+	}.At(path.Root("config"))}
 }
 
 // concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
 // addresses cannot change them. So a plan can list the groups with instances to replace even while these addresses are
 // unknown.
 func concernsGroups(at string) bool {
-	return !typedconfig.IsLeaderAddress(at)
+	for _, prefix := range []string{"server.leader_network", "server.bind", "server.advertise"} {
+		if rest, ok := strings.CutPrefix(at, prefix); ok && (rest == "" || rest[0] == '.') {
+			return false
+		}
+	}
+	return true
 }
 
 // concernsSubnets reports whether the value at a path may change the subnets of groups, but nothing else of groups.
 func concernsSubnets(at string) bool { return strings.HasPrefix(at, "server.subnet_pools") }
-
-// isTyped reports whether any attribute of the configuration is set. An unknown value counts as set.
-func isTyped(attributes map[string]tftypes.Value) bool {
-	for _, name := range typedconfig.Names() {
-		if v := attributes[name]; !v.IsKnown() || !v.IsNull() {
-			return true
-		}
-	}
-	return false
-}
 
 // groupHashes returns the value of the attribute `group_hashes`.
 func groupHashes(s *config.Shard) tftypes.Value {

@@ -46,7 +46,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	if cluster := after.cluster(); cluster != textOf(attributesOf(req.State.Raw)["cluster_id"]) {
 		r.bucket.Glance(ctx, func(ctx context.Context) {
 			if err := r.checkCluster(ctx, after); err != nil {
-				resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("cluster"), err))
+				resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("config"), err))
 			}
 		})
 		if resp.Diagnostics.HasError() {

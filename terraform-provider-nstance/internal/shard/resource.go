@@ -3,9 +3,9 @@ package shard
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
@@ -21,8 +21,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 )
 
 const (
@@ -271,51 +271,44 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	} else {
 		resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
 	}
-	if string(token) != seen {
+	if string(token) != seen || attributes["config"].IsNull() {
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
 	}
 }
 
-// refresh copies body, the configuration in the bucket, to the Terraform state. It sets the typed attributes if the
-// state uses them, and else config_jsonc. A state after an import uses neither: refresh then sets the typed attributes
-// only if they encode to exactly the same text.
+// refresh copies body, the configuration in the bucket, to the Terraform state. What means the same as before keeps its
+// form.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
 	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
-	imported := attributes["etag"].IsNull()
 	before := read(state.Raw)
 	s, problems := config.ParseStored(keys.Config(name), body)
+	update := map[string]tftypes.Value{"etag": textValue(string(token))}
 	if s == nil {
 		diags.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name),
 			Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
 			Do: "The servers keep the last one that was valid. Apply this configuration to replace it.",
 		}.Warning())
-	}
-	typed := isTyped(attributes)
-	if imported {
-		typed = s != nil && bytes.Equal(config.Encode(s), body)
-	}
-	types := state.Schema.Type().TerraformType(context.Background()).(tftypes.Object).AttributeTypes
-	update := typedconfig.Write(&config.Shard{}, types)
-	update["config_jsonc"] = tftypes.NewValue(tftypes.String, nil)
-	switch {
-	case !typed:
-		update["config_jsonc"] = textValue(strings.ToValidUTF8(string(body), "\uFFFD"))
-	case s != nil && before.body != nil && bytes.Equal(config.Encode(s), before.body):
-		update = map[string]tftypes.Value{} // the same content in another format
-	case s != nil:
-		update = typedconfig.Keep(attributes, typedconfig.Write(s, types))
-	}
-	update["etag"] = textValue(string(token))
-	if s != nil {
+		tree, _ := config.ParseTree("", body)
+		update["config"] = docs.Decode(tree)
+	} else {
+		update["config"] = docs.Update(attributes["config"], treeOf(before.body), treeOf(config.Encode(s)))
 		update["group_hashes"] = groupHashes(s)
-		if imported {
+		if attributes["rolling_groups"].IsNull() {
 			update["rolling_groups"] = rollingGroups(nil)
-			update["cluster_id"] = textValue(s.Cluster.ID)
 		}
+		update["cluster_id"] = textValue(s.Cluster.ID)
 	}
 	state.Raw = replaced(state.Raw, update)
 	return diags
+}
+
+// treeOf decodes a document. It returns nil for no document.
+func treeOf(body []byte) (tree any) {
+	if body != nil {
+		_ = json.Unmarshal(body, &tree) // the body is the result of config.Encode
+	}
+	return tree
 }
 
 // ImportState implements resource.ResourceWithImportState. The import ID is the name of the shard.

@@ -16,7 +16,6 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/upgrade"
 )
 
@@ -27,11 +26,14 @@ func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrade
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
-	attributes := typedconfig.Attributes()
-	attributes["config_jsonc"] = schema.StringAttribute{
-		MarkdownDescription: "The whole configuration as one JSON document with comments, instead of the " +
-			"attributes. It is written to the bucket unchanged.",
-		Optional: true,
+	attributes := map[string]schema.Attribute{}
+	attributes["config"] = schema.DynamicAttribute{
+		MarkdownDescription: "The configuration: an object as the [reference of the configuration]" +
+			"(https://github.com/nstance-kit/nstance/blob/main/docs/reference/configuration.md) describes it, of which " +
+			"`cluster` and `server` are required. A plan checks it by the servers' own rules, and refuses a field that " +
+			"does not exist, with its path. A field with null counts as unset. The function `jsonc_decode` reads a " +
+			"configuration from a file, and `config_merge` merges several.",
+		Required: true,
 	}
 	attributes["wait_for_leader"] = schema.BoolAttribute{
 		MarkdownDescription: "Wait until the shard's leader has applied the configuration. A time-out is an error " +
@@ -100,7 +102,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
-			"alive. Write it in attributes or in `config_jsonc`.\n\nDestroying the resource first marks the " +
+			"alive.\n\nDestroying the resource first marks the " +
 			"configuration as terminating, waits until the shard's leader has emptied the shard, and then removes " +
 			"the configuration and all other objects of the shard in the bucket. The election lock stays if servers " +
 			"still run. Destroy the servers' machines after this resource (`depends_on`).",

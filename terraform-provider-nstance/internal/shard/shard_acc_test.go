@@ -45,34 +45,37 @@ func typed(b acctest.Bucket, o options) string {
 	}
 	return b.Provider() + fmt.Sprintf(`
 resource "nstance_shard" "test" {
-  cluster = {
-    id      = "example"
-    secrets = { encryption_key = { provider = "env" } }
-  }
-  server = {
-    shard                 = "dev-1"
-    provider              = { kind = "mock" }
-    subnet_pools          = { local = ["a", "b"] }
-    request_timeout       = "1m0s"
-    default_drain_timeout = "0s"
-  }
-  tenants  = { prod = {} }
-  defaults = { userdata = { content = %q } }
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = "amd64"
-      subnet_pool = "local"
-      args_json   = jsonencode({ Tags = { "a<b" = "{{ .Instance.ID }}" }, Count = 2 })
-      files = {
-        "app.env"  = { kind = "env", vars = { MESSAGE = %q } }
-        "app.json" = { kind = "json", json = jsonencode({ a = [1, true, null] }) }
+  config = {
+    cluster = {
+      id      = "example"
+      secrets = { encryption_key = { provider = "env" } }
+    }
+    server = {
+      shard                 = "dev-1"
+      provider              = { kind = "mock" }
+      subnet_pools          = { local = ["a", "b"] }
+      request_timeout       = "60s"
+      default_drain_timeout = "0s"
+      leader_network        = null
+    }
+    tenants  = { prod = {} }
+    defaults = { userdata = { content = %q } }
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = "amd64"
+        subnet_pool = "local"
+        args        = { Tags = { "a<b" = "{{ .Instance.ID }}" }, Count = 2, KeyName = null }
+        files = {
+          "app.env"  = { kind = "env", vars = { MESSAGE = %q } }
+          "app.json" = { kind = "json", json = { a = [1, true, null] } }
+        }
       }
     }
-  }
-  groups = {
-    "default/workers" = { template = "worker", size = %d }
-    "prod/others"     = { template = "worker", size = 0, max_surge = 2 }
+    groups = {
+      default = { workers = { template = "worker", size = %d } }
+      prod    = { others = { template = "worker", size = 0, max_surge = 2 } }
+    }
   }
   %s
 }
@@ -139,8 +142,8 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 			{
 				ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "shard",
-				// The configuration has 1m0s for these durations, and the import returns 1m.
-				ImportStateVerifyIgnore: []string{"server.request_timeout", "server.default_drain_timeout"},
+				// The configuration has 60s for a duration and a null, and the import returns 1m and no null.
+				ImportStateVerifyIgnore: []string{"config"},
 			},
 			{ // With wait_for_leader, the apply succeeds after the leader has applied the configuration.
 				PreConfig: func() { acctest.Lead(t, b, false) },
@@ -190,13 +193,15 @@ func TestAccLifecycleVersitygw(t *testing.T) {
 	lifecycle(t, acctest.Versitygw(t))
 }
 
-func jsonc(b acctest.Bucket, document string) string {
-	return b.Provider() + fmt.Sprintf("resource \"nstance_shard\" \"test\" {\n  config_jsonc = <<-EOT\n%s\n  EOT\n}\n",
+// ofFile returns a shard whose configuration is in a file of JSON with comments.
+func ofFile(b acctest.Bucket, document string) string {
+	return b.Provider() + fmt.Sprintf(
+		"resource \"nstance_shard\" \"test\" {\n  config = provider::nstance::jsonc_decode(<<-EOT\n%s\n  EOT\n  )\n}\n",
 		strings.ReplaceAll(document, "${", "$${"))
 }
 
 const document = `{
-  // A comment that has to survive.
+  // A comment.
   "cluster": {"id": "example", "secrets": {"encryption_key": {"provider": "env"}}},
   "server": {"shard": "%s", "provider": {"kind": "mock"}, "subnet_pools": {"local": ["a"]}},
   "templates": {"worker": {"kind": "wrk", "arch": "amd64", "subnet_pool": "local"}},
@@ -211,20 +216,13 @@ func TestAccDocument(t *testing.T) {
 		CheckDestroy:             left(t, b),
 		Steps: []resource.TestStep{
 			{
-				Config: jsonc(b, fmt.Sprintf(document, "dev-1")),
-				Check: func(*terraform.State) error {
-					object, err := b.Get(context.Background(), keys.Config("dev-1"))
-					if err == nil && !strings.Contains(string(object.Body), "has to survive") {
-						err = fmt.Errorf("written otherwise: %s", object.Body)
-					}
-					return err
-				},
+				Config: ofFile(b, fmt.Sprintf(document, "dev-1")),
 			},
-			{Config: jsonc(b, fmt.Sprintf(document, "dev-1")), PlanOnly: true},
+			{Config: ofFile(b, fmt.Sprintf(document, "dev-1")), PlanOnly: true},
 			{ResourceName: address, ImportState: true, ImportStateId: "dev-1", ImportStateVerify: true,
 				ImportStateVerifyIdentifierAttribute: "shard"},
 			{ // A new name replaces the shard.
-				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
+				Config: ofFile(b, fmt.Sprintf(document, "dev-2")),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectResourceAction(address, plancheck.ResourceActionDestroyBeforeCreate),
 				}},
@@ -242,7 +240,7 @@ func TestAccDocument(t *testing.T) {
 						t.Fatal(err)
 					}
 				},
-				Config: jsonc(b, fmt.Sprintf(document, "dev-2")),
+				Config: ofFile(b, fmt.Sprintf(document, "dev-2")),
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectResourceAction(address, plancheck.ResourceActionUpdate),
 				}},
@@ -251,7 +249,7 @@ func TestAccDocument(t *testing.T) {
 	})
 }
 
-// TestAccTenMistakes checks that a document with ten mistakes yields ten plan errors, each with a line and a column.
+// TestAccTenMistakes checks that a document with ten mistakes yields ten plan errors, each with its path.
 func TestAccTenMistakes(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
@@ -260,7 +258,7 @@ func TestAccTenMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	cli := acctest.NewCLI(t, b.Provider()+
-		`resource "nstance_shard" "test" { config_jsonc = file("ten-mistakes.jsonc") }`)
+		`resource "nstance_shard" "test" { config = provider::nstance::jsonc_decode(file("ten-mistakes.jsonc")) }`)
 	cli.Write(t, "ten-mistakes.jsonc", string(src))
 	out, err := cli.Try("plan", "-no-color")
 	if err == nil {
@@ -271,9 +269,8 @@ func TestAccTenMistakes(t *testing.T) {
 	}
 	_, problems := config.Parse("", src)
 	for _, p := range problems {
-		if where := fmt.Sprintf("line %d, column %d: %s: ", p.Line, p.Col, p.Path); !strings.Contains(squeeze(out),
-			where) {
-			t.Errorf("the output lacks %q", where)
+		if want := "config." + p.Path + ": " + strings.Fields(p.Message)[0]; !strings.Contains(squeeze(out), want) {
+			t.Errorf("the output lacks %q", want)
 		}
 	}
 	if t.Failed() {
@@ -289,12 +286,49 @@ func squeeze(s string) string {
 	return strings.Join(strings.Fields(strings.NewReplacer("│", " ", "╷", " ", "╵", " ").Replace(s)), " ")
 }
 
-// TestAccMistakesInAttributes checks that a mistake in an attribute is reported with its path, at the nearest attribute
-// that the CLI can show.
-func TestAccMistakesInAttributes(t *testing.T) {
+// misspelt are ten fields that the example has not, each with the path and the hint of the error.
+var misspelt = []struct{ old, new, path, hint string }{
+	{`{ encryption_key = { provider = "env" } }`, `{ encryption_kye = {} }`, "cluster.secrets.encryption_kye", "encryption_key"},
+	{`request_timeout `, `requesttimeout `, "server.requesttimeout", "request_timeout"},
+	{`subnet_pools `, `subnetpools `, "server.subnetpools", "subnet_pools"},
+	{`userdata =`, `userdta =`, "defaults.userdta", "userdata"},
+	{`content =`, `contnet =`, "defaults.userdata.contnet", "content"},
+	{`arch `, `archh `, "templates.worker.archh", "arch"},
+	{`vars =`, `var =`, `templates.worker.files["app.env"].var`, "vars"},
+	{`size = 2`, `max_unhealty = "3"`, "groups.default.workers.max_unhealty", "max_unhealthy"},
+	{`max_surge = 2`, `rollout = { canry = 1 }`, "groups.prod.others.rollout.canry", "canary"},
+	{`groups =`, `grops =`, "grops", "groups"},
+}
+
+// TestAccMisspelt misspells ten fields, also while other values are unknown: each is an error with its path and the
+// name that was meant. All are found at once.
+func TestAccMisspelt(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	broken := strings.NewReplacer(`"1m0s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`,
+	good := typed(b, options{size: 2})
+	unknown := strings.NewReplacer(`["a", "b"]`, `[terraform_data.later.id]`, `size = 0`,
+		`size = length(terraform_data.later.id)`, `{ prod = {} }`, `{ for id in [terraform_data.later.id] : id => {} }`).Replace(
+		good) + "\nresource \"terraform_data\" \"later\" {}\n"
+	cli := acctest.NewCLI(t, good)
+	for name, main := range map[string]string{"known": good, "unknown": unknown} {
+		for _, m := range misspelt {
+			cli.Write(t, "main.tf", strings.Replace(main, m.old, m.new, 1))
+			out, err := cli.Try("validate", "-no-color")
+			want := fmt.Sprintf("config.%s: there is no such field. Hint: did you mean %q?", m.path, m.hint)
+			if err == nil || !strings.Contains(squeeze(out), want) {
+				t.Errorf("%s: %s: %v, want %s\n%s", name, m.new, err, want, out)
+			}
+		}
+		cli.Write(t, "main.tf", main)
+		cli.Run(t, "plan")
+	}
+}
+
+// TestAccMistakes checks that each mistake is reported with its path, at the resource.
+func TestAccMistakes(t *testing.T) {
+	acctest.Acceptance(t)
+	b := acctest.File(t)
+	broken := strings.NewReplacer(`"60s"`, `"-1m"`, `arch        = "amd64"`, `arch        = "amd46"`,
 		`"{{ .Instance.ID }}"`, `"{{ .Instance.Id }}"`, `size = 2`, `size = -2`,
 		`prod = {}`, `Prod = {}`).Replace(typed(b, options{size: 2}))
 	cli := acctest.NewCLI(t, broken)
@@ -305,30 +339,23 @@ func TestAccMistakesInAttributes(t *testing.T) {
 	var result struct {
 		Diagnostics []struct {
 			Summary, Detail string
-			Snippet         struct{ Context, Code string }
 			Range           struct{ Start struct{ Line int } }
 		}
 	}
 	if err := json.Unmarshal([]byte(out), &result); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	lines := strings.Split(broken, "\n")
-	got := map[string]string{}
+	lines, got := strings.Split(broken, "\n"), map[string]bool{}
 	for _, d := range result.Diagnostics {
-		if d.Summary == "Invalid shard configuration" && d.Range.Start.Line > 0 {
-			got[strings.SplitN(d.Detail, ": ", 2)[0]] = strings.TrimSpace(lines[d.Range.Start.Line-1])
+		if d.Summary == "Invalid shard configuration" && d.Range.Start.Line > 0 &&
+			lines[d.Range.Start.Line-1] == `resource "nstance_shard" "test" {` {
+			got[strings.SplitN(d.Detail, ": ", 2)[0]] = true
 		}
 	}
-	for path, code := range map[string]string{
-		"server.request_timeout":            `server = {`,
-		"templates.worker.arch":             `worker = {`,
-		`templates.worker.args.Tags["a<b"]`: `worker = {`,
-		"groups.default.workers.size":       `"default/workers" = { template = "worker", size = -2 }`,
-		"tenants.Prod":                      `tenants  = { Prod = {} }`,
-		"groups.prod":                       `groups = {`,
-	} {
-		if got[path] != code {
-			t.Errorf("%s is reported at %q, want %q", path, got[path], code)
+	for _, path := range []string{"server.request_timeout", "templates.worker.arch",
+		`templates.worker.args.Tags["a<b"]`, "groups.default.workers.size", "tenants.Prod", "groups.prod"} {
+		if !got["config."+path] {
+			t.Errorf("%s is not reported", path)
 		}
 	}
 	if t.Failed() {
@@ -336,18 +363,38 @@ func TestAccMistakesInAttributes(t *testing.T) {
 	}
 }
 
-func TestAccEitherAttributesOrDocument(t *testing.T) {
+// TestAccPlanOfManyGroups checks that the plan of a change of one group of 500 fits on a screen, and so does the plan
+// after a change of one number in the bucket.
+func TestAccPlanOfManyGroups(t *testing.T) {
 	acctest.Acceptance(t)
 	b := acctest.File(t)
-	resource.Test(t, resource.TestCase{
-		ProtoV6ProviderFactories: acctest.Factories(),
-		Steps: []resource.TestStep{
-			{Config: b.Provider() + `resource "nstance_shard" "test" {}`,
-				ExpectError: regexp.MustCompile(`No shard configuration`)},
-			{Config: typed(b, options{extra: `config_jsonc = "{}"`}), ExpectError: regexp.MustCompile(
-				`Two shard configurations`)},
-		},
-	})
+	const groups, most = 500, 60
+	many := func(size int) string {
+		return strings.Replace(typed(b, options{}), `default = { workers = { template = "worker", size = 0 } }`,
+			fmt.Sprintf("default = { for i in range(%d) : \"group-${i}\" => { template = \"worker\", size = i == 77 ? %d : 1 } }",
+				groups, size), 1)
+	}
+	cli := acctest.NewCLI(t, many(1))
+	cli.Run(t, "apply", "-auto-approve")
+	short := func(what string) {
+		t.Helper()
+		out := cli.Run(t, "plan", "-no-color")
+		if lines := strings.Count(out, "\n"); lines > most || !strings.Contains(out, "group-77") {
+			t.Errorf("%s: the plan has %d lines, want at most %d with the group:\n%.3000s", what, lines, most, out)
+		}
+	}
+	cli.Write(t, "main.tf", many(2))
+	short("one size in the configuration")
+	cli.Write(t, "main.tf", many(1))
+	shard, token := mustRead(t, b)
+	three := 3
+	group := shard.Groups["default"]["group-77"]
+	group.Size = &three
+	shard.Groups["default"]["group-77"] = group
+	if _, err := b.State(t).WriteConfig(t.Context(), acctest.Shard, config.Encode(shard), token); err != nil {
+		t.Fatal(err)
+	}
+	short("one size in the bucket")
 }
 
 // TestAccUnknownAtPlan checks that a plan succeeds while provider settings and resource attributes are unknown.
@@ -375,7 +422,12 @@ resource "terraform_data" "known_later" {
 				ConfigPlanChecks: resource.ConfigPlanChecks{PreApply: []plancheck.PlanCheck{
 					plancheck.ExpectUnknownValue(address, path("group_hashes")),
 				}},
-				Check: resource.TestCheckResourceAttr(address, "templates.worker.subnet_pool", "local"),
+				Check: func(*terraform.State) error {
+					if shard, _ := mustRead(t, b); shard.Templates["worker"].SubnetPool != "local" {
+						return fmt.Errorf("written: %+v", shard.Templates)
+					}
+					return nil
+				},
 			},
 			{Config: main, PlanOnly: true},
 			{ // The value becomes known during the apply and is not valid, so nothing is written.

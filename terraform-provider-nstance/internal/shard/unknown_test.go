@@ -1,7 +1,10 @@
 package shard
 
 import (
+	"maps"
+	"math/big"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,66 +12,77 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/typedconfig"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/document"
 )
 
-// example returns a shard whose whole configuration is in attributes.
+// resourceOf returns a resource with a value of config, and nothing else.
+func resourceOf(t *testing.T, config tftypes.Value) tftypes.Value {
+	t.Helper()
+	var schema resource.SchemaResponse
+	New().Schema(t.Context(), resource.SchemaRequest{}, &schema)
+	typ := schema.Schema.Type().TerraformType(t.Context()).(tftypes.Object)
+	values := map[string]tftypes.Value{}
+	for name, typ := range typ.AttributeTypes {
+		values[name] = tftypes.NewValue(typ, nil)
+	}
+	values["config"] = config
+	return tftypes.NewValue(typ, values)
+}
+
+// example returns the configuration in which every field is set.
 func example(t *testing.T) tftypes.Value {
 	t.Helper()
 	src, err := os.ReadFile("../../../services/contract/testdata/v1/config.jsonc")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, problems := config.Parse("config.jsonc", src)
+	tree, problems := config.ParseTree("config.jsonc", src)
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
-	s.Schema = ""
-	var schema resource.SchemaResponse
-	New().Schema(t.Context(), resource.SchemaRequest{}, &schema)
-	typ := schema.Schema.Type().TerraformType(t.Context()).(tftypes.Object)
-	values := typedconfig.Write(s, typ.AttributeTypes)
-	for name, typ := range typ.AttributeTypes {
-		if _, ok := values[name]; !ok {
-			values[name] = tftypes.NewValue(typ, nil)
-		}
-	}
-	return tftypes.NewValue(typ, values)
+	return docs.Decode(tree)
 }
 
-// TestWaysToConfigure checks that a shard has its configuration in attributes or in config_jsonc, and not in both.
-func TestWaysToConfigure(t *testing.T) {
-	typed := example(t)
-	unset := map[string]tftypes.Value{}
-	for name, v := range attributesOf(typed) {
-		unset[name] = tftypes.NewValue(v.Type(), nil)
+// TestBadConfig checks what is not an object with a shard's fields.
+func TestBadConfig(t *testing.T) {
+	good := example(t)
+	unknown := tftypes.NewValue(tftypes.DynamicPseudoType, tftypes.UnknownValue)
+	with := func(field string, value any) tftypes.Value {
+		return docs.Merge(good, docs.Decode(map[string]any{field: value}))
 	}
-	empty := tftypes.NewValue(typed.Type(), unset)
-	jsonc := func(value any) map[string]tftypes.Value {
-		return map[string]tftypes.Value{"config_jsonc": tftypes.NewValue(tftypes.String, value)}
+	huge, _, err := big.ParseFloat("9007199254740993", 10, 512, big.ToNearestEven)
+	if err != nil {
+		t.Fatal(err)
 	}
+	size := docs.Object(map[string]tftypes.Value{"defaults": docs.Object(map[string]tftypes.Value{
+		"args": docs.Object(map[string]tftypes.Value{"Count": tftypes.NewValue(tftypes.Number, huge)})})})
 	for name, test := range map[string]struct {
-		raw   tftypes.Value
-		shard string // "" means that it is not known
-		want  string // the error
+		config tftypes.Value
+		want   string // in the error
 	}{
-		"attributes":          {typed, read(typed).name(), ""},
-		"text":                {replaced(empty, jsonc(sample)), "s", ""},
-		"both":                {replaced(typed, jsonc(sample)), "", "Two shard configurations"},
-		"both, text unknown":  {replaced(typed, jsonc(tftypes.UnknownValue)), "", "Two shard configurations"},
-		"text unknown":        {replaced(empty, jsonc(tftypes.UnknownValue)), "", ""},
-		"text that is broken": {replaced(empty, jsonc("{")), "", "config_jsonc"},
-		"nothing":             {empty, "", "No shard configuration"},
+		"good":            {good, ""},
+		"unknown":         {unknown, ""},
+		"a text":          {docs.Decode("{}"), "config: want an object, have a text"},
+		"a list":          {docs.Decode([]any{}), "config: want an object, have a list"},
+		"a number":        {docs.Decode(1.0), "config: want an object, have a number"},
+		"empty":           {docs.Decode(map[string]any{}), "config.cluster"},
+		"too large":       {with("defaults", map[string]any{"vars": map[string]any{"a": strings.Repeat("x", 4<<20)}}), "bytes, at most"},
+		"beyond 2^53":     {docs.Merge(good, size), "config.defaults.args.Count: 9007199254740993 is too large to be kept exactly"},
+		"a quoted key":    {with("vars x", 1.0), `config["vars x"]: there is no such field`},
+		"a misspelt key":  {with("tempaltes", 1.0), `did you mean "templates"?`},
+		"null in a list":  {with("server", map[string]any{"dynamic_subnet_pools": []any{nil}}), "config.server.dynamic_subnet_pools[0]: want a text, have null"},
+		"null as a field": {with("server", map[string]any{"request_timeout": nil}), ""},
 	} {
-		d := read(test.raw)
-		if (len(d.diags) == 0) != (test.want == "") || d.name() != test.shard || d.groupsKnown != (test.shard != "") {
-			t.Errorf("%s: shard %q, %v", name, d.name(), d.diags)
+		d := read(resourceOf(t, test.config))
+		var got string
+		for _, e := range d.diags.Errors() {
+			got += e.Detail() + "\n"
 		}
-		if test.want != "" && test.want != "config_jsonc" && d.diags[0].Summary() != test.want {
-			t.Errorf("%s: %v", name, d.diags)
+		if !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
-	if attributes := attributesOf(tftypes.NewValue(typed.Type(), nil)); attributes != nil {
+	if attributes := attributesOf(tftypes.NewValue(tftypes.Object{}, nil)); attributes != nil {
 		t.Errorf("attributes of null: %v", attributes)
 	}
 }
@@ -77,7 +91,7 @@ func TestWaysToConfigure(t *testing.T) {
 // value is known, or Terraform reports a bug in the provider.
 func TestUnknownValuesKeepThePlan(t *testing.T) {
 	root := example(t)
-	whole := read(root)
+	whole := read(resourceOf(t, root))
 	if whole.diags.HasError() || whole.body == nil {
 		t.Fatal(whole.diags)
 	}
@@ -90,17 +104,7 @@ func TestUnknownValuesKeepThePlan(t *testing.T) {
 	})
 	hashesKnown := 0
 	for _, place := range places {
-		changed, err := tftypes.Transform(root, func(at *tftypes.AttributePath, v tftypes.Value) (tftypes.Value,
-			error) {
-			if at.Equal(place) {
-				return tftypes.NewValue(v.Type(), tftypes.UnknownValue), nil
-			}
-			return v, nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := read(changed)
+		d := read(resourceOf(t, withUnknown(root, place.Steps())))
 		if d.diags.Append(d.checkName()...); d.diags.HasError() {
 			continue // refused, with the attribute
 		}
@@ -125,4 +129,34 @@ func TestUnknownValuesKeepThePlan(t *testing.T) {
 	if hashesKnown < 5 {
 		t.Errorf("the plan states hashes with %d unknown values", hashesKnown)
 	}
+}
+
+// withUnknown returns a copy of v in which the value at a path is unknown.
+func withUnknown(v tftypes.Value, steps []tftypes.AttributePathStep) tftypes.Value {
+	if len(steps) == 0 {
+		return tftypes.NewValue(tftypes.DynamicPseudoType, tftypes.UnknownValue)
+	}
+	switch step := steps[0].(type) {
+	case tftypes.AttributeName:
+		var members map[string]tftypes.Value
+		if err := v.As(&members); err != nil {
+			panic(err)
+		}
+		members = maps.Clone(members)
+		members[string(step)] = withUnknown(members[string(step)], steps[1:])
+		return docs.Object(members)
+	case tftypes.ElementKeyInt:
+		var elements []tftypes.Value
+		if err := v.As(&elements); err != nil {
+			panic(err)
+		}
+		elements = slices.Clone(elements)
+		elements[step] = withUnknown(elements[step], steps[1:])
+		typ := tftypes.Tuple{}
+		for _, e := range elements {
+			typ.ElementTypes = append(typ.ElementTypes, e.Type())
+		}
+		return tftypes.NewValue(typ, elements)
+	}
+	panic(steps[0])
 }
