@@ -164,10 +164,12 @@ module "fleet" {
   workers_per_zone      = %d
   worker_instance_types = ["t3.small"]
   deletion_protection   = %t
-  settings = {
-    health_check_interval = "2s"
-    default_drain_timeout = "1s"
-    garbage_collection    = { interval = "5s" }
+  config = {
+    server = {
+      health_check_interval = "2s"
+      default_drain_timeout = "1s"
+      garbage_collection    = { interval = "5s" }
+    }
   }
 }
 `, lab.ServerAMI, lab.AgentAMI, workers, protected)

@@ -33,8 +33,11 @@ func live(t *testing.T, calls *ledger) {
 		"cluster": "live", "force_destroy": true, "worker_count": 2,
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"worker_arch": "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"}, "agent_ami": lab.AgentAMI,
-		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
-			"garbage_collection": map[string]any{"interval": "5s"}},
+		"config": map[string]any{
+			"server": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+				"garbage_collection": map[string]any{"interval": "5s"}},
+			"groups": map[string]any{"default": map[string]any{"workers": map[string]any{
+				"purchase": map[string]any{"spot_percent": 50}}}}},
 	}
 	if err := l.Cloud.SetControlPolicy(demanding); err != nil {
 		t.Fatal(err)
@@ -80,16 +83,6 @@ module "shard" {
   zone           = %[1]q
   leader_network = { ipv4 = cidrhost(%[3]q, 100) }
   health_check   = { grace_period = 5 } # A roll of the servers waits for it.
-
-  groups = {
-    "default/workers" = {
-      template       = "worker"
-      size           = var.worker_count
-      instance_type  = var.worker_instance_types[0]
-      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
-      purchase       = { spot_percent = 50 }
-    }
-  }
 }
 `, zone, public, servers, strings.Join(lists, ", "), stateKey))
 	}

@@ -21,8 +21,9 @@ func multiAZ(t *testing.T, calls *ledger) {
 		"server_arch": "amd64", "server_instance_type": "t3.nano", "server_ami": lab.ServerAMI,
 		"web_arch": "amd64", "web_instance_types": []string{"t3.small"}, "agent_ami": lab.AgentAMI,
 		"web_commands": scenario.WebCommands,
-		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
-			"garbage_collection": map[string]any{"interval": "5s"}},
+		"config": map[string]any{"server": map[string]any{
+			"health_check_interval": "2s", "default_drain_timeout": "1s",
+			"garbage_collection": map[string]any{"interval": "5s"}}},
 	}
 	stack := l.Stack(t, cli(t, *terraformFlag), "aws/multi-az", vars)
 	stack.Apply(t)

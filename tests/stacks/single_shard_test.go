@@ -88,12 +88,13 @@ func singleShard(t *testing.T, calls *ledger) {
 		"server_ready_timeout": readyTimeout,
 		"worker_arch":          "amd64", "worker_instance_types": []string{"t3.small", "t3.medium"},
 		"agent_ami": lab.AgentAMI,
-		"settings": map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+		"config": map[string]any{"server": map[string]any{
+			"health_check_interval": "2s", "default_drain_timeout": "1s",
 			"garbage_collection": map[string]any{"interval": "5s"},
 			// Terratest writes variables as HCL without escaping line breaks. So the line breaks of the certificate are
 			// escaped here.
 			"attestation": map[string]any{"method": "aws-iid",
-				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}},
+				"certificates": strings.ReplaceAll(l.Cloud.EC2().IdentityCertificate(), "\n", `\n`)}}},
 	}
 	stack := l.Stack(t, cli(t, ""), "aws/single-shard", vars)
 	stack.Write(t, "beginning_override.tf", modules.Beginnings("aws"))
@@ -136,13 +137,13 @@ func singleShard(t *testing.T, calls *ledger) {
 	}
 
 	f.replaceUnhealthy(t, func() {
-		// A plan needs no server. It must refuse what cannot change on a live shard, and report a wrong duration.
+		// A plan needs no server. It must refuse what cannot change on a live shard, and report wrong values and names
+		// in the configuration.
 		refused, texts := modules.Refusals("aws")
 		stack.Write(t, "flips_override.tf", refused)
 		stack.PlanFails(t, texts...)
 		stack.Write(t, "flips_override.tf", "")
-		stack.With(map[string]any{"settings": map[string]any{"health_check_interval": "soon"}}).PlanFails(t,
-			"health_check_interval")
+		stack.With(map[string]any{"config": scenario.Mistakes}).PlanFails(t, scenario.MistakePaths...)
 	})
 
 	// A VM dies without notice.

@@ -93,39 +93,43 @@ module "shard" {
   tags            = var.tags
 
   subnet_pools   = ["web"]
-  settings       = var.settings
   agent_commands = var.web_commands
 
-  images = {
-    agent = {
-      owners   = var.image_owners
-      filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.web_arch == "amd64" ? "x86_64" : "arm64"] }]
-      fallback = var.agent_ami
+  config = provider::nstance::config_merge({
+    images = {
+      agent = {
+        provider = "aws"
+        owners   = var.image_owners
+        filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.web_arch == "amd64" ? "x86_64" : "arm64"] }]
+        fallback = var.agent_ami
+      }
     }
-  }
 
-  templates = {
-    web = {
-      kind        = "web"
-      arch        = var.web_arch
-      subnet_pool = "web"
-      # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
-      args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
-      # A VM that the load balancer calls unhealthy is replaced.
-      load_balancer_health = true
+    templates = {
+      web = {
+        kind        = "web"
+        arch        = var.web_arch
+        subnet_pool = "web"
+        # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
+        args = { ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami }
+        # A VM that the load balancer calls unhealthy is replaced.
+        load_balancer_health = true
+      }
     }
-  }
 
-  groups = {
-    "default/web" = {
-      template       = "web"
-      size           = var.web_count
-      instance_type  = var.web_instance_types[0]
-      instance_types = slice(var.web_instance_types, 1, length(var.web_instance_types))
-      args_json      = var.web_args
-      load_balancers = ["web"]
+    groups = {
+      default = {
+        web = {
+          template       = "web"
+          size           = var.web_count
+          instance_type  = var.web_instance_types[0]
+          instance_types = slice(var.web_instance_types, 1, length(var.web_instance_types))
+          args           = var.web_args
+          load_balancers = ["web"]
+        }
+      }
     }
-  }
+  }, var.config)
 }
 
 # The settings of nstance-operator, for those who run Kubernetes on these VMs.

@@ -126,9 +126,10 @@ variable "web_arch" {
 }
 
 variable "web_args" {
-  description = "Additional arguments of EC2's RunInstances for the VMs, as JSON. If you change them, the leader of each shard replaces the shard's VMs, one at a time."
-  type        = string
-  default     = null
+  description = "Additional arguments of EC2's RunInstances for the VMs. If you change them, the leader of each shard replaces the shard's VMs, one at a time."
+  type        = any
+  default     = {}
+  nullable    = false
 }
 
 variable "web_port" {
@@ -155,20 +156,11 @@ variable "web_commands" {
   nullable    = false
 }
 
-variable "settings" {
-  description = "Settings of the servers, such as how often agents report."
-  type = object({
-    health_check_interval = optional(string)
-    default_drain_timeout = optional(string)
-    shutdown_grace        = optional(string)
-    garbage_collection = optional(object({
-      interval                 = optional(string)
-      registration_timeout     = optional(string)
-      deleted_record_retention = optional(string)
-    }))
-  })
-  default  = {}
-  nullable = false
+variable "config" {
+  description = "Changes of the shard's configuration, such as `{ server = { health_check_interval = \"30s\" } }`. They override the example's. See the [reference](../../../docs/reference/configuration.md#reference)."
+  type        = any
+  default     = {}
+  nullable    = false
 }
 
 variable "wait_for_leader" {

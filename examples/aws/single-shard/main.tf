@@ -76,41 +76,45 @@ module "shard" {
   tags                 = var.tags
 
   subnet_pools = ["workers"]
-  settings     = var.settings
 
-  # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
-  # new VMs and replaces no VM.
-  images = {
-    agent = {
-      owners   = var.image_owners
-      filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.worker_arch == "amd64" ? "x86_64" : "arm64"] }]
-      fallback = var.agent_ami
-    }
-  }
-
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = var.worker_arch
-      subnet_pool = "workers"
-      # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
-      args_json = jsonencode({ ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami })
-      vars      = var.worker_vars
-      files = {
-        "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
+  config = provider::nstance::config_merge({
+    # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
+    # new VMs and replaces no VM.
+    images = {
+      agent = {
+        provider = "aws"
+        owners   = var.image_owners
+        filters  = [{ name = "name", values = ["nstance-agent-*"] }, { name = "architecture", values = [var.worker_arch == "amd64" ? "x86_64" : "arm64"] }]
+        fallback = var.agent_ami
       }
     }
-  }
 
-  groups = {
-    "default/workers" = {
-      template       = "worker"
-      size           = var.worker_count
-      instance_type  = var.worker_instance_types[0]
-      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
-      args_json      = var.worker_args
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = var.worker_arch
+        subnet_pool = "workers"
+        # Arguments of RunInstances. If agent_ami is set, it is used unchanged.
+        args = { ImageId = var.agent_ami == null ? "{{ .Image.agent }}" : var.agent_ami }
+        vars = var.worker_vars
+        files = {
+          "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
+        }
+      }
     }
-  }
+
+    groups = {
+      default = {
+        workers = {
+          template       = "worker"
+          size           = var.worker_count
+          instance_type  = var.worker_instance_types[0]
+          instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+          args           = var.worker_args
+        }
+      }
+    }
+  }, var.config)
 }
 
 # The settings of nstance-operator, for those who run Kubernetes on these VMs.

@@ -80,46 +80,50 @@ module "shard" {
   labels               = var.labels
 
   subnet_pools   = ["workers"]
-  settings       = var.settings
   agent_commands = var.worker_commands
 
-  # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
-  # new VMs and replaces no VM.
-  images = {
-    agent = {
-      owners   = [coalesce(var.image_project, "self")]
-      filters  = [{ name = "name", values = ["nstance-agent-amd64-*"] }]
-      fallback = var.agent_image
-    }
-  }
-
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = "amd64"
-      subnet_pool = "workers"
-      # The body of instances.insert. If agent_image is set, it is used unchanged.
-      args_json = jsonencode({ disks = [{
-        boot             = true
-        autoDelete       = true
-        initializeParams = { sourceImage = var.agent_image == null ? "{{ .Image.agent }}" : var.agent_image }
-      }] })
-      vars                 = var.worker_vars
-      load_balancer_health = var.load_balancer_health
-      files = {
-        "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
+  config = provider::nstance::config_merge({
+    # The image of the VMs: the newest with this name. The servers look for it every few hours. A newer image applies to
+    # new VMs and replaces no VM.
+    images = {
+      agent = {
+        provider = "gcp"
+        owners   = [coalesce(var.image_project, "self")]
+        filters  = [{ name = "name", values = ["nstance-agent-amd64-*"] }]
+        fallback = var.agent_image
       }
     }
-  }
 
-  groups = {
-    "default/workers" = {
-      template       = "worker"
-      size           = var.worker_count
-      instance_type  = var.worker_instance_types[0]
-      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
-      args_json      = var.worker_args
-      load_balancers = ["web"]
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = "amd64"
+        subnet_pool = "workers"
+        # The body of instances.insert. If agent_image is set, it is used unchanged.
+        args = { disks = [{
+          boot             = true
+          autoDelete       = true
+          initializeParams = { sourceImage = var.agent_image == null ? "{{ .Image.agent }}" : var.agent_image }
+        }] }
+        vars                 = var.worker_vars
+        load_balancer_health = var.load_balancer_health
+        files = {
+          "app.env" = { kind = "env", vars = { INSTANCE_ID = "{{ .Instance.ID }}", GREETING = "{{ .Vars.greeting }}" } }
+        }
+      }
     }
-  }
+
+    groups = {
+      default = {
+        workers = {
+          template       = "worker"
+          size           = var.worker_count
+          instance_type  = var.worker_instance_types[0]
+          instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+          args           = var.worker_args
+          load_balancers = ["web"]
+        }
+      }
+    }
+  }, var.config)
 }

@@ -119,9 +119,10 @@ variable "worker_instance_types" {
 }
 
 variable "worker_args" {
-  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs, as JSON. If you change them, the leader replaces the VMs, one at a time."
-  type        = string
-  default     = null
+  description = "Additional fields for the body of Compute Engine's instances.insert for the VMs. If you change them, the leader replaces the VMs, one at a time."
+  type        = any
+  default     = {}
+  nullable    = false
 }
 
 variable "worker_vars" {
@@ -131,21 +132,11 @@ variable "worker_vars" {
   nullable    = false
 }
 
-variable "settings" {
-  description = "Settings of the servers, such as how often agents report."
-  type = object({
-    health_check_interval = optional(string)
-    default_drain_timeout = optional(string)
-    shutdown_grace        = optional(string)
-    attestation           = optional(object({ method = string }))
-    garbage_collection = optional(object({
-      interval                 = optional(string)
-      registration_timeout     = optional(string)
-      deleted_record_retention = optional(string)
-    }))
-  })
-  default  = {}
-  nullable = false
+variable "config" {
+  description = "Changes of the shard's configuration, such as `{ server = { health_check_interval = \"30s\" } }`. They override the example's. See the [reference](../../../docs/reference/configuration.md#reference)."
+  type        = any
+  default     = {}
+  nullable    = false
 }
 
 variable "wait_for_leader" {

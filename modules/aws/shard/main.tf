@@ -1,4 +1,4 @@
-# One shard: its servers, the leader's address, and the configuration of its groups.
+# One shard: its servers, the leader's address, and its configuration.
 
 data "aws_region" "current" {}
 data "aws_default_tags" "current" {}
@@ -29,12 +29,17 @@ locals {
   # The network's output knows the addresses of a subnet before the subnet exists.
   leader_cidr = local.server_subnets[0].ipv4_cidr != null ? local.server_subnets[0].ipv4_cidr : data.aws_subnet.leader.cidr_block
 
+  # What the module reads of the configuration. The provider checks the configuration, so members may be missing here.
+  images    = { for name, image in merge({}, lookup(var.config, "images", null)) : name => merge({ owners = null, filters = null, fallback = null }, image) }
+  templates = merge({}, lookup(var.config, "templates", null))
+  groups    = flatten([for tenant in values(merge({}, lookup(var.config, "groups", null))) : values(merge({}, tenant))])
+
   # The instance types of the servers and of the groups, by architecture.
   server_types = { (var.server_arch) = [var.server_instance_type] }
-  group_types = { for name, template in var.templates : template.arch => distinct(flatten([
-    [template.instance_type], coalesce(template.instance_types, []),
-    [for group in values(var.groups) : [[group.instance_type], coalesce(group.instance_types, [])] if group.template == name],
-  ]))... }
+  group_types = { for name, template in local.templates : try(template.arch, "") => flatten([
+    for it in concat([template], [for group in local.groups : group if try(group.template, null) == name]) :
+    [try(it.instance_type, null), try(it.instance_types, null)[*]]
+  ])... }
   instance_types = { for arch in ["amd64", "arm64"] : arch => toset([
     for type in flatten([lookup(local.server_types, arch, []), lookup(local.group_types, arch, [])]) : type if type != null
   ]) }
@@ -87,11 +92,11 @@ data "aws_ec2_instance_types" "arch" {
 # The servers also look for these images, and start no VM while there is no image.
 # tflint-ignore: terraform_unused_declarations # only its postcondition matters
 data "aws_ami_ids" "agent" {
-  for_each = { for name, image in var.images : name => image if image.owners != null && image.fallback == null }
+  for_each = { for name, image in local.images : name => image if image.owners != null && image.fallback == null }
   owners   = each.value.owners
 
   dynamic "filter" {
-    for_each = coalesce(each.value.filters, [])
+    for_each = each.value.filters[*]
 
     content {
       name   = filter.value.name
@@ -102,7 +107,7 @@ data "aws_ami_ids" "agent" {
   lifecycle {
     postcondition {
       condition     = length(self.ids) > 0
-      error_message = "No image for images.${each.key}: owners ${join(", ", each.value.owners)}${join("", [for f in coalesce(each.value.filters, []) : "; ${f.name} = ${join(", ", f.values)}"])}."
+      error_message = "No image for config.images.${each.key}: owners ${join(", ", each.value.owners)}${join("", [for f in each.value.filters[*] : "; ${f.name} = ${join(", ", f.values)}"])}."
     }
   }
 }
@@ -189,64 +194,31 @@ resource "nstance_shard" "this" {
   deletion_protection = var.deletion_protection
   force_destroy       = var.force_destroy
 
-  cluster = {
-    id = var.cluster.id
-    secrets = {
-      provider       = var.cluster.secrets.provider
-      prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
-      encryption_key = var.cluster.encryption_key
+  config = provider::nstance::config_merge({
+    cluster = {
+      id = var.cluster.id
+      secrets = {
+        provider       = var.cluster.secrets.provider
+        prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
+        encryption_key = var.cluster.encryption_key
+      }
     }
-  }
-
-  server = {
-    shard = var.shard
-    provider = {
-      kind    = "aws"
-      region  = data.aws_region.current.id
-      zone    = var.zone
-      options = var.settings.provider_options
+    server = {
+      shard    = var.shard
+      provider = { kind = "aws", region = data.aws_region.current.id, zone = var.zone }
+      # A listener on :: also accepts IPv4.
+      bind = local.ipv6 ? { for name, port in local.ports : "${name}_addr" => "[::]:${port}" } : null
+      leader_network = {
+        ipv4         = local.leader_ipv4
+        ipv6         = local.leader_ipv6
+        dns_name     = var.leader_dns == null ? null : one(distinct(concat(aws_route53_record.leader[*].name, aws_route53_record.leader_ipv6[*].name)))
+        interface_id = aws_network_interface.leader.id
+      }
+      subnet_pools = local.pools
     }
-    # A listener on :: also accepts IPv4.
-    bind = local.ipv6 ? { for name, port in local.ports : "${name}_addr" => "[::]:${port}" } : null
-    leader_network = {
-      ipv4         = local.leader_ipv4
-      ipv6         = local.leader_ipv6
-      dns_name     = var.leader_dns == null ? null : one(distinct(concat(aws_route53_record.leader[*].name, aws_route53_record.leader_ipv6[*].name)))
-      interface_id = aws_network_interface.leader.id
-    }
-    subnet_pools               = local.pools
-    dynamic_subnet_pools       = var.dynamic_subnet_pools
-    request_timeout            = var.settings.request_timeout
-    create_rate_limit          = var.settings.create_rate_limit
-    check_registration_address = var.settings.check_registration_address
-    attestation                = var.settings.attestation
-    health_check_interval      = var.settings.health_check_interval
-    default_drain_timeout      = var.settings.default_drain_timeout
-    image_refresh_interval     = var.settings.image_refresh_interval
-    shutdown_timeout           = var.settings.shutdown_timeout
-    shutdown_grace             = var.settings.shutdown_grace
-    journal_retention          = var.settings.journal_retention
-    garbage_collection         = var.settings.garbage_collection
-    expiry                     = var.settings.expiry
-    leader_election            = var.settings.leader_election
-    error_exit_jitter          = var.settings.error_exit_jitter
-  }
-
-  tenants      = var.tenants
-  images       = { for name, image in var.images : name => merge(image, { provider = "aws" }) }
-  certificates = var.certificates
-  load_balancers = merge(
-    { for name, lb in var.network.load_balancers : name => { provider = "aws", target_group_arns = [for t in values(lb.targets) : t.arn] } },
-    { for name, lb in var.load_balancers : name => { provider = "aws", target_group_arns = lb.target_group_arns } },
-  )
-
-  defaults = {
-    args_json = jsonencode(merge(local.agent_args, jsondecode(var.defaults.args_json)))
-    vars      = var.defaults.vars
-    userdata  = var.defaults.userdata != null ? var.defaults.userdata : { source = null, encoding = null, content = data.nstance_userdata.agent.content }
-  }
-  templates = var.templates
-  groups    = var.groups
+    load_balancers = { for name, lb in var.network.load_balancers : name => { provider = "aws", target_group_arns = [for t in values(lb.targets) : t.arn] } }
+    defaults       = { args = local.agent_args, userdata = { content = data.nstance_userdata.agent.content } }
+  }, var.config)
 }
 
 # An apply that rolls the servers fails if no new server becomes ready, or if EC2 refuses its machine.

@@ -1,5 +1,3 @@
-# Variables of the shard's place in the cluster and of its servers. variables-config.tf has those of its VMs.
-
 variable "cluster" {
   description = "The cluster of the shard, which is the output `cluster` of the module `cluster`."
   type = object({
@@ -82,6 +80,97 @@ variable "zone" {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]+(-[a-z]+-[0-9]+)?[a-z]$", var.zone))
     error_message = "zone is the name of an availability zone, such as us-west-2a."
   }
+}
+
+variable "config" {
+  description = <<-TEXT
+    The shard's configuration: templates, groups, settings of the servers (`server`), and all other fields of the
+    [reference](../../../docs/reference/configuration.md#reference). It overrides what the module sets:
+
+    * `defaults.args`: the security group of agents, and an instance profile without permissions.
+    * `defaults.userdata`: a boot script that starts nstance-agent from the image.
+    * `load_balancers`: those of the module `network`, by name.
+    * `server.subnet_pools`: see `subnet_pools`.
+
+    Only the module sets `cluster`, `server.shard`, `server.bind`, `server.leader_network`, and `kind`, `region` and `zone` of `server.provider`.
+  TEXT
+  type        = any
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition = can(keys(var.config)) && !anytrue([
+      can(var.config.cluster), can(var.config.server.shard), can(var.config.server.bind), can(var.config.server.leader_network),
+      can(var.config.server.provider.kind), can(var.config.server.provider.region), can(var.config.server.provider.zone),
+    ])
+    error_message = "config is an object without cluster, server.shard, server.bind, server.leader_network, and server.provider's kind, region and zone. The module sets these from its other variables."
+  }
+}
+
+variable "subnet_pools" {
+  description = "Roles of the module `network` whose subnets become subnet pools of the shard. Each pool has the name of its role. Default: every role that has a subnet for this shard in the shard's zone."
+  type        = list(string)
+  default     = null
+
+  validation {
+    condition = var.subnet_pools == null ? true : length(var.subnet_pools) > 0 && alltrue([for role in var.subnet_pools :
+      length([for s in try(var.network.subnets[role][var.zone], []) : s if s.shards == null ? true : contains(s.shards, var.shard)]) > 0
+    ])
+    error_message = "subnet_pools are roles, at least one, for each of which the network has a subnet in the shard's zone that the shard may use (shards)."
+  }
+}
+
+variable "agent_ingress" {
+  description = "Address ranges and security groups from which traffic may reach the VMs. You choose the keys of the map. `protocol` is `tcp`, `udp`, `icmp`, `icmpv6`, or `-1` for all protocols and ports. `self = true` admits the shard's other VMs. The load balancers of the module `network` need no entry: they may always reach the ports of their targets."
+  type = map(object({
+    protocol           = string
+    from_port          = optional(number)
+    to_port            = optional(number)
+    self               = optional(bool, false)
+    ipv4_cidrs         = optional(list(string), [])
+    ipv6_cidrs         = optional(list(string), [])
+    security_group_ids = optional(list(string), [])
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = alltrue([for rule in values(var.agent_ingress) : contains(["tcp", "udp", "icmp", "icmpv6", "-1"], rule.protocol) && (rule.protocol == "-1") == (rule.from_port == null)])
+    error_message = "protocol of agent_ingress is tcp, udp, icmp or icmpv6, with from_port (and to_port, where it is another); or \"-1\", without ports."
+  }
+
+  validation {
+    condition     = alltrue([for name in keys(var.agent_ingress) : can(regex("^[A-Za-z0-9 ._:/()#,@=+-]{1,100}$", name))])
+    error_message = "Names in agent_ingress become descriptions of security group rules: letters, digits, spaces and ._:/()#,@=+-"
+  }
+}
+
+variable "agent_security_group_ids" {
+  description = "IDs of additional security groups of the VMs."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "agent_environment" {
+  description = "Environment variables of nstance-agent on the VMs, such as NSTANCE_RECV_EXTENSIONS."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+}
+
+variable "agent_commands" {
+  description = "Lines of `sh` that a VM runs when it boots, before it starts nstance-agent. They are part of a template, so they can use variables: `{{ quote .Vars.name }}`."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
+variable "agent_binaries" {
+  description = "Downloads of nstance-agent, by architecture, for VMs whose image does not contain it. The boot script checks the download's SHA-256, and installs the same systemd unit as the images of images/packer have. For Debian 12 and Amazon Linux 2023, see [What was tried](../../../docs/reference/aws.md#what-was-tried)."
+  type        = map(object({ url = string, sha256 = string }))
+  default     = {}
+  nullable    = false
 }
 
 variable "server_count" {
@@ -345,7 +434,7 @@ variable "destroy_timeout" {
 }
 
 variable "tags" {
-  description = "Tags of all resources of this module that can have tags. For tags of the groups' VMs, use `args_json`."
+  description = "Tags of all resources of this module that can have tags. For tags of the groups' VMs, use `args` in `config`."
   type        = map(string)
   default     = {}
   nullable    = false

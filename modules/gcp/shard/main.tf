@@ -1,4 +1,4 @@
-# One shard: its servers, the leader's address, and the configuration of its groups.
+# One shard: its servers, the leader's address, and its configuration.
 
 data "google_client_config" "this" {}
 
@@ -56,71 +56,34 @@ resource "nstance_shard" "this" {
   deletion_protection = var.deletion_protection
   force_destroy       = var.force_destroy
 
-  cluster = {
-    id = var.cluster.id
-    secrets = {
-      provider       = var.cluster.secrets.provider
-      prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
-      project_id     = var.cluster.secrets.project_id
-      encryption_key = var.cluster.encryption_key
+  config = provider::nstance::config_merge({
+    cluster = {
+      id = var.cluster.id
+      secrets = {
+        provider       = var.cluster.secrets.provider
+        prefix         = var.cluster.secrets.prefix == "" ? null : var.cluster.secrets.prefix
+        project_id     = var.cluster.secrets.project_id
+        encryption_key = var.cluster.encryption_key
+      }
     }
-  }
-
-  server = {
-    shard = var.shard
-    provider = {
-      kind    = "gcp"
-      region  = local.region
-      zone    = var.zone
-      options = merge({ project = local.project }, coalesce(var.settings.provider_options, {}))
+    server = {
+      shard    = var.shard
+      provider = { kind = "gcp", region = local.region, zone = var.zone, options = { project = local.project } }
+      leader_network = {
+        ipv4            = local.leader_ipv4
+        dns_name        = var.leader_dns == null ? null : var.leader_dns.name
+        kind            = local.kind
+        secondary_range = local.balanced ? null : "leader"
+      }
+      subnet_pools = local.pools
     }
-    leader_network = {
-      ipv4            = local.leader_ipv4
-      dns_name        = var.leader_dns == null ? null : var.leader_dns.name
-      kind            = local.kind
-      secondary_range = local.balanced ? null : "leader"
-    }
-    subnet_pools               = local.pools
-    dynamic_subnet_pools       = var.dynamic_subnet_pools
-    request_timeout            = var.settings.request_timeout
-    create_rate_limit          = var.settings.create_rate_limit
-    check_registration_address = var.settings.check_registration_address
-    attestation                = var.settings.attestation
-    health_check_interval      = var.settings.health_check_interval
-    default_drain_timeout      = var.settings.default_drain_timeout
-    image_refresh_interval     = var.settings.image_refresh_interval
-    shutdown_timeout           = var.settings.shutdown_timeout
-    shutdown_grace             = var.settings.shutdown_grace
-    journal_retention          = var.settings.journal_retention
-    garbage_collection         = var.settings.garbage_collection
-    expiry                     = var.settings.expiry
-    leader_election            = var.settings.leader_election
-    error_exit_jitter          = var.settings.error_exit_jitter
-  }
-
-  tenants      = var.tenants
-  images       = { for name, image in var.images : name => merge(image, { provider = "gcp" }) }
-  certificates = var.certificates
-  load_balancers = merge(
-    { for name, lb in local.balancers : name => {
+    load_balancers = { for name, lb in local.balancers : name => {
       provider              = "gcp"
       instance_group_name   = lb.instance_groups[var.zone]
       backend_service_names = length(lb.backend_services) == 0 ? null : lb.backend_services
-    } },
-    { for name, lb in var.load_balancers : name => {
-      provider              = "gcp"
-      instance_group_name   = lb.instance_group_name
-      backend_service_names = lb.backend_service_names
-    } },
-  )
-
-  defaults = {
-    args_json = jsonencode(merge(local.agent_args, jsondecode(var.defaults.args_json)))
-    vars      = var.defaults.vars
-    userdata  = var.defaults.userdata != null ? var.defaults.userdata : { source = null, encoding = null, content = data.nstance_userdata.agent.content }
-  }
-  templates = var.templates
-  groups    = var.groups
+    } }
+    defaults = { args = local.agent_args, userdata = { content = data.nstance_userdata.agent.content } }
+  }, var.config)
 }
 
 # An apply that rolls the servers fails if the new servers do not become healthy, or if Google creates no machine.

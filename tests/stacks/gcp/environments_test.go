@@ -81,10 +81,12 @@ module "fleet" {
   workers_per_zone    = 1
   deletion_protection = %[2]t
   images              = { server = "%[4]snstance-server-amd64-1", agent = "%[4]snstance-agent-amd64-1" }
-  settings = {
-    health_check_interval = "2s"
-    default_drain_timeout = "1s"
-    garbage_collection    = { interval = "5s" }
+  config = {
+    server = {
+      health_check_interval = "2s"
+      default_drain_timeout = "1s"
+      garbage_collection    = { interval = "5s" }
+    }
   }
 }
 `, zone, protected, fakegcp.Project, images)

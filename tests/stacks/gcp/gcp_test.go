@@ -53,15 +53,16 @@ func cli(t *testing.T, terraform string) string {
 	return tofu
 }
 
-// settings let the shards react within seconds.
-var settings = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
+// server has settings that let the shards react within seconds.
+var server = map[string]any{"health_check_interval": "2s", "default_drain_timeout": "1s",
 	"garbage_collection": map[string]any{"interval": "5s"}}
 
-// attested returns a copy of "settings" that also requires each agent to prove on which VM it runs.
+// attested returns a configuration with the settings "server", which also requires each agent to prove on which VM it
+// runs.
 func attested() map[string]any {
-	with := maps.Clone(settings)
+	with := maps.Clone(server)
 	with["attestation"] = map[string]any{"method": "gcp-identity-token"}
-	return with
+	return map[string]any{"server": with}
 }
 
 // TestStacks applies the examples with tofu. With the flag -terraform, it applies one of the examples with terraform
@@ -107,7 +108,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "solo", "encryption_key": "projects/" + fakegcp.Project + "/secrets/key",
 		"force_destroy": true, "worker_count": 2, "agent_image": images + "nstance-agent-amd64-1",
-		"settings": attested(), "server_ready_timeout": 40}
+		"config": attested(), "server_ready_timeout": 40}
 	stack := lab.NewStack(t, cli(t, ""), "gcp/single-shard", vars, changes, c.environment)
 	giveAccount(t, stack, true)
 	stack.Apply(t)
@@ -136,6 +137,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	// A plan must report all mistakes, and name the fields or variables with the mistakes. It must also refuse what
 	// cannot change on a live shard. The arguments of VMs are checked only if the variables are valid.
 	long := strings.Repeat("x", 64)
+	stack.With(map[string]any{"config": scenario.Mistakes}).PlanFails(t, scenario.MistakePaths...)
 	stack.With(map[string]any{"worker_args": `{"scheduling": {"preemptable": true}, "labels": {"team": "` + long +
 		`"}}`}).PlanFails(t, "scheduling.preemptable", "labels.team")
 	refused, texts := modules.Refusals("gcp")
@@ -169,7 +171,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	stack.Write(t, "flips_override.tf", override)
 	maps.Copy(vars, example)
 	giveAccount(t, stack, false)
-	vars["settings"] = settings
+	vars["config"] = map[string]any{"server": server}
 	s.Rolls(t, stack, vars, everyPermission)
 	if now := s.Servers(); !slices.Equal(now, old) {
 		t.Errorf("after the flips the servers are %v, want %v, as before", now, old)
@@ -192,7 +194,7 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	// When the machine type changes, the instance group replaces the server's VM. At first there is no capacity for it:
 	// the apply must fail with Google's reason, and the old server must stay. The VMs get their service account back,
 	// for which they are replaced.
-	vars["server_instance_type"], vars["settings"], vars["wait_for_leader"] = "e2-small", attested(), true
+	vars["server_instance_type"], vars["config"], vars["wait_for_leader"] = "e2-small", attested(), true
 	giveAccount(t, stack, true)
 	old = s.Servers()
 	withoutAccount := s.Workers()
@@ -313,9 +315,9 @@ func multiZone(t *testing.T, calls *scenario.Ledger) {
 	c.abandonKey(t, "nstance-duo-")
 	before := c.Inventory()
 	vars := map[string]any{"cluster": "duo", "force_destroy": true, "worker_count": 1,
-		"zones":    map[string]any{"us-central1-a": 0, "us-central1-b": 1},
-		"settings": settings, "server_ready_timeout": 40, "worker_commands": scenario.WebCommands,
-		"load_balancer_health": true}
+		"zones":  map[string]any{"us-central1-a": 0, "us-central1-b": 1},
+		"config": map[string]any{"server": server}, "server_ready_timeout": 40,
+		"worker_commands": scenario.WebCommands, "load_balancer_health": true}
 	stack := lab.NewStack(t, cli(t, *terraformFlag), "gcp/multi-zone", vars, "", c.environment)
 	stack.Apply(t)
 	var out map[string]struct {

@@ -3,6 +3,10 @@
 
 terraform {
   required_version = ">= 1.11"
+
+  required_providers {
+    nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
+  }
 }
 
 locals {
@@ -66,23 +70,26 @@ module "shard" {
   tags                 = local.tags
 
   subnet_pools = ["workers"]
-  settings     = var.settings
 
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = var.arch
-      subnet_pool = "workers"
-      args_json   = jsonencode({ ImageId = var.images.agent })
+  config = provider::nstance::config_merge({
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = var.arch
+        subnet_pool = "workers"
+        args        = { ImageId = var.images.agent }
+      }
     }
-  }
 
-  groups = {
-    "default/workers" = {
-      template       = "worker"
-      size           = var.workers_per_zone
-      instance_type  = var.worker_instance_types[0]
-      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+    groups = {
+      default = {
+        workers = {
+          template       = "worker"
+          size           = var.workers_per_zone
+          instance_type  = var.worker_instance_types[0]
+          instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+        }
+      }
     }
-  }
+  }, var.config)
 }

@@ -3,6 +3,10 @@
 
 terraform {
   required_version = ">= 1.11"
+
+  required_providers {
+    nstance = { source = "nstance-kit/nstance", version = ">= 0.0.1, < 1.0" }
+  }
 }
 
 locals {
@@ -64,26 +68,29 @@ module "shard" {
   labels              = local.labels
 
   subnet_pools = ["workers"]
-  settings     = var.settings
 
-  templates = {
-    worker = {
-      kind        = "wrk"
-      arch        = "amd64"
-      subnet_pool = "workers"
-      args_json = jsonencode({
-        disks  = [{ boot = true, initializeParams = { sourceImage = var.images.agent } }]
-        labels = local.labels
-      })
+  config = provider::nstance::config_merge({
+    templates = {
+      worker = {
+        kind        = "wrk"
+        arch        = "amd64"
+        subnet_pool = "workers"
+        args = {
+          disks  = [{ boot = true, initializeParams = { sourceImage = var.images.agent } }]
+          labels = local.labels
+        }
+      }
     }
-  }
 
-  groups = {
-    "default/workers" = {
-      template       = "worker"
-      size           = var.workers_per_zone
-      instance_type  = var.worker_instance_types[0]
-      instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+    groups = {
+      default = {
+        workers = {
+          template       = "worker"
+          size           = var.workers_per_zone
+          instance_type  = var.worker_instance_types[0]
+          instance_types = slice(var.worker_instance_types, 1, length(var.worker_instance_types))
+        }
+      }
     }
-  }
+  }, var.config)
 }

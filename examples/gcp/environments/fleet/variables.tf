@@ -72,8 +72,8 @@ variable "deletion_protection" {
   nullable    = false
 }
 
-variable "settings" {
-  description = "Settings of the servers, as the variable `settings` of modules/gcp/shard."
+variable "config" {
+  description = "Changes of the shard's configuration, such as `{ server = { health_check_interval = \"30s\" } }`. They override the example's. See the [reference](../../../../docs/reference/configuration.md#reference)."
   type        = any
   default     = {}
   nullable    = false

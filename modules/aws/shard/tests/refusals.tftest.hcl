@@ -51,14 +51,11 @@ run "one" {
     leader_network       = { ipv4 = "10.0.0.0/24" }
     health_check         = { type = "HTTP" }
     destroy_timeout      = "15"
-    images               = { "debian-13" = {} }
-    defaults             = { args_json = "[]" }
-    templates            = { a = { kind = "aaa", arch = "arm64", args_json = "{" } }
-    groups               = { workers = { template = "a" } }
+    config               = "{}"
     agent_ingress        = { a = { protocol = "tcp" } }
   }
 
-  expect_failures = [var.shard, var.server_count, var.server_instance_type, var.server_arch, var.server_image, var.leader_network, var.health_check, var.destroy_timeout, var.images, var.defaults, var.templates, var.groups, var.agent_ingress]
+  expect_failures = [var.shard, var.server_count, var.server_instance_type, var.server_arch, var.server_image, var.leader_network, var.health_check, var.destroy_timeout, var.config, var.agent_ingress]
 }
 
 run "two" {
@@ -67,13 +64,13 @@ run "two" {
   variables {
     leader_network = { ipv6 = "2001:db8::1" }
     health_check   = { type = "ELB" }
-    groups         = { "default/workers" = { template = "a", args_json = "1" } }
+    config         = { server = { leader_network = { ipv4 = "10.0.1.5" } } }
     agent_ingress  = { "the shard's" = { protocol = "-1", self = true } }
     server_subnets = "public"
     subnet_pools   = ["web"]
   }
 
-  expect_failures = [var.leader_network, var.health_check, var.groups, var.agent_ingress, var.server_subnets, var.subnet_pools]
+  expect_failures = [var.leader_network, var.health_check, var.config, var.agent_ingress, var.server_subnets, var.subnet_pools]
 }
 
 run "three" {
@@ -83,16 +80,10 @@ run "three" {
     shard          = "two"
     health_check   = { listener_port = 0 }
     server_subnets = "mine"
-    load_balancers = { taken = { target_group_arns = [] } }
-    network = {
-      vpc_id         = "vpc-0000000000000000a"
-      ipv4_cidr      = "10.0.0.0/16"
-      subnets        = { mine = { us-west-2a = [{ id = "subnet-1a", shards = ["one"] }] } }
-      load_balancers = { taken = { arn = "arn", security_group_id = "sg-0a", targets = {} } }
-    }
+    config         = { server = { provider = { zone = "us-west-2b" } } }
   }
 
-  expect_failures = [var.health_check, var.server_subnets, var.load_balancers]
+  expect_failures = [var.health_check, var.server_subnets, var.config]
 }
 
 run "zone" {
@@ -100,11 +91,11 @@ run "zone" {
 
   variables {
     zone    = "us-west-2"
-    groups  = { "default/workers" = { template = "a", load_balancers = ["web"] } }
+    config  = { cluster = { id = "other" } }
     network = { vpc_id = "vpc-0000000000000000a", ipv4_cidr = "10.0.0.0/16", subnets = { servers = { us-west-2 = [{ id = "subnet-0a" }] } } }
   }
 
-  expect_failures = [var.zone, var.groups]
+  expect_failures = [var.zone, var.config]
 }
 
 run "no_role" {
@@ -121,15 +112,12 @@ run "fractions" {
   command = plan
 
   variables {
-    tenants      = { prod = { max_instances = 1.5 } }
-    certificates = { web = { kind = "server", ttl = 1.5 } }
-    templates    = { a = { kind = "aaa", arch = "arm64", size = 1.5 } }
-    groups       = { "default/workers" = { template = "a", size = 1.5 } }
+    config       = { server = { shard = "one" } }
     health_check = { grace_period = 1.5 }
     leader_dns   = { zone_id = "Z0", name = "Leader", ttl = 1.5 }
   }
 
-  expect_failures = [var.tenants, var.certificates, var.templates, var.groups, var.health_check, var.leader_dns]
+  expect_failures = [var.config, var.health_check, var.leader_dns]
 }
 
 run "leader_address_outside_its_subnet" {
@@ -176,7 +164,7 @@ run "no_such_image" {
   command = plan
 
   variables {
-    images = { debian = { owners = ["self"], filters = [{ name = "name", values = ["debian-*"] }] } }
+    config = { images = { debian = { provider = "aws", owners = ["self"], filters = [{ name = "name", values = ["debian-*"] }] } } }
   }
 
   override_data {

@@ -97,28 +97,28 @@ run "defaults" {
     error_message = "the leader's interface has another network: ${jsonencode(data.nstance_userdata.server.leader_network)}"
   }
   assert {
-    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, dns_name = null, interface_id = "eni-0000000000000000a", kind = null, secondary_range = null }) && nstance_shard.this.server.bind == null
+    condition     = jsonencode(nstance_shard.this.config.server.leader_network) == jsonencode({ ipv4 = "10.0.1.100", ipv6 = null, dns_name = null, interface_id = "eni-0000000000000000a" }) && nstance_shard.this.config.server.bind == null
     error_message = "the leader has other addresses"
   }
   assert {
-    condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ servers = ["subnet-0a"], workers = ["subnet-1a", "subnet-3a"] })
-    error_message = "pools: ${jsonencode(nstance_shard.this.server.subnet_pools)}"
+    condition     = jsonencode(nstance_shard.this.config.server.subnet_pools) == jsonencode({ servers = ["subnet-0a"], workers = ["subnet-1a", "subnet-3a"] })
+    error_message = "pools: ${jsonencode(nstance_shard.this.config.server.subnet_pools)}"
   }
   assert {
-    condition     = nstance_shard.this.server.provider.kind == "aws" && nstance_shard.this.server.provider.region == "us-west-2" && nstance_shard.this.server.provider.zone == "us-west-2a"
+    condition     = nstance_shard.this.config.server.provider.kind == "aws" && nstance_shard.this.config.server.provider.region == "us-west-2" && nstance_shard.this.config.server.provider.zone == "us-west-2a"
     error_message = "the shard is elsewhere"
   }
   assert {
-    condition     = jsondecode(nstance_shard.this.defaults.args_json) == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, SecurityGroupIds = ["sg-0000000000000000a"] }
-    error_message = "arguments: ${nstance_shard.this.defaults.args_json}"
+    condition     = nstance_shard.this.config.defaults.args == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, SecurityGroupIds = ["sg-0000000000000000a"] }
+    error_message = "arguments: ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
   assert {
-    condition     = nstance_shard.this.defaults.userdata.content == "#!/bin/sh\n" && !nstance_shard.this.wait_for_leader && nstance_shard.this.timeouts.delete == "15m"
+    condition     = nstance_shard.this.config.defaults.userdata.content == "#!/bin/sh\n" && !nstance_shard.this.wait_for_leader && nstance_shard.this.timeouts.delete == "15m"
     error_message = "the shard has other defaults"
   }
   assert {
-    condition     = nstance_shard.this.cluster.secrets.provider == "object-storage" && nstance_shard.this.cluster.secrets.encryption_key.source == var.cluster.encryption_key.source
-    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.cluster)}"
+    condition     = nstance_shard.this.config.cluster.secrets.provider == "object-storage" && nstance_shard.this.config.cluster.secrets.encryption_key.source == var.cluster.encryption_key.source
+    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.config.cluster)}"
   }
   # Only agents and the other servers may connect.
   assert {
@@ -161,8 +161,8 @@ run "standby" {
     error_message = "the number of servers is not 2"
   }
   assert {
-    condition     = nstance_shard.this.cluster.secrets.provider == "aws-secrets-manager" && nstance_shard.this.cluster.secrets.prefix == "nstance/example/" && nstance_shard.this.cluster.secrets.encryption_key == null && data.nstance_userdata.server.prefix == "clusters/example"
-    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.cluster)}"
+    condition     = nstance_shard.this.config.cluster.secrets.provider == "aws-secrets-manager" && nstance_shard.this.config.cluster.secrets.prefix == "nstance/example/" && nstance_shard.this.config.cluster.secrets.encryption_key == null && data.nstance_userdata.server.prefix == "clusters/example"
+    error_message = "secrets are elsewhere: ${jsonencode(nstance_shard.this.config.cluster)}"
   }
 }
 
@@ -199,7 +199,7 @@ run "dualstack" {
     error_message = "the leader has other addresses"
   }
   assert {
-    condition     = nstance_shard.this.server.leader_network.ipv6 == "2001:db8::100" && nstance_shard.this.server.leader_network.ipv4 == "10.0.1.100" && nstance_shard.this.server.bind.agent_addr == "[::]:8994" && nstance_shard.this.server.bind.health_addr == "[::]:8990"
+    condition     = nstance_shard.this.config.server.leader_network.ipv6 == "2001:db8::100" && nstance_shard.this.config.server.leader_network.ipv4 == "10.0.1.100" && nstance_shard.this.config.server.bind.agent_addr == "[::]:8994" && nstance_shard.this.config.server.bind.health_addr == "[::]:8990"
     error_message = "the servers listen elsewhere"
   }
   assert {
@@ -220,7 +220,7 @@ run "ipv6" {
   }
 
   assert {
-    condition     = jsonencode(nstance_shard.this.server.leader_network) == jsonencode({ ipv4 = null, ipv6 = "2001:db8::100", dns_name = null, interface_id = "eni-0000000000000000a", kind = null, secondary_range = null }) && aws_network_interface.leader.ipv6_address_count == 1
+    condition     = jsonencode(nstance_shard.this.config.server.leader_network) == jsonencode({ ipv4 = null, ipv6 = "2001:db8::100", dns_name = null, interface_id = "eni-0000000000000000a" }) && aws_network_interface.leader.ipv6_address_count == 1
     error_message = "the leader has other addresses"
   }
   assert {
@@ -228,8 +228,8 @@ run "ipv6" {
     error_message = "servers cannot reach AWS"
   }
   assert {
-    condition     = jsondecode(nstance_shard.this.defaults.args_json).EnablePrimaryIpv6 && jsondecode(nstance_shard.this.defaults.args_json).MetadataOptions.HttpProtocolIpv6 == "enabled" && output.shard.operator_addr == "[2001:db8::100]:8993"
-    error_message = "arguments: ${nstance_shard.this.defaults.args_json}"
+    condition     = nstance_shard.this.config.defaults.args.EnablePrimaryIpv6 && nstance_shard.this.config.defaults.args.MetadataOptions.HttpProtocolIpv6 == "enabled" && output.shard.operator_addr == "[2001:db8::100]:8993"
+    error_message = "arguments: ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
 }
 
@@ -256,15 +256,16 @@ run "balanced" {
     }
     health_access   = { ipv4_cidrs = ["10.0.9.0/24"] }
     operator_access = { security_group_ids = ["sg-0000000000000000c"] }
-    load_balancers  = { other = { target_group_arns = ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/other/0123456789abcdef"] } }
     agent_ingress   = { nodes = { protocol = "-1", self = true }, ssh = { protocol = "tcp", from_port = 22, ipv4_cidrs = ["10.0.0.0/8"] } }
     subnet_pools    = ["workers"]
-    tenants         = { prod = { max_instances = 20 } }
-    images          = { debian = { owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
-    defaults        = { args_json = jsonencode({ KeyName = "k", SecurityGroupIds = ["sg-mine"] }), userdata = { content = "#!/bin/sh\ntrue\n" } }
-    templates       = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args_json = jsonencode({ ImageId = "{{ .Image.debian }}" }), health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
-    groups = {
-      "prod/web" = {
+    config = {
+      server         = { health_check_interval = "5s", journal_retention = "240h", expiry = { forced_age = "30d" } }
+      tenants        = { prod = { max_instances = 20 } }
+      images         = { debian = { provider = "aws", owners = ["123456789012"], filters = [{ name = "name", values = ["debian-*"] }] } }
+      load_balancers = { other = { provider = "aws", target_group_arns = ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/other/0123456789abcdef"] } }
+      defaults       = { args = { KeyName = "k", SecurityGroupIds = ["sg-mine"] }, userdata = { content = "#!/bin/sh\ntrue\n" } }
+      templates      = { web = { kind = "web", arch = "arm64", instance_type = "t4g.small", subnet_pool = "workers", args = { ImageId = "{{ .Image.debian }}" }, health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+      groups = { prod = { web = {
         template       = "web"
         size           = 3
         load_balancers = ["web", "other"]
@@ -272,13 +273,12 @@ run "balanced" {
         disruption     = { windows = ["Mon-Fri 09:00-17:00 Europe/Berlin"], max_per_hour = 20 }
         purchase       = { spot_percent = 80, on_demand_base = 1, fallback = "on_demand", return_to_spot = "1h" }
         schedules      = [{ cron = "0 7 * * Mon-Fri", timezone = "Europe/Berlin", size = 20 }]
-      }
+      } } }
     }
     server_image   = { id = "ami-0000000000000000b" }
     server_arch    = "amd64"
     server_args    = ["--debug"]
     agent_commands = ["true"]
-    settings       = { health_check_interval = "5s", journal_retention = "240h", expiry = { forced_age = "30d" } }
   }
 
   assert {
@@ -317,27 +317,27 @@ run "balanced" {
     error_message = "open: ${jsonencode({ for key, rule in aws_vpc_security_group_ingress_rule.agent : key => [rule.ip_protocol, rule.from_port] })}"
   }
   assert {
-    condition     = one(values(nstance_shard.this.groups)).rollout.canary == 1 && one(values(nstance_shard.this.groups)).purchase.spot_percent == 80 && one(values(nstance_shard.this.groups)).schedules[0].size == 20 && nstance_shard.this.server.journal_retention == "240h"
-    error_message = "groups: ${jsonencode(nstance_shard.this.groups)}"
+    condition     = nstance_shard.this.config.groups.prod.web.rollout.canary == 1 && nstance_shard.this.config.groups.prod.web.purchase.spot_percent == 80 && nstance_shard.this.config.groups.prod.web.schedules[0].size == 20 && nstance_shard.this.config.server.journal_retention == "240h"
+    error_message = "groups: ${jsonencode(nstance_shard.this.config.groups)}"
   }
   assert {
-    condition     = { for name, lb in nstance_shard.this.load_balancers : name => length(lb.target_group_arns) } == { web = 2, other = 1 } && nstance_shard.this.load_balancers.web.provider == "aws"
-    error_message = "load balancers: ${jsonencode(nstance_shard.this.load_balancers)}"
+    condition     = { for name, lb in nstance_shard.this.config.load_balancers : name => length(lb.target_group_arns) } == { web = 2, other = 1 } && nstance_shard.this.config.load_balancers.web.provider == "aws"
+    error_message = "load balancers: ${jsonencode(nstance_shard.this.config.load_balancers)}"
   }
   assert {
-    condition     = jsondecode(nstance_shard.this.defaults.args_json) == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, KeyName = "k", SecurityGroupIds = ["sg-mine"] } && nstance_shard.this.defaults.userdata.content == "#!/bin/sh\ntrue\n"
-    error_message = "args_json does not override the defaults: ${nstance_shard.this.defaults.args_json}"
+    condition     = nstance_shard.this.config.defaults.args == { IamInstanceProfile = { Arn = var.account.agent_instance_profile_arn }, KeyName = "k", SecurityGroupIds = ["sg-mine"] } && nstance_shard.this.config.defaults.userdata.content == "#!/bin/sh\ntrue\n"
+    error_message = "args does not override the defaults: ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
   assert {
-    condition     = jsonencode(nstance_shard.this.server.subnet_pools) == jsonencode({ workers = ["subnet-1a"] }) && nstance_shard.this.images.debian.provider == "aws" && nstance_shard.this.groups["prod/web"].size == 3 && contains(keys(nstance_shard.this.tenants), "prod")
+    condition     = jsonencode(nstance_shard.this.config.server.subnet_pools) == jsonencode({ workers = ["subnet-1a"] }) && nstance_shard.this.config.groups.prod.web.size == 3 && contains(keys(nstance_shard.this.config.tenants), "prod")
     error_message = "the configuration is not as asked for"
   }
   assert {
-    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
-    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+    condition     = nstance_shard.this.config.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.config.templates["web"].health_checks["app"].failure_threshold == 2
+    error_message = "the health checks are ${jsonencode(nstance_shard.this.config.templates["web"].health_checks)}"
   }
   assert {
-    condition     = nstance_shard.this.server.health_check_interval == "5s" && nstance_shard.this.server.expiry.forced_age == "30d" && data.nstance_userdata.server.extra_args == tolist(["--debug"])
+    condition     = nstance_shard.this.config.server.health_check_interval == "5s" && nstance_shard.this.config.server.expiry.forced_age == "30d" && data.nstance_userdata.server.extra_args == tolist(["--debug"])
     error_message = "settings are not as asked for"
   }
 }
@@ -348,7 +348,7 @@ run "dns" {
   }
 
   assert {
-    condition     = nstance_shard.this.server.leader_network.dns_name == "leader.example.internal" && output.shard.agent_addr == "leader.example.internal:8994"
+    condition     = nstance_shard.this.config.server.leader_network.dns_name == "leader.example.internal" && output.shard.agent_addr == "leader.example.internal:8994"
     error_message = "clients are not given the leader's name"
   }
   assert {

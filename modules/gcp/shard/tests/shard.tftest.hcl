@@ -50,8 +50,8 @@ variables {
 
 run "alias" {
   assert {
-    condition     = nstance_shard.this.server.leader_network.kind == "alias" && nstance_shard.this.server.leader_network.ipv4 == "10.0.2.1" && nstance_shard.this.server.leader_network.secondary_range == "leader"
-    error_message = "the leader's address is ${jsonencode(nstance_shard.this.server.leader_network)}"
+    condition     = nstance_shard.this.config.server.leader_network.kind == "alias" && nstance_shard.this.config.server.leader_network.ipv4 == "10.0.2.1" && nstance_shard.this.config.server.leader_network.secondary_range == "leader"
+    error_message = "the leader's address is ${jsonencode(nstance_shard.this.config.server.leader_network)}"
   }
   assert {
     condition     = google_compute_instance_group_manager.server.target_size == 1 && google_compute_instance_group_manager.server.update_policy[0].max_surge_fixed == 1 && google_compute_instance_group_manager.server.update_policy[0].max_unavailable_fixed == 0 && google_compute_instance_group_manager.server.auto_healing_policies[0].initial_delay_sec == 600
@@ -66,12 +66,12 @@ run "alias" {
     error_message = "the template is ${jsonencode(google_compute_region_instance_template.server)}"
   }
   assert {
-    condition     = nstance_shard.this.server.subnet_pools == tomap({ servers = tolist(["projects/my-project/regions/us-central1/subnetworks/servers"]), workers = tolist(["projects/my-project/regions/us-central1/subnetworks/workers"]) })
-    error_message = "the pools are ${jsonencode(nstance_shard.this.server.subnet_pools)}"
+    condition     = nstance_shard.this.config.server.subnet_pools == tomap({ servers = tolist(["projects/my-project/regions/us-central1/subnetworks/servers"]), workers = tolist(["projects/my-project/regions/us-central1/subnetworks/workers"]) })
+    error_message = "the pools are ${jsonencode(nstance_shard.this.config.server.subnet_pools)}"
   }
   assert {
-    condition     = jsondecode(nstance_shard.this.defaults.args_json) == { tags = { items = ["example-us-central1-a-agent"] } } && nstance_shard.this.server.provider.options == tomap({ project = "my-project" })
-    error_message = "VMs are made with ${nstance_shard.this.defaults.args_json}"
+    condition     = nstance_shard.this.config.defaults.args == { tags = { items = ["example-us-central1-a-agent"] } } && nstance_shard.this.config.server.provider.options == tomap({ project = "my-project" })
+    error_message = "VMs are made with ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
   assert {
     condition     = google_compute_firewall.server["agents"].source_tags == toset(["example-us-central1-a-agent"]) && one(google_compute_firewall.server["agents"].allow).ports == tolist(["8992", "8994"]) && length(google_compute_firewall.server) == 2
@@ -91,8 +91,8 @@ run "standby" {
   }
 
   assert {
-    condition     = nstance_shard.this.server.leader_network.kind == "load_balancer" && nstance_shard.this.server.leader_network.secondary_range == null && nstance_shard.this.server.leader_network.ipv4 == "10.0.1.100"
-    error_message = "the leader's address is ${jsonencode(nstance_shard.this.server.leader_network)}"
+    condition     = nstance_shard.this.config.server.leader_network.kind == "load_balancer" && nstance_shard.this.config.server.leader_network.secondary_range == null && nstance_shard.this.config.server.leader_network.ipv4 == "10.0.1.100"
+    error_message = "the leader's address is ${jsonencode(nstance_shard.this.config.server.leader_network)}"
   }
   assert {
     condition     = google_compute_region_health_check.leader[0].http_health_check[0].request_path == "/leader" && google_compute_forwarding_rule.leader[0].ports == toset(["8990", "8992", "8993", "8994"]) && google_compute_region_backend_service.leader[0].load_balancing_scheme == "INTERNAL"
@@ -107,8 +107,8 @@ run "standby" {
     error_message = "the rules are ${jsonencode(keys(google_compute_firewall.agent))}"
   }
   assert {
-    condition     = jsondecode(nstance_shard.this.defaults.args_json).serviceAccounts[0].email == "agent@my-project.iam.gserviceaccount.com"
-    error_message = "VMs are made with ${nstance_shard.this.defaults.args_json}"
+    condition     = nstance_shard.this.config.defaults.args.serviceAccounts[0].email == "agent@my-project.iam.gserviceaccount.com"
+    error_message = "VMs are made with ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
 }
 
@@ -122,16 +122,16 @@ run "balanced_groups" {
         other = { address = "203.0.113.2", sources = ["0.0.0.0/0"], instance_groups = { us-central1-b = "example-lb-other" }, ports = [{ protocol = "tcp", port = 8081 }] }
       }
     }
-    load_balancers = { own = { instance_group_name = "mine" } }
+    config = { load_balancers = { own = { provider = "gcp", instance_group_name = "mine" } } }
   }
 
   assert {
-    condition     = nstance_shard.this.load_balancers.web.backend_service_names == tolist(["example-lb-web-http"]) && nstance_shard.this.load_balancers.own.backend_service_names == null
-    error_message = "the load balancers are ${jsonencode(nstance_shard.this.load_balancers)}"
+    condition     = nstance_shard.this.config.load_balancers.web.backend_service_names == tolist(["example-lb-web-http"])
+    error_message = "the load balancers are ${jsonencode(nstance_shard.this.config.load_balancers)}"
   }
   assert {
-    condition     = { for name, lb in nstance_shard.this.load_balancers : name => lb.instance_group_name } == { web = "example-lb-web", own = "mine" }
-    error_message = "the load balancers are ${jsonencode(nstance_shard.this.load_balancers)}"
+    condition     = { for name, lb in nstance_shard.this.config.load_balancers : name => lb.instance_group_name } == { web = "example-lb-web", own = "mine" }
+    error_message = "the load balancers are ${jsonencode(nstance_shard.this.config.load_balancers)}"
   }
   assert {
     condition     = keys(google_compute_firewall.agent) == ["lb-web-tcp"] && google_compute_firewall.agent["lb-web-tcp"].source_ranges == toset(["0.0.0.0/0"])
@@ -171,9 +171,10 @@ run "refusals" {
     leader_network = { kind = "eni", ipv4 = "x" }
     agent_ingress  = { ssh = { protocol = "tcp" } }
     labels         = { Team = "a" }
+    config         = { server = { bind = { health_addr = ":80" } } }
   }
 
-  expect_failures = [var.server_count, var.leader_network, var.agent_ingress, var.labels]
+  expect_failures = [var.server_count, var.leader_network, var.agent_ingress, var.labels, var.config]
 }
 
 run "shard_too_long" {
@@ -230,10 +231,10 @@ run "waits" {
 
 run "health_checks" {
   variables {
-    templates = { web = { kind = "web", arch = "amd64", instance_type = "e2-small", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } }
+    config = { templates = { web = { kind = "web", arch = "amd64", instance_type = "e2-small", health_checks = { app = { http = { port = 8080, path = "/healthz" }, failure_threshold = 2 } } } } }
   }
   assert {
-    condition     = nstance_shard.this.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.templates["web"].health_checks["app"].failure_threshold == 2
-    error_message = "the health checks are ${jsonencode(nstance_shard.this.templates["web"].health_checks)}"
+    condition     = nstance_shard.this.config.templates["web"].health_checks["app"].http.path == "/healthz" && nstance_shard.this.config.templates["web"].health_checks["app"].failure_threshold == 2
+    error_message = "the health checks are ${jsonencode(nstance_shard.this.config.templates["web"].health_checks)}"
   }
 }

@@ -1,4 +1,5 @@
-# A shard in a network that the same apply creates: the IDs of the subnet and of the DNS zone are unknown at plan.
+# A shard in a network that the same apply creates: the IDs of the subnet and of the DNS zone are unknown at plan, also in
+# the shard's configuration.
 
 terraform {
   required_version = ">= 1.11"
@@ -11,7 +12,7 @@ terraform {
 
 # Mocks of AWS's resources have known IDs at plan in OpenTofu. This resource is not mocked.
 resource "terraform_data" "id" {
-  for_each = { subnet = "subnet-0000000000000000a", zone = "Z0000000000000" }
+  for_each = { subnet = "subnet-0000000000000000a", zone = "Z0000000000000", owner = "123456789012", key = "admin" }
   input    = each.value
 }
 
@@ -36,6 +37,13 @@ module "shard" {
   shard      = "one"
   zone       = "us-west-2a"
   leader_dns = { zone_id = terraform_data.id["zone"].output, name = "leader.example.internal" }
+
+  config = {
+    server    = { subnet_pools = { more = [terraform_data.id["subnet"].output] } }
+    images    = { debian = { provider = "aws", owners = ["self", terraform_data.id["owner"].output] } }
+    templates = { worker = { kind = "wrk", arch = "arm64", subnet_pool = "more", args = { ImageId = "{{ .Image.debian }}", KeyName = terraform_data.id["key"].output } } }
+    groups    = { default = { workers = { template = "worker", instance_type = "t4g.nano", vars = { zone = terraform_data.id["zone"].output } } } }
+  }
 }
 
 output "subnet_pools" {
