@@ -186,12 +186,14 @@ func TestAccPlanWithReadOnlyCredentials(t *testing.T) {
 	shard := func(interval string) string {
 		return fmt.Sprintf(`
 resource "nstance_shard" "test" {
-  cluster = { id = nstance_cluster.test.id, secrets = { %s } }
-  server = {
-    shard                 = "dev-1"
-    provider              = { kind = "tmux" }
-    subnet_pools          = { default = ["local"] }
-    health_check_interval = %q
+  config = {
+    cluster = { id = nstance_cluster.test.id, secrets = { %s } }
+    server = {
+      shard                 = "dev-1"
+      provider              = { kind = "tmux" }
+      subnet_pools          = { default = ["local"] }
+      health_check_interval = %q
+    }
   }
 }
 `, source("first"), interval)

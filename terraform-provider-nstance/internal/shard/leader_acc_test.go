@@ -24,7 +24,7 @@ func TestAccLeaderAppliesAtOnce(t *testing.T) {
 	cli := acctest.NewCLI(t, b.Provider(fmt.Sprintf("operator = { identity_dir = %q, servers = { %q = %q } }",
 		b.Operator(t, "default"), acctest.Shard, server.Operator))+`
 resource "nstance_shard" "test" {
-  config_jsonc = file("shard.jsonc")
+  config = provider::nstance::jsonc_decode(file("shard.jsonc"))
   timeouts     = { update = "1m", delete = "1m" }
 }
 `)
@@ -97,7 +97,7 @@ func TestAccReportsBlockedGroups(t *testing.T) {
 	cli := acctest.NewCLI(t, b.Provider(fmt.Sprintf("operator = { identity_dir = %q, servers = { %q = %q } }",
 		b.Operator(t, "default"), acctest.Shard, server.Operator))+`
 resource "nstance_shard" "test" {
-  config_jsonc    = file("shard.jsonc")
+  config = provider::nstance::jsonc_decode(file("shard.jsonc"))
   wait_for_leader = true
 }
 `)
@@ -125,7 +125,7 @@ func TestAccLeaderNoticesAConfiguration(t *testing.T) {
 	}
 	cli := acctest.NewCLI(t, b.Provider("")+`
 resource "nstance_shard" "test" {
-  config_jsonc    = file("shard.jsonc")
+  config = provider::nstance::jsonc_decode(file("shard.jsonc"))
   wait_for_leader = true
   timeouts        = { update = "1m", delete = "1m" }
 }

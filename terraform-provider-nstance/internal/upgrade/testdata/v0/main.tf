@@ -29,24 +29,26 @@ resource "nstance_operator" "test" {
 }
 
 resource "nstance_shard" "test" {
-  cluster = {
-    id      = nstance_cluster.test.id
-    secrets = { encryption_key = { provider = "file", source = "key" } }
-  }
-  server = {
-    shard                 = "dev-1"
-    provider              = { kind = "tmux" }
-    health_check_interval = "5s"
-    subnet_pools          = { default = ["local"] }
-  }
-  templates = {
-    worker = {
-      kind      = "wrk"
-      arch      = "amd64"
-      args_json = jsonencode({ command = "sleep 1" })
-      vars      = { greeting = "hello" }
-      files     = { "app.env" = { kind = "env", vars = { NAME = "{{ .Vars.greeting }}" } } }
+  config = {
+    cluster = {
+      id      = nstance_cluster.test.id
+      secrets = { encryption_key = { provider = "file", source = "key" } }
     }
+    server = {
+      shard                 = "dev-1"
+      provider              = { kind = "tmux" }
+      health_check_interval = "5s"
+      subnet_pools          = { default = ["local"] }
+    }
+    templates = {
+      worker = {
+        kind  = "wrk"
+        arch  = "amd64"
+        args  = { command = "sleep 1" }
+        vars  = { greeting = "hello" }
+        files = { "app.env" = { kind = "env", vars = { NAME = "{{ .Vars.greeting }}" } } }
+      }
+    }
+    groups = { default = { workers = { template = "worker", size = 2, subnet_pool = "default" } } }
   }
-  groups = { "default/workers" = { template = "worker", size = 2, subnet_pool = "default" } }
 }
