@@ -31,7 +31,7 @@ func TestAccExamplesOfDocs(t *testing.T) {
 		if name == "provider" {
 			cli.Write(t, "versions.tf", "")
 		}
-		for _, document := range []string{"us-west-2a.jsonc", "common.jsonc"} {
+		for _, document := range []string{"us-west-2a.jsonc", "us-west-2b.jsonc", "common.jsonc"} {
 			cli.Write(t, document, string(config))
 		}
 		if out, err := cli.Try("validate"); err != nil {

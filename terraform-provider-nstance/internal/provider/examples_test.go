@@ -128,18 +128,23 @@ func (c *exampleCheck) checkAttribute(name string, value hclsyntax.Expression, k
 		return
 	}
 	if nested := known[at].NestedType; nested != nil {
-		c.checkValue(value, nested.Attributes)
+		c.checkValue(value, nested.Attributes, nested.Nesting != tfprotov6.SchemaObjectNestingModeSingle)
 	}
 }
 
-// checkValue checks the names in a literal object of a nested attribute.
-func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute) {
+// checkValue checks the names in a literal object of a nested attribute. If many is set, the object is a map of such
+// objects.
+func (c *exampleCheck) checkValue(value hclsyntax.Expression, known []*tfprotov6.SchemaAttribute, many bool) {
 	c.Helper()
 	object, ok := value.(*hclsyntax.ObjectConsExpr)
 	if !ok {
 		return
 	}
 	for _, item := range object.Items {
+		if many {
+			c.checkValue(item.ValueExpr, known, false)
+			continue
+		}
 		key, problems := item.KeyExpr.Value(nil)
 		if problems.HasErrors() {
 			c.Errorf("%s: a name that is not constant", item.KeyExpr.Range())
