@@ -66,11 +66,11 @@ run "alias" {
     error_message = "the template is ${jsonencode(google_compute_region_instance_template.server)}"
   }
   assert {
-    condition     = nstance_shard.this.config.server.subnet_pools == tomap({ servers = tolist(["projects/my-project/regions/us-central1/subnetworks/servers"]), workers = tolist(["projects/my-project/regions/us-central1/subnetworks/workers"]) })
+    condition     = jsonencode(nstance_shard.this.config.server.subnet_pools) == jsonencode({ servers = ["projects/my-project/regions/us-central1/subnetworks/servers"], workers = ["projects/my-project/regions/us-central1/subnetworks/workers"] })
     error_message = "the pools are ${jsonencode(nstance_shard.this.config.server.subnet_pools)}"
   }
   assert {
-    condition     = nstance_shard.this.config.defaults.args == { tags = { items = ["example-us-central1-a-agent"] } } && nstance_shard.this.config.server.provider.options == tomap({ project = "my-project" })
+    condition     = nstance_shard.this.config.defaults.args == { tags = { items = ["example-us-central1-a-agent"] } } && nstance_shard.this.config.server.provider.options == { project = "my-project" }
     error_message = "VMs are made with ${jsonencode(nstance_shard.this.config.defaults.args)}"
   }
   assert {

@@ -40,7 +40,7 @@ module "shard" {
 
   config = {
     server    = { subnet_pools = { more = [terraform_data.id["subnet"].output] } }
-    images    = { debian = { provider = "aws", owners = ["self", terraform_data.id["owner"].output] } }
+    images    = { debian = { provider = "aws", owners = ["self"], filters = [{ name = "owner-id", values = [terraform_data.id["owner"].output] }] } }
     templates = { worker = { kind = "wrk", arch = "arm64", subnet_pool = "more", args = { ImageId = "{{ .Image.debian }}", KeyName = terraform_data.id["key"].output } } }
     groups    = { default = { workers = { template = "worker", instance_type = "t4g.nano", vars = { zone = terraform_data.id["zone"].output } } } }
   }
