@@ -15,7 +15,7 @@ variables {
 
 run "shard" {
   assert {
-    condition     = nstance_shard.this.config.server.provider.kind == "libvirt" && nstance_shard.this.config.server.provider.options == tomap({ hosts = "a=qemu+tls://a.example.com/system,b=qemu+ssh://root@b.example.com/system", pool = "default", domain_type = "kvm", reserved_mib = "1024" })
+    condition     = nstance_shard.this.config.server.provider.kind == "libvirt" && nstance_shard.this.config.server.provider.options == { hosts = "a=qemu+tls://a.example.com/system,b=qemu+ssh://root@b.example.com/system", pool = "default", domain_type = "kvm", reserved_mib = "1024" }
     error_message = "the provider is ${jsonencode(nstance_shard.this.config.server.provider)}"
   }
   assert {

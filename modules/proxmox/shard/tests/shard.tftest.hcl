@@ -16,7 +16,7 @@ variables {
 
 run "shard" {
   assert {
-    condition     = nstance_shard.this.config.server.provider.kind == "proxmox" && nstance_shard.this.config.server.provider.options == tomap({ endpoints = "https://pve1.example.com:8006", fingerprints = "AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA", token_file = "/etc/nstance/proxmox-token", seed_storage = "local" })
+    condition     = nstance_shard.this.config.server.provider.kind == "proxmox" && nstance_shard.this.config.server.provider.options == { endpoints = "https://pve1.example.com:8006", fingerprints = "AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA:AA", token_file = "/etc/nstance/proxmox-token", seed_storage = "local" }
     error_message = "the provider is ${jsonencode(nstance_shard.this.config.server.provider)}"
   }
   assert {
