@@ -33,6 +33,19 @@ func (s *Shard) Settings(spec GroupSpec, override *GroupSpec) Settings {
 	return out
 }
 
+// SettingsOf returns the settings of the group with a key. groups has the dynamic groups and the overrides of static ones.
+// The shard must have its defaults filled in.
+func (s *Shard) SettingsOf(key GroupKey, groups Groups) Settings {
+	entry, exists := groups.Get(key)
+	switch spec, static := s.Groups[key.Tenant][key.Group]; {
+	case static && exists && !entry.Deleted: // a deleted dynamic group overrides nothing
+		return s.Settings(spec, &entry)
+	case static:
+		return s.Settings(spec, nil)
+	}
+	return s.Settings(entry, nil)
+}
+
 func (s *Shard) settings(spec GroupSpec, override *GroupSpec) Settings {
 	t := s.Templates[spec.Template]
 	sources := []GroupSpec{

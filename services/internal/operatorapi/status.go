@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/infra"
@@ -25,7 +24,7 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template,
 		Kind: v.Kind, Arch: v.Arch,
 		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType,
-		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars), Etag: shardconfig.GroupETag(v.Group),
+		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars),
 		ProviderIds:   v.ProviderIDs,
 		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
 		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
@@ -37,8 +36,9 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	for _, id := range v.Instances {
 		out.InstanceIds = append(out.InstanceIds, id.String())
 	}
-	settings := c.settings(v.Group, spec, overridden)
+	settings := c.Config.Settings(v.GroupKey)
 	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
+	out.Etag = shardconfig.GroupETag(v.Group, out.GetMergedJson())
 	if overridden {
 		spec.Deleted = false // reported by the field Deleting
 		if text, err := json.Marshal(spec); err == nil {
@@ -46,18 +46,6 @@ func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 		}
 	}
 	return out
-}
-
-// settings returns the settings of a group that are in force. entry is its entry in groups/, if there is one.
-func (c *call) settings(g config.Group, entry config.GroupSpec, exists bool) config.Settings {
-	shard := c.Config.Shard()
-	switch spec, static := shard.Groups[g.Tenant][g.GroupKey.Group]; {
-	case static && exists && !entry.Deleted: // a deleted dynamic group overrides nothing
-		return shard.Settings(spec, &entry)
-	case static:
-		return shard.Settings(spec, nil)
-	}
-	return shard.Settings(entry, nil)
 }
 
 // instanceStatus returns the status of an instance.

@@ -41,9 +41,20 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
+// etag returns the GroupETag of a group that is in force.
+func (f inForce) etag(g config.Group) string {
+	return GroupETag(g, f.shard.SettingsOf(g.GroupKey, f.groups.groups).JSON())
+}
+
 // Override returns the group's entry in the dynamic groups, and whether it has one.
 func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
 	return m.view().groups.groups.Get(key)
+}
+
+// Settings returns all settings of a group that are in force.
+func (m *Manager) Settings(key config.GroupKey) config.Settings {
+	now := m.view()
+	return now.shard.SettingsOf(key, now.groups.groups)
 }
 
 // Upsert creates or changes a group. It returns the merged group after the change is stored and in force. If expected
@@ -60,7 +71,7 @@ func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected stri
 		now := m.view()
 		have, exists := now.merged[key]
 		exists = exists && !have.Deleted
-		if expected != "" && (!exists || GroupETag(have) != expected) {
+		if expected != "" && (!exists || now.etag(have) != expected) {
 			return config.Group{}, ErrGroupChanged
 		}
 		entry, overridden := now.groups.groups.Get(key)
@@ -105,7 +116,7 @@ func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected stri
 		if !exists {
 			return false, ErrNoGroup
 		}
-		if expected != "" && GroupETag(have) != expected {
+		if expected != "" && now.etag(have) != expected {
 			return false, ErrGroupChanged
 		}
 		groups := now.groups.groups

@@ -378,7 +378,7 @@ func TestStaticOverride(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	etag := GroupETag(l.groups[static])
+	etag := l.etag(static)
 	g, err := l.Upsert(t.Context(), static, etag, size(5))
 	if err != nil || g.Size != 5 || !g.Static || l.groups[static].Size != 5 {
 		t.Fatalf("%+v, %v", g, err)
@@ -447,14 +447,14 @@ func TestDynamicGroupsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := l.Upsert(t.Context(), fleet, GroupETag(g), dynamicGroup(2)); err != nil ||
-		GroupETag(again) != GroupETag(g) {
+	if again, err := l.Upsert(t.Context(), fleet, l.etag(fleet), dynamicGroup(2)); err != nil ||
+		l.etag(again.GroupKey) != l.etag(fleet) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	if _, now, _, _ := b.state.ReadGroups(t.Context()); now != token {
 		t.Error("written although nothing changed")
 	}
-	if restored, err := l.Delete(t.Context(), fleet, GroupETag(g)); err != nil || restored {
+	if restored, err := l.Delete(t.Context(), fleet, l.etag(fleet)); err != nil || restored {
 		t.Fatalf("restored %t, %v", restored, err)
 	}
 	if g := l.groups[fleet]; !g.Deleted || g.Size != 0 {
@@ -729,17 +729,19 @@ func TestConcurrentChanges(t *testing.T) {
 	}
 }
 
+func (l *leader) etag(key config.GroupKey) string { return l.Manager.view().etag(l.groups[key]) }
+
 func TestGroupETag(t *testing.T) {
 	b := newBucket()
 	b.write(t, document("", ""))
 	l := lead(t, b, 1)
-	seen := map[string]string{GroupETag(l.groups[static]): "as configured"}
+	seen := map[string]string{l.etag(static): "as configured"}
 	for name, change := range map[string]func(*config.GroupSpec){
 		"size": func(s *config.GroupSpec) { n := 9; s.Size = &n },
 		"type": func(s *config.GroupSpec) { s.InstanceType = "large" },
 		"vars": func(s *config.GroupSpec) { s.Vars = map[string]string{"v": "other"} },
 	} {
-		g, err := l.Upsert(t.Context(), static, "", func(spec *config.GroupSpec, _ bool) error {
+		_, err := l.Upsert(t.Context(), static, "", func(spec *config.GroupSpec, _ bool) error {
 			*spec = config.GroupSpec{}
 			change(spec)
 			return nil
@@ -747,15 +749,15 @@ func TestGroupETag(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		if other, there := seen[GroupETag(g)]; there {
+		if other, there := seen[l.etag(static)]; there {
 			t.Errorf("%s has the ETag of %s", name, other)
 		}
-		seen[GroupETag(g)] = name
+		seen[l.etag(static)] = name
 	}
 	if _, err := l.Delete(t.Context(), static, ""); err != nil {
 		t.Fatal(err)
 	}
-	if seen[GroupETag(l.groups[static])] != "as configured" {
+	if seen[l.etag(static)] != "as configured" {
 		t.Error("the same definition has another ETag")
 	}
 }
