@@ -137,7 +137,6 @@ func singleShard(t *testing.T, calls *scenario.Ledger) {
 	// A plan must report all mistakes, and name the fields or variables with the mistakes. It must also refuse what
 	// cannot change on a live shard. The arguments of VMs are checked only if the variables are valid.
 	long := strings.Repeat("x", 64)
-	stack.With(map[string]any{"config": scenario.Mistakes}).PlanFails(t, scenario.MistakePaths...)
 	stack.With(map[string]any{"worker_args": `{"scheduling": {"preemptable": true}, "labels": {"team": "` + long +
 		`"}}`}).PlanFails(t, "scheduling.preemptable", "labels.team")
 	refused, texts := modules.Refusals("gcp")

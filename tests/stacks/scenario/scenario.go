@@ -125,23 +125,6 @@ func (s *Shard) ReplacesKilled(t *testing.T, size int) {
 	s.Settled(t, size, []string{victim})
 }
 
-// Mistakes is a configuration of the example's shard with a wrong duration and misspelt names. A plan must report each of
-// [MistakePaths].
-var Mistakes = map[string]any{
-	"server": map[string]any{"health_check_interval": "soon", "healthcheck_interval": "5s"},
-	"groups": map[string]any{"default": map[string]any{"workers": map[string]any{
-		"max_unhealty": "10%",
-		"rollout":      map[string]any{"canry": 1},
-		"disruption":   map[string]any{"window": []string{}},
-		"purchase":     map[string]any{"spot_percnt": 50},
-	}}},
-}
-
-// MistakePaths are the paths of the mistakes in [Mistakes].
-var MistakePaths = []string{"server.health_check_interval", "server.healthcheck_interval",
-	"groups.default.workers.max_unhealty", "groups.default.workers.rollout.canry",
-	"groups.default.workers.disruption.window", "groups.default.workers.purchase.spot_percnt"}
-
 // Rolls changes the arguments of a group's VMs and applies the change. The plan must mention the group, and the apply
 // must replace the group's VMs.
 func (s *Shard) Rolls(t *testing.T, stack *lab.Stack, vars map[string]any, args string) {
