@@ -29,10 +29,12 @@ locals {
   # The network's output knows the addresses of a subnet before the subnet exists.
   leader_cidr = local.server_subnets[0].ipv4_cidr != null ? local.server_subnets[0].ipv4_cidr : data.aws_subnet.leader.cidr_block
 
-  # What the module reads of the configuration. The provider checks the configuration, so members may be missing here.
-  images    = { for name, image in merge({}, lookup(var.config, "images", null)) : name => merge({ owners = null, filters = null, fallback = null }, image) }
-  templates = merge({}, lookup(var.config, "templates", null))
-  groups    = flatten([for tenant in values(merge({}, lookup(var.config, "groups", null))) : values(merge({}, tenant))])
+  # What the module reads of the configuration. The provider checks the configuration, so members may be missing here. If
+  # config_merge merged a sensitive value, all of its result is sensitive.
+  config    = nonsensitive(var.config)
+  images    = { for name, image in merge({}, lookup(local.config, "images", null)) : name => merge({ owners = null, filters = null, fallback = null }, image) }
+  templates = merge({}, lookup(local.config, "templates", null))
+  groups    = flatten([for tenant in values(merge({}, lookup(local.config, "groups", null))) : values(merge({}, tenant))])
 
   # The instance types of the servers and of the groups, by architecture.
   server_types = { (var.server_arch) = [var.server_instance_type] }

@@ -1,5 +1,5 @@
-# A shard in a network that the same apply creates: the IDs of the subnet and of the DNS zone are unknown at plan, also in
-# the shard's configuration.
+# A shard in a network that the same apply creates: the IDs of the subnet and of the DNS zone are unknown at plan. The
+# shard's configuration also has unknown values, and a sensitive one.
 
 terraform {
   required_version = ">= 1.11"
@@ -38,12 +38,13 @@ module "shard" {
   zone       = "us-west-2a"
   leader_dns = { zone_id = terraform_data.id["zone"].output, name = "leader.example.internal" }
 
-  config = {
+  config = provider::nstance::config_merge({
     server    = { subnet_pools = { more = [terraform_data.id["subnet"].output] } }
     images    = { debian = { provider = "aws", owners = ["self"], filters = [{ name = "owner-id", values = [terraform_data.id["owner"].output] }] } }
     templates = { worker = { kind = "wrk", arch = "arm64", subnet_pool = "more", args = { ImageId = "{{ .Image.debian }}", KeyName = terraform_data.id["key"].output } } }
-    groups    = { default = { workers = { template = "worker", instance_type = "t4g.nano", vars = { zone = terraform_data.id["zone"].output } } } }
-  }
+    }, {
+    groups = { default = { workers = { template = "worker", instance_type = "t4g.nano", vars = { zone = sensitive("a") } } } }
+  })
 }
 
 output "subnet_pools" {
