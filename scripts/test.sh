@@ -73,7 +73,7 @@ step_terraform() {
 	if terraform=$(command -v terraform); then
 		tests='ClusterFile|ClusterData|SecretFile|LifecycleFile|ShardStatus|Group|Operator|Identity|Nonce|ServersReady|Userdata'
 		tests="$tests|ConfigMerge|ConfigValidate|JSONCDecode|InstanceIDParse|GroupHash"
-		tests="$tests|UnknownAtPlan|OlderState|UpgradeFromVersion0|NothingSecretInFiles|ExampleLocal"
+		tests="$tests|UnknownAtPlan|Misspelt|PlanOfManyGroups|OlderState|UpgradeFromVersion0|NothingSecretInFiles|ExampleLocal"
 		acceptance "$terraform" registry.terraform.io "($tests)\$"
 	else
 		echo "-- terraform: NOT TESTED, because it is not on PATH"
