@@ -99,6 +99,23 @@ func (s Settings) JSON() string {
 	return string(text)
 }
 
+// Document returns the settings as JSON with the member $defaults, which lists the paths in [Settings.Defaults].
+func (s Settings) Document() string { return MarkDefaults(s.JSON(), s.Defaults()) }
+
+// MarkDefaults adds the member $defaults to settings in JSON. It returns "" for what is not an object.
+func MarkDefaults(settings string, defaults []string) string {
+	var tree map[string]any
+	if json.Unmarshal([]byte(settings), &tree) != nil || tree == nil {
+		return ""
+	}
+	tree["$defaults"] = append([]string{}, defaults...)
+	text, err := json.Marshal(tree)
+	if err != nil {
+		panic("config: " + err.Error()) // not reached: it is JSON already
+	}
+	return string(text)
+}
+
 func (s Settings) tree() map[string]any {
 	tree, _ := complete(reflect.ValueOf(s.spec)).(map[string]any)
 	for _, name := range serverFields {

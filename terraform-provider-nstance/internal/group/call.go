@@ -52,6 +52,7 @@ func computed(k key, group *nstancev1.GroupStatus) map[string]tftypes.Value {
 	return map[string]tftypes.Value{
 		"id": textValue(k.String()), "tenant": textValue(k.tenant), "etag": textValue(group.GetEtag()),
 		"infra_hash":   textValue(group.GetInfraHash()),
+		"settings":     textValue(config.MarkDefaults(group.GetMergedJson(), group.GetDefaults())),
 		"runtime_hash": textValue(group.GetRuntimeHash()),
 	}
 }

@@ -29,7 +29,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	if same(after.spec, before.spec) {
 		// Only attributes of the resource itself changed, such as a timeout. The group stays the same.
 		keep := map[string]tftypes.Value{}
-		for _, name := range []string{"etag", "infra_hash", "runtime_hash"} {
+		for _, name := range []string{"etag", "infra_hash", "runtime_hash", "settings"} {
 			keep[name] = state[name]
 		}
 		resp.Plan.Raw = replaced(req.Plan.Raw, keep)

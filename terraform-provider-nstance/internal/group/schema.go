@@ -85,6 +85,12 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			"to them.",
 		Computed: true,
 	}
+	attributes["settings"] = schema.StringAttribute{
+		MarkdownDescription: "All settings of the group that are in force, as JSON: its own, and those that it inherits " +
+			"from its template, from the shard and from the defaults. `$defaults` lists the paths of those that nobody " +
+			"has written.",
+		Computed: true,
+	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "A dynamic group of a shard. It is managed through the operator API of the shard's " +

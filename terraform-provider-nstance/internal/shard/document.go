@@ -124,18 +124,21 @@ func concernsGroups(at string) bool {
 // concernsSubnets reports whether the value at a path may change the subnets of groups, but nothing else of groups.
 func concernsSubnets(at string) bool { return strings.HasPrefix(at, "server.subnet_pools") }
 
-// groupHashes returns the value of the attribute `group_hashes`.
-func groupHashes(s *config.Shard) tftypes.Value {
+// groups returns the values of the attributes that describe the static groups.
+func groups(s *config.Shard) map[string]tftypes.Value {
 	typ := hashesType()
 	merged, _ := s.Merged(config.Groups{})
-	out := map[string]tftypes.Value{}
+	full := s.WithDefaults()
+	hashes, settings := map[string]tftypes.Value{}, map[string]tftypes.Value{}
 	for key, group := range merged {
-		out[key.String()] = tftypes.NewValue(typ.ElementType, map[string]tftypes.Value{
-			"infra":   tftypes.NewValue(tftypes.String, group.InfraHash),
-			"runtime": tftypes.NewValue(tftypes.String, group.RuntimeHash),
+		hashes[key.String()] = tftypes.NewValue(typ.ElementType, map[string]tftypes.Value{
+			"infra":   textValue(group.InfraHash),
+			"runtime": textValue(group.RuntimeHash),
 		})
+		settings[key.String()] = textValue(full.SettingsOf(key, config.Groups{}).Document())
 	}
-	return tftypes.NewValue(typ, out)
+	return map[string]tftypes.Value{"group_hashes": tftypes.NewValue(typ, hashes),
+		"group_settings": tftypes.NewValue(tftypes.Map{ElementType: tftypes.String}, settings)}
 }
 
 // replaced returns a copy of an object in which the given attributes are replaced.

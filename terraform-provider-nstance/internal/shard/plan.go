@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -61,7 +62,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		planned["cluster_id"] = textValue(cluster)
 	}
 	if after.groupsKnown {
-		planned["group_hashes"] = groupHashes(after.shard)
+		maps.Copy(planned, groups(after.shard))
 		planned["rolling_groups"] = rollingGroups(nil)
 	}
 	if req.State.Raw.IsNull() && after.groupsKnown {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
@@ -140,10 +141,10 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 }
 
 func computed(d document, token objstore.Token) map[string]tftypes.Value {
-	return map[string]tftypes.Value{
-		"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()), "etag": textValue(string(token)),
-		"group_hashes": groupHashes(d.shard),
-	}
+	values := groups(d.shard)
+	maps.Copy(values, map[string]tftypes.Value{"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()),
+		"etag": textValue(string(token))})
+	return values
 }
 
 // existing reports whether the shard that a resource creates has a configuration already, and returns the errors. A
@@ -293,7 +294,7 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 		update["config"] = docs.Decode(tree)
 	} else {
 		update["config"] = docs.Update(attributes["config"], treeOf(before.body), treeOf(config.Encode(s)))
-		update["group_hashes"] = groupHashes(s)
+		maps.Copy(update, groups(s))
 		if attributes["rolling_groups"].IsNull() {
 			update["rolling_groups"] = rollingGroups(nil)
 		}

@@ -99,6 +99,12 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 			},
 		}},
 	}
+	attributes["group_settings"] = schema.MapAttribute{
+		MarkdownDescription: "All settings of the static groups, by `tenant/name`, as JSON: those of the group, and those " +
+			"that it inherits from its template, from the shard and from the defaults. `$defaults` lists the paths of " +
+			"those that nobody has written. What an operator sets at run time is not in it.",
+		Computed: true, ElementType: types.StringType,
+	}
 	resp.Schema = schema.Schema{
 		Version: upgrade.Version,
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +

@@ -130,6 +130,8 @@ func lifecycle(t *testing.T, b acctest.Bucket) {
 							workers.InfraHash),
 						resource.TestCheckResourceAttr(address, "group_hashes.default/workers.runtime",
 							workers.RuntimeHash),
+						resource.TestMatchResourceAttr(address, "group_settings.default/workers", regexp.MustCompile(
+							`"\$defaults":\[.*"max_surge".*\].*"max_surge":1,.*"size":2,.*"template":"worker"`)),
 					)(s)
 				},
 			},
