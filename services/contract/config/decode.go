@@ -17,6 +17,7 @@ import (
 
 	"github.com/tailscale/hujson"
 
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/suggest"
 )
 
@@ -165,6 +166,9 @@ func (d *decoder) wrong(v hujson.Value, path, want string) {
 	switch literal, _ := v.Value.(hujson.Literal); {
 	case v.Value.Kind() == 'n':
 		f.hint = "leave the field out"
+	case want == "an object" && strings.Count(path, ".") == 2 && strings.HasPrefix(path, "groups."):
+		_, name, _ := strings.Cut(path[:strings.LastIndex(path, ".")], ".")
+		f.hint = "groups are below their tenant: " + join([]any{"groups", ident.DefaultTenant, name})
 	case strings.HasPrefix(want, "a text") && literal != nil:
 		f.hint = "put it in quotes: " + strconv.Quote(string(literal))
 	case literal.Kind() == '"' && (want == "a whole number" || want == "true or false") &&

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"iter"
 	"reflect"
 	"slices"
 )
@@ -33,30 +34,57 @@ func wholeOf(path string) string {
 	if err != nil {
 		return path
 	}
-	typ := reflect.TypeFor[Shard]()
-	for i, e := range elements {
-		if typ.Kind() == reflect.Pointer {
-			typ = typ.Elem()
-		}
-		switch typ.Kind() {
-		case reflect.Struct:
-			name, _ := e.(string)
-			fields := fieldsOf(typ)
-			at := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
-			if at < 0 {
-				return path
-			}
-			typ = fields[at].Type
-		case reflect.Map, reflect.Slice:
-			typ = typ.Elem()
-			if kind := typ.Kind(); kind != reflect.Struct && kind != reflect.Map {
-				return JoinPath(elements[:i]...)
-			}
-		default: // a tree
-			return JoinPath(elements[:i]...)
+	for n, typ := range typesAlong(elements) {
+		if isTree(typ) || (typ.Kind() == reflect.Map || typ.Kind() == reflect.Slice) && typ.Elem().Kind() != reflect.Struct &&
+			typ.Elem().Kind() != reflect.Map {
+			return JoinPath(elements[:n]...)
 		}
 	}
 	return path
+}
+
+// InTree reports whether the value at a path in a shard's configuration is a free tree, such as args, or inside of one.
+// There, null is a value.
+func InTree(elements ...any) bool {
+	for _, typ := range typesAlong(elements) {
+		if isTree(typ) {
+			return true
+		}
+	}
+	return false
+}
+
+func isTree(typ reflect.Type) bool {
+	return typ.Kind() == reflect.Interface || typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.Interface
+}
+
+// typesAlong yields the types of a shard's configuration on the way down a path, each with the number of elements that
+// lead to it. It ends where the types do.
+func typesAlong(elements []any) iter.Seq2[int, reflect.Type] {
+	return func(yield func(int, reflect.Type) bool) {
+		typ := reflect.TypeFor[Shard]()
+		for n := 0; ; n++ {
+			if typ.Kind() == reflect.Pointer {
+				typ = typ.Elem()
+			}
+			if !yield(n, typ) || n == len(elements) {
+				return
+			}
+			switch typ.Kind() {
+			case reflect.Struct:
+				fields := fieldsOf(typ)
+				i := slices.IndexFunc(fields, func(f field) bool { return f.name == elements[n] })
+				if i < 0 {
+					return
+				}
+				typ = fields[i].Type
+			case reflect.Map, reflect.Slice:
+				typ = typ.Elem()
+			default:
+				return
+			}
+		}
+	}
 }
 
 // ParseTree parses a single JSON value with comments and trailing commas, such as the arguments of a template. It is as

@@ -47,6 +47,11 @@ func TestParsePartialLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 		!slices.Contains(got, "cluster.secrets.encryption_kye") {
 		t.Errorf("misspelt: %q", got)
 	}
+	_, problems = config.ParsePartial([]byte(`{"groups": {"web": {"template": "t"}}}`))
+	if text := problems.Error(); !strings.Contains(text, "groups.web.template: want an object, have a text (groups are below "+
+		"their tenant: groups.default.web)") {
+		t.Errorf("a group without its tenant: %s", text)
+	}
 	for _, src := range []string{`null`, `"x"`, `[]`, `{"server": {"shard": null, "shrad": null}}`} {
 		if got := paths(src); len(got) == 0 {
 			t.Errorf("%s is accepted", src)

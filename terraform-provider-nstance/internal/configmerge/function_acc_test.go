@@ -31,7 +31,9 @@ func TestAccConfigMerge(t *testing.T) {
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
 			makes(`{"a":"c"}`, `{a = "b"}`, `{a = "c"}`),
-			makes(`{"a":null,"b":"c"}`, `{a = "b", b = "c"}`, `{a = null}`),
+			makes(`{"a":"b","b":"c"}`, `{a = "b", b = "c"}`, `{a = null}`),
+			makes(`{"defaults":{"args":{"K":null},"userdata":{}}}`, `{defaults = {args = {K = {}}, userdata = {}}}`,
+				`{defaults = {args = {K = null}, userdata = null}}`),
 			makes(`{"a":{"b":"d","c":1,"x":[1,"y"]}}`, `{a = {b = "c", x = [1, "y"]}}`, `{a = {b = "d", c = 1}}`),
 			makes(`{"a":{"b":{}}}`, `{a = [1]}`, `{a = {b = {}}}`),
 			makes(`{"a":2,"b":{"c":3}}`, `{}`, `{a = 1}`, `{a = 2}`, `{b = tomap({c = 3})}`),

@@ -181,11 +181,16 @@ func Update(v tftypes.Value, have, now any) tftypes.Value {
 	return Object(members)
 }
 
-// Merge returns below with what the patch over sets. Objects merge member by member; any other value of over, null
-// included, replaces the value in below. What depends on a value that is not known yet is not known either.
-func Merge(below, over tftypes.Value) tftypes.Value {
+// Merge returns a shard's configuration with what a later one sets. Objects merge member by member. A member with null
+// counts as absent, except inside of args and other free trees, where it replaces the earlier value, as any other value
+// does. What depends on a value that is not known yet is not known either.
+func Merge(below, over tftypes.Value) tftypes.Value { return merge(below, over, nil) }
+
+func merge(below, over tftypes.Value, at []any) tftypes.Value {
 	patch, isPatch := membersOf(over)
 	switch {
+	case over.IsKnown() && over.IsNull() && !config.InTree(at...):
+		return below
 	case !isPatch:
 		return over
 	case !below.IsKnown():
@@ -198,7 +203,7 @@ func Merge(below, over tftypes.Value) tftypes.Value {
 	members = maps.Clone(members)
 	for name, value := range patch {
 		if have, ok := members[name]; ok {
-			value = Merge(have, value)
+			value = merge(have, value, append(slices.Clip(at), name))
 		}
 		members[name] = value
 	}

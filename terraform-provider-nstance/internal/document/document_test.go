@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 func object(members map[string]tftypes.Value) tftypes.Value { return Object(members) }
@@ -133,6 +135,7 @@ func FuzzMerge(f *testing.F) {
 		{`{"a": {"b": 1, "c": [1]}}`, `{"a": {"b": null, "d": "<&>"}}`}, {`{}`, `{}`},
 		{`{"a": 1}`, `{"a": {"b": 2}}`}, {`{"a": {"b": 2}}`, `{"a": 1}`}, {`[]`, `{}`}, {`{}`, `null`},
 		{`{"": {"": 1e-7}}`, `{"\u2028": "\u2028"}`},
+		{`{"defaults": {"args": {"a": {}}, "userdata": {}}}`, `{"defaults": {"args": {"a": null}, "userdata": null}}`},
 	} {
 		f.Add(seed[0], seed[1])
 	}
@@ -144,17 +147,20 @@ func FuzzMerge(f *testing.F) {
 		}
 		merged := Merge(Decode(below), Decode(over))
 		out := encoded(t, merged)
-		holds(t, below, over, out)
+		holds(t, below, over, out, nil)
 		if diff := cmp.Diff(out, encoded(t, Merge(merged, Decode(over)))); diff != "" {
 			t.Errorf("merged again: %s", diff)
 		}
 	})
 }
 
-// holds checks that each value in `out` comes from `over`, or from `below` if `over` lacks it. It compares nested
-// objects in the same way.
-func holds(t *testing.T, below, over, out any) {
+// holds checks that each value in out comes from over, or from below if over lacks it or has null outside of a tree. It
+// compares nested objects in the same way.
+func holds(t *testing.T, below, over, out any, at []any) {
 	t.Helper()
+	if over == nil && !config.InTree(at...) {
+		over = below
+	}
 	b, under := below.(map[string]any)
 	o, patched := over.(map[string]any)
 	got, isObject := out.(map[string]any)
@@ -169,7 +175,7 @@ func holds(t *testing.T, below, over, out any) {
 		fromOver, inOver := o[name]
 		switch {
 		case inBelow && inOver:
-			holds(t, fromBelow, fromOver, value)
+			holds(t, fromBelow, fromOver, value, append(slices.Clip(at), name))
 		case inBelow && !cmp.Equal(fromBelow, value), inOver && !cmp.Equal(fromOver, value), !inBelow && !inOver:
 			t.Errorf("%q is %v of %v and %v", name, value, fromBelow, fromOver)
 		}
