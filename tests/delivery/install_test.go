@@ -134,7 +134,8 @@ func (i *installed) testHelm(t *testing.T) {
 
 	// Machines and pools must remain after the operator is uninstalled.
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "workers"},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"a"}, Template: "worker"}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"a"},
+			Config: &apiextensionsv1.JSON{Raw: []byte(`{"template":"worker"}`)}}}
 	if err := i.Client.Create(i.ctx, pool); err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func (l *lab) testDynamic(t *testing.T) {
 	const made = "made"
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(made),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: made, Shards: []string{"west", "east"}, Template: "worker"}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: made, Shards: []string{"west", "east"}, Config: fromWorker}})
 	none, replicas := "", int32(1)
 	l.create(ctx, t, &clusterv1.MachinePool{ObjectMeta: objectMeta(made),
 		Spec: clusterv1.MachinePoolSpec{ClusterName: clusterName, Replicas: &replicas,
@@ -111,6 +111,18 @@ func (l *lab) testDynamic(t *testing.T) {
 	await(t, "the remainder on the shard that is listed first", patience, func(ctx context.Context) error {
 		return errors.Join(l.spread(ctx, made, l.both(0, 1)), l.poolRuns(ctx, made, 1))
 	})
+	l.setConfig(t, made, "west", `{"rollout":{"canry":1}}`, `rollout.canry: there is no such field (did you mean "canary"?)`)
+	// The setting of another client stays.
+	if _, err := l.west.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: made,
+		Patch: `{"rollout":{"paused":true}}`}); err != nil {
+		t.Fatal(err)
+	}
+	l.setConfig(t, made, "west", `{"rollout":{"canry":null,"canary":1,"bake_time":"60s"},"max_unhealthy":"3"}`, "")
+	l.setConfig(t, made, "west", `{"rollout":{"canary":null}}`, "")
+	if group, err := l.west.group(ctx, made); err != nil || !group.GetPaused() || group.GetSpecJson() !=
+		`{"template":"worker","size":1,"max_unhealthy":"3","rollout":{"paused":true,"bake_time":"1m"}}` {
+		t.Errorf("group %s, error %v", group.GetSpecJson(), err)
+	}
 	id := l.one(t, made, l.west)
 	l.kubectl(t, "-n", namespace, "delete", "machinepool", made, "--wait=false")
 	await(t, "gone with its instances", patience, func(ctx context.Context) error {

@@ -15,6 +15,7 @@ import (
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -48,8 +49,8 @@ func TestClouds(t *testing.T) {
 	l.bootstrap(t)
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(portable),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: portable, Shards: []string{"east", "west"}, Template: "worker",
-			SubnetPool: portable}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: portable, Shards: []string{"east", "west"}, Config: &apiextensionsv1.JSON{
+			Raw: []byte(`{"template":"worker","subnet_pool":"` + portable + `"}`)}}})
 	l.create(ctx, t, referringPool(portable, portable, 4))
 	running := func(what string, onAWS, onGCP int, check func(context.Context) error) {
 		t.Helper()

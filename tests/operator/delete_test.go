@@ -388,7 +388,7 @@ func (l *lab) countCreations() (n int) {
 func (l *lab) dynamicPool(t *testing.T, group string) {
 	t.Helper()
 	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(group),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: []string{"east", "west"}, Template: "worker"}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: []string{"east", "west"}, Config: fromWorker}})
 	l.create(t.Context(), t, referringPool(group, group, 2))
 }
 

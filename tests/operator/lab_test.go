@@ -20,6 +20,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -192,6 +193,9 @@ func newLabFrom(t *testing.T, version version, east, west setup) *lab {
 	l.install(ctx, t, ca, nonce)
 	return l
 }
+
+// fromWorker is the config of a pool whose instances are made from the template "worker".
+var fromWorker = &apiextensionsv1.JSON{Raw: []byte(`{"template":"worker"}`)}
 
 func number(n int) *int                         { return &n }
 func duration(d time.Duration) *config.Duration { c := config.Duration(d); return &c }

@@ -138,7 +138,7 @@ func (l *lab) testReference(t *testing.T) {
 	await(t, "the group runs", patience, func(ctx context.Context) error { return l.poolRuns(ctx, moved, 2) })
 	kept := l.ids(t, moved, l.shards()...)
 	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(other),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: other, Shards: []string{"east", "west"}, Template: "worker"}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: other, Shards: []string{"east", "west"}, Config: fromWorker}})
 	refer := func(infra string) {
 		t.Helper()
 		l.kubectl(t, "-n", namespace, "patch", "machinepool.cluster.x-k8s.io", moved, "--type=merge", "-p",
@@ -185,7 +185,7 @@ func (l *lab) testRenamed(t *testing.T) {
 	await(t, "the group runs", patience, func(ctx context.Context) error { return l.poolRuns(ctx, old, 2) })
 	kept, created := l.ids(t, old, l.shards()...), l.countCreations()
 	l.create(t.Context(), t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(renamed),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: old, Shards: []string{"east", "west"}, Template: "worker"}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: old, Shards: []string{"east", "west"}, Config: fromWorker}})
 	l.create(t.Context(), t, referringPool(renamed, renamed, 2))
 	await(t, "the other pool says that it waits", patience, func(ctx context.Context) error {
 		return has(ctx, l, &v1beta1.NstanceMachinePool{}, renamed, func(p *v1beta1.NstanceMachinePool) error {

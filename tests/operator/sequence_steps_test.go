@@ -109,7 +109,7 @@ func (s *sequence) createPool() string {
 		return ""
 	}
 	infra = &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name), Spec: v1beta1.NstanceMachinePoolSpec{Group: name,
-		Shards: s.randomShards(), Template: "worker"}}
+		Shards: s.randomShards(), Config: fromWorker}}
 	if !s.done(s.Client.Create(ctx, infra)) {
 		return "create pool " + name
 	}

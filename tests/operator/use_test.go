@@ -205,7 +205,7 @@ const limits = `annotations:
 func (l *lab) testApply(t *testing.T) {
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(applied),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: applied, Shards: []string{"east", "west"}, Template: "worker"}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: applied, Shards: []string{"east", "west"}, Config: fromWorker}})
 	apply := func(replicas, annotations string, flags ...string) error {
 		file := filepath.Join(l.dir, "pool.yaml")
 		if err := os.WriteFile(file, fmt.Appendf(nil, manifest, annotations, replicas), 0o600); err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
@@ -22,13 +23,13 @@ const instance = "wrk06efr4k8wwgh7bn9fvax2h5xj8"
 
 func pool() *v1beta1.NstanceMachinePool {
 	return &v1beta1.NstanceMachinePool{Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers",
-		Shards: []string{"use1-az1", "use1-az2"}, Template: "worker",
-		SubnetPool: "private", InstanceType: "m7g.large", Vars: map[string]string{"a": "1"}}}
+		Shards: []string{"use1-az1", "use1-az2"}, Config: &apiextensionsv1.JSON{
+			Raw: []byte(`{"template":"worker","rollout":{"canary":1},"args":{"list":[1,{"a":"b"}]}}`)}}}
 }
 
 func shardGroup() *v1beta1.NstanceShardGroup {
 	return &v1beta1.NstanceShardGroup{Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "use1-az1",
-		Size: ptr.To[int32](0), Template: "worker"}}
+		Size: ptr.To[int32](0)}}
 }
 
 func machine() *v1beta1.NstanceMachine {
@@ -64,14 +65,16 @@ func TestCRDSchema(t *testing.T) {
 
 	for name, test := range map[string]struct {
 		object client.Object
-		static bool   // the group is static according to its status
 		change string // JSON merge patch of the created object; "" tests the creation
 		want   string // part of the error; "" if the write is accepted
 	}{
 		"pool": {object: pool()},
-		"pool without template": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
-			p.Spec.Template = ""
-		}), want: "spec.template"},
+		"pool without config": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Config = nil
+		})},
+		"pool with a config that is no object": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.Config.Raw = []byte(`"worker"`)
+		}), want: "spec.config"},
 		"pool without shards": {object: with(pool(), func(p *v1beta1.NstanceMachinePool) {
 			p.Spec.Shards = nil
 		}), want: "spec.shards"},
@@ -84,16 +87,8 @@ func TestCRDSchema(t *testing.T) {
 		}), want: "spec.group"},
 		"pool's group": {object: pool(), change: `{"spec":{"group":"other"}}`,
 			want: "group is immutable: create another pool"},
-		"pool's template": {object: pool(), change: `{"spec":{"template":"other"}}`},
-		"static pool's template": {object: pool(), static: true, change: `{"spec":{"template":"other"}}`,
-			want: "template cannot be changed: the group is static"},
-		"static pool's subnet pool": {object: pool(), static: true, change: `{"spec":{"subnetPool":"other"}}`,
-			want: "subnetPool cannot be changed"},
-		"static pool's subnet pool removed": {object: pool(), static: true, change: `{"spec":{"subnetPool":null}}`,
-			want: "subnetPool cannot be changed"},
-		"static pool's type and vars": {object: pool(), static: true,
-			change: `{"spec":{"instanceType":"m8g.large","vars":{"b":"2"}}}`},
-		"static pool's shards": {object: pool(), static: true, change: `{"spec":{"shards":["use1-az2"]}}`},
+		"pool's config": {object: pool(), change: `{"spec":{"config":{"rollout":null,"a":{"b":[]}}}}`},
+		"pool's shards": {object: pool(), change: `{"spec":{"shards":["use1-az2"]}}`},
 
 		"shard group": {object: shardGroup()},
 		"shard group without size": {object: with(shardGroup(), func(g *v1beta1.NstanceShardGroup) {
@@ -103,10 +98,6 @@ func TestCRDSchema(t *testing.T) {
 		"shard group's size below zero": {object: shardGroup(), change: `{"spec":{"size":-1}}`, want: "spec.size"},
 		"shard group's shard": {object: shardGroup(), change: `{"spec":{"shard":"other"}}`,
 			want: "shard is immutable"},
-		"static shard group's template": {object: shardGroup(), static: true,
-			change: `{"spec":{"template":"other"}}`, want: "template cannot be changed"},
-		"static shard group's size and vars": {object: shardGroup(), static: true,
-			change: `{"spec":{"size":3,"vars":{"b":"2"}}}`},
 
 		"machine": {object: machine()},
 		"machine without group": {object: with(machine(), func(m *v1beta1.NstanceMachine) {
@@ -150,10 +141,6 @@ func TestCRDSchema(t *testing.T) {
 			o.SetName(strings.ToLower(strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(name)))
 			o.SetNamespace("default")
 			err := cluster.Client.Create(ctx, o)
-			if err == nil && test.static {
-				err = cluster.Client.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json",
-					[]byte(`{"status":{"isStatic":true}}`)))
-			}
 			if test.change != "" {
 				if err != nil {
 					t.Fatal(err)
@@ -168,6 +155,16 @@ func TestCRDSchema(t *testing.T) {
 			}
 		})
 	}
+	t.Run("config is kept as it was written", func(t *testing.T) {
+		got := pool()
+		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "pool"}, got); err != nil {
+			t.Fatal(err)
+		}
+		if want := `{"args":{"list":[1,{"a":"b"}]},"rollout":{"canary":1},"template":"worker"}`; got.Spec.Config == nil ||
+			string(got.Spec.Config.Raw) != want {
+			t.Errorf("config: %s, want %s", got.Spec.Config, want)
+		}
+	})
 	t.Run("status is kept as it was written", func(t *testing.T) { roundTrip(ctx, t, cluster.Client) })
 }
 

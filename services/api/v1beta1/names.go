@@ -21,9 +21,9 @@ const (
 const (
 	// PodAnnotation contains "{namespace}/{name}" of the pod for which an on-demand machine was created.
 	PodAnnotation = "nstance.dev/pod"
-	// OwnedFieldsAnnotation on the NstanceShardGroup of a static group lists the fields that were ever set in the spec
-	// of the NstanceShardGroup, separated by commas. When a listed field is removed from the spec, the operator removes
-	// the field's override from the server.
+	// OwnedFieldsAnnotation on an NstanceShardGroup contains all fields that its spec.config ever had, each with the
+	// value null: a JSON merge patch (RFC 7396), such as {"instance_type":null,"vars":{"a":null}}. When a field is
+	// removed from spec.config, the operator removes it from the group on the server.
 	OwnedFieldsAnnotation = "nstance.dev/owned-fields"
 	// RemoveAnnotation on a shard group lists instance IDs, separated by commas. When the group's size is lowered, the
 	// shard deletes these instances. The operator writes the annotation together with the lower size.

@@ -2,14 +2,15 @@ package v1beta1
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // NstanceMachinePoolSpec describes a group of instances on one or more shards. The number of instances is the replicas
 // field of the MachinePool that references the pool.
 //
-// A static group is defined in the shards' configuration. An NstanceMachinePool can change only the size, instanceType
-// and vars of a static group.
+// A static group is defined in the shards' configuration. An NstanceMachinePool can change only the size,
+// instance_type, vars, rollout.paused and rollout.revision of a static group.
 type NstanceMachinePoolSpec struct {
 	// group is the name of the group on the servers.
 	// +required
@@ -28,24 +29,15 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:items:MaxLength=32
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
 	Shards []string `json:"shards,omitempty"`
-	// template is the name of the instance template in the shards' configuration.
-	// +required
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
-	Template string `json:"template,omitempty"`
-	// subnetPool is the subnet pool of the instances. If empty, the template's subnet pool is used.
+	// config has the group's settings, in the form of a group in the shard's configuration
+	// (docs/reference/configuration.md#groups), but without size: the replicas of the MachinePool set the size. Settings
+	// that other clients made, such as rollout.paused, stay unless config has them. The shards check the settings. The
+	// settings of a dynamic group must include its template.
 	// +optional
-	// +kubebuilder:validation:MaxLength=32
-	SubnetPool string `json:"subnetPool,omitempty"`
-	// instanceType is the provider's machine type. If empty, the template's instance type is used.
-	// +optional
-	// +kubebuilder:validation:MaxLength=128
-	InstanceType string `json:"instanceType,omitempty"`
-	// vars are variables for the instances. They override the template's variables of the same names.
-	// +optional
-	// +kubebuilder:validation:MaxProperties=256
-	Vars map[string]string `json:"vars,omitempty"`
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=object
+	Config *apiextensionsv1.JSON `json:"config,omitempty"`
 	// providerIDList contains the provider IDs of the existing instances, sorted. The operator maintains it for Cluster
 	// API.
 	// +optional
@@ -75,8 +67,7 @@ type NstanceMachinePoolStatus struct {
 	// readyReplicas is the number of healthy instances among the replicas.
 	// +optional
 	ReadyReplicas *int32 `json:"readyReplicas,omitempty"`
-	// isStatic is true if the group is defined in the configuration of a shard. The pool's template and subnetPool
-	// cannot be changed while isStatic is true.
+	// isStatic is true if the group is defined in the configuration of a shard.
 	// +optional
 	IsStatic bool `json:"isStatic,omitempty"`
 	// capacity is the capacity of one instance, derived from its instance type. It is empty if unknown. The cluster
@@ -102,15 +93,13 @@ type NstanceMachinePoolStatus struct {
 // +kubebuilder:resource:path=nstancemachinepools,scope=Namespaced,categories=cluster-api,shortName=nmp
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Shards",type=string,JSONPath=`.spec.shards`,priority=1
-// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.template`
-// +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.instanceType`,priority=1
+// +kubebuilder:printcolumn:name="Template",type=string,JSONPath=`.spec.config.template`
+// +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.config.instance_type`,priority=1
 // +kubebuilder:printcolumn:name="Replicas",type=integer,JSONPath=`.status.replicas`
 // +kubebuilder:printcolumn:name="Healthy",type=integer,JSONPath=`.status.readyReplicas`
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || self.spec.template == oldSelf.spec.template",message="template cannot be changed: the group is static, so it is defined in the shards' configuration"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shards' configuration"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object metadata.

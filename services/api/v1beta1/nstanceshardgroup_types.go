@@ -25,23 +25,12 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
 	Size *int32 `json:"size,omitempty"`
-	// template is the pool's template.
-	// +required
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=32
-	Template string `json:"template,omitempty"`
-	// subnetPool is the pool's subnet pool.
+	// config is the pool's config.
 	// +optional
-	// +kubebuilder:validation:MaxLength=32
-	SubnetPool string `json:"subnetPool,omitempty"`
-	// instanceType is the pool's instance type.
-	// +optional
-	// +kubebuilder:validation:MaxLength=128
-	InstanceType string `json:"instanceType,omitempty"`
-	// vars are the pool's variables.
-	// +optional
-	// +kubebuilder:validation:MaxProperties=256
-	Vars map[string]string `json:"vars,omitempty"`
+	// +kubebuilder:pruning:PreserveUnknownFields
+	// +kubebuilder:validation:Schemaless
+	// +kubebuilder:validation:Type=object
+	Config *apiextensionsv1.JSON `json:"config,omitempty"`
 }
 
 // NstanceShardGroupStatus is the observed state of an NstanceShardGroup, as last reported by the shard's leader.
@@ -102,8 +91,6 @@ type NstanceShardGroupStatus struct {
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Synced",type=date,JSONPath=`.status.lastSyncTime`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || self.spec.template == oldSelf.spec.template",message="template cannot be changed: the group is static, so it is defined in the shard's configuration"
-// +kubebuilder:validation:XValidation:rule="!has(self.status) || !has(self.status.isStatic) || !self.status.isStatic || (has(self.spec.subnetPool) == has(oldSelf.spec.subnetPool) && (!has(self.spec.subnetPool) || self.spec.subnetPool == oldSelf.spec.subnetPool))",message="subnetPool cannot be changed: the group is static, so it is defined in the shard's configuration"
 type NstanceShardGroup struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the standard object metadata.

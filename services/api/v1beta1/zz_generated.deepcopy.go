@@ -278,12 +278,10 @@ func (in *NstanceMachinePoolSpec) DeepCopyInto(out *NstanceMachinePoolSpec) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
-	if in.Vars != nil {
-		in, out := &in.Vars, &out.Vars
-		*out = make(map[string]string, len(*in))
-		for key, val := range *in {
-			(*out)[key] = val
-		}
+	if in.Config != nil {
+		in, out := &in.Config, &out.Config
+		*out = new(apiextensionsv1.JSON)
+		(*in).DeepCopyInto(*out)
 	}
 	if in.ProviderIDList != nil {
 		in, out := &in.ProviderIDList, &out.ProviderIDList
@@ -581,12 +579,10 @@ func (in *NstanceShardGroupSpec) DeepCopyInto(out *NstanceShardGroupSpec) {
 		*out = new(int32)
 		**out = **in
 	}
-	if in.Vars != nil {
-		in, out := &in.Vars, &out.Vars
-		*out = make(map[string]string, len(*in))
-		for key, val := range *in {
-			(*out)[key] = val
-		}
+	if in.Config != nil {
+		in, out := &in.Config, &out.Config
+		*out = new(apiextensionsv1.JSON)
+		(*in).DeepCopyInto(*out)
 	}
 }
 

@@ -111,7 +111,7 @@ func PatchBetween(have, want GroupSpec) (Patch, error) {
 	if at := nullIn(want.Args, "args"); at != "" {
 		return Patch{}, fmt.Errorf("%s: is null, which a change of a group cannot set: leave it out", at)
 	}
-	return Patch{difference(ownTree(have), ownTree(want))}, nil
+	return Patch{Difference(ownTree(have), ownTree(want))}, nil
 }
 
 // nullIn returns the path of the first member of an object that is null, or "".
@@ -151,8 +151,8 @@ func treeOf(spec GroupSpec) map[string]any {
 	return tree
 }
 
-// difference returns the members of a merge patch from have to want.
-func difference(have, want map[string]any) map[string]any {
+// Difference returns the JSON merge patch (RFC 7396) that makes the object want out of have.
+func Difference(have, want map[string]any) map[string]any {
 	out := map[string]any{}
 	for name := range have {
 		if _, wanted := want[name]; !wanted {
@@ -165,7 +165,7 @@ func difference(have, want map[string]any) map[string]any {
 		to, isObject := value.(map[string]any)
 		switch {
 		case had && wasObject && isObject:
-			if below := difference(from, to); len(below) > 0 {
+			if below := Difference(from, to); len(below) > 0 {
 				out[name] = below
 			}
 		case !had || !reflect.DeepEqual(old, value):
@@ -199,7 +199,7 @@ func (p Patch) JSON() string {
 // Apply returns the group after the patch, which [CheckUpsert] has to check. spec is not changed. Removing a value that
 // the group does not have is no error.
 func (p Patch) Apply(spec GroupSpec) (GroupSpec, error) {
-	src, err := json.Marshal(mergePatch(treeOf(spec), p.tree))
+	src, err := json.Marshal(MergePatch(treeOf(spec), p.tree))
 	if err != nil {
 		panic("config: " + err.Error()) // not reached: both came from JSON
 	}
@@ -214,8 +214,8 @@ func (p Patch) Apply(spec GroupSpec) (GroupSpec, error) {
 	return out, nil
 }
 
-// mergePatch applies a merge patch to an object, as RFC 7396 describes. It may change target.
-func mergePatch(target, patch map[string]any) map[string]any {
+// MergePatch applies a JSON merge patch to an object, as RFC 7396 describes. It may change target.
+func MergePatch(target, patch map[string]any) map[string]any {
 	for name, value := range patch {
 		change, isObject := value.(map[string]any)
 		switch {
@@ -226,7 +226,7 @@ func mergePatch(target, patch map[string]any) map[string]any {
 			if below == nil {
 				below = map[string]any{}
 			}
-			target[name] = mergePatch(below, change)
+			target[name] = MergePatch(below, change)
 		default:
 			target[name] = value
 		}

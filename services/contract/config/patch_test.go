@@ -30,7 +30,7 @@ func TestMergePatch(t *testing.T) {
 			json.Unmarshal([]byte(test.want), &want)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff(want, mergePatch(target, patch)); diff != "" {
+		if diff := gocmp.Diff(want, MergePatch(target, patch)); diff != "" {
 			t.Errorf("%s with %s: %s", test.target, test.patch, diff)
 		}
 	}

@@ -134,8 +134,7 @@ func TestController(t *testing.T) {
 	}
 	group := &nstance.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workers--dev-1"},
-		Spec: nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2)),
-			Template: "worker"},
+		Spec: nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2))},
 	}
 	if err := controllerutil.SetControllerReference(pool, group, types); err != nil {
 		t.Fatal(err)
@@ -155,7 +154,7 @@ func TestController(t *testing.T) {
 
 	// A person edits the file.
 	put(t, `{"metadata":{"finalizers":["`+finalizer+
-		`"]},"spec":{"group":"workers","shard":"dev-1","size":4,"template":"worker"}}`,
+		`"]},"spec":{"group":"workers","shard":"dev-1","size":4}}`,
 		dir, "nstanceshardgroups/default/workers--dev-1.json")
 	sized("workers--dev-1", 4)
 

@@ -142,7 +142,7 @@ var resources = []*resource{
 		categories: capiCategory, custom: true,
 		status: true, generation: true,
 		columns: []column{{name: "Group", path: ".spec.group"}, {name: "Shards", path: ".spec.shards", wide: true},
-			{name: "Template", path: ".spec.template"},
+			{name: "Template", path: ".spec.config.template"},
 			{name: "Replicas", path: ".status.replicas"}, {name: "Healthy", path: ".status.readyReplicas"},
 			{name: "Static", path: ".status.isStatic"},
 			{name: "Ready", path: ready("Ready")}}},

@@ -168,7 +168,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 	})
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers",
 		Finalizers: []string{v1beta1.MachinePoolFinalizer}},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"b"}, Template: "t"}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"b"}}}
 	must(c.Create(ctx, pool))
 	set.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers", Size: 1})
 	group, _ := set.Of("b").Group("workers")

@@ -146,7 +146,7 @@ func TestControllerOnARealAPIServer(t *testing.T) {
 	l.shards.Of("a").SetGroup(&nstancev1.GroupStatus{Group: "gpu"})
 	l.must(l.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace,
 		Name: "gpu"},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu", Shards: []string{"a"}, Template: "t"}}))
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "gpu", Shards: []string{"a"}}}))
 	asks := map[string]string{v1beta1.OnDemandGroupAnnotation: "gpu", v1beta1.OnDemandShardAnnotation: "a",
 		v1beta1.OnDemandInstanceTypeAnnotation: "p5.48xlarge"}
 

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -231,7 +232,7 @@ func TestAPIServer(t *testing.T) {
 	op.awaitReady("web", 5)
 
 	op.checkImport()
-	op.checkStaticFields()
+	op.checkRefused()
 	op.checkQuiet(func() {
 		// Report a change of every group, shard and instance, although nothing changes. This triggers every
 		// reconciliation.
@@ -322,23 +323,34 @@ func (op *liveOperator) checkImport() {
 	})
 }
 
-// checkStaticFields checks that the API server refuses changes to the fixed fields of a static group.
-func (op *liveOperator) checkStaticFields() {
-	for _, change := range []struct {
-		obj, patch string
-	}{{"pool", `{"spec":{"template":"other"}}`}, {"pool", `{"spec":{"subnetPool":"other"}}`},
-		{"group", `{"spec":{"template":"other"}}`}} {
-		var obj client.Object = &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
-			Name: "web"}}
-		if change.obj == "group" {
-			obj = &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web--a"}}
+// checkRefused checks that a setting that the shards refuse becomes a condition, and that a correction ends it.
+func (op *liveOperator) checkRefused() {
+	op.t.Helper()
+	for _, step := range []struct{ config, valid, message string }{
+		{`{"template":"other"}`, "False", "template:"},
+		{`{"template":null,"max_unhealty":"3"}`, "False", `max_unhealty: there is no such field (did you mean "max_unhealthy"?)`},
+		{`{"max_unhealty":null,"vars":{"a":"2"}}`, "True", ""},
+		{`null`, "True", ""},
+	} {
+		pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web"}}
+		if err := op.client.Patch(op.t.Context(), pool, client.RawPatch("application/merge-patch+json",
+			[]byte(`{"spec":{"config":`+step.config+`}}`))); err != nil {
+			op.t.Fatal(err)
 		}
-		err := op.client.Patch(op.t.Context(), obj, client.RawPatch("application/merge-patch+json",
-			[]byte(change.patch)))
-		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "static") {
-			op.t.Errorf("%s %s: %v", change.obj, change.patch, err)
-		}
+		op.await("ConfigValid after "+step.config, func() error {
+			g := &v1beta1.NstanceShardGroup{}
+			if err := op.get("web--b", g); err != nil {
+				return err
+			}
+			valid := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ConfigValidCondition)
+			if valid == nil || string(valid.Status) != step.valid || !strings.Contains(valid.Message, step.message) ||
+				valid.ObservedGeneration != g.Generation || !equalJSON(g.Spec.Config, pool.Spec.Config) {
+				return fmt.Errorf("%+v, config %v", valid, g.Spec.Config)
+			}
+			return nil
+		})
 	}
+	op.awaitReady("web", 5)
 }
 
 // checkQuiet runs fn and checks that the operator then makes no write and no call. After fn, it creates another pool,
@@ -349,7 +361,7 @@ func (op *liveOperator) checkQuiet(fn func()) {
 	fn()
 	probe := fmt.Sprintf("probe-%d", time.Now().UnixNano()%1_000_000)
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: probe},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: probe, Shards: []string{"a", "b"}, Template: "worker"}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: probe, Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)}}
 	mp := importedMachinePool(importInput{namespace: testNamespace, cluster: testCluster}, pool, nil)
 	mp.Spec.Replicas = ptr.To(int32(2))
 	for _, obj := range []client.Object{pool, mp} {
@@ -451,7 +463,7 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	ctx := op.t.Context()
 	newPool := func(name string, shards ...string) error {
 		return op.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
-			Name: name}, Spec: v1beta1.NstanceMachinePoolSpec{Group: name, Shards: shards, Template: "worker"}})
+			Name: name}, Spec: v1beta1.NstanceMachinePoolSpec{Group: name, Shards: shards, Config: jsonOf(`{"template":"worker"}`)}})
 	}
 	must(newPool("early", "a", "x"))
 	must(server.Create(ctx, filepath.Join("..", "..", "..", "operator", "kustomize", "base",
@@ -489,6 +501,6 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	must(change("early", "x", "b"))
 	other := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "other",
 		Labels: map[string]string{clusterv1.ClusterNameLabel: "other"}},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "other", Shards: []string{"x"}, Template: "worker"}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "other", Shards: []string{"x"}, Config: jsonOf(`{"template":"worker"}`)}}
 	must(op.client.Create(ctx, other))
 }

@@ -132,11 +132,13 @@ func TestCapacityComesFromTheProvider(t *testing.T) {
 		op.shards.Of(id).SetType("x9.huge", 448, 1<<20)
 	}
 	op.newPool("web", 0, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
-		InstanceType: "x9.huge"})
+		Config: jsonOf(`{"template":"worker","instance_type":"x9.huge"}`)})
 	for _, step := range []struct{ instanceType, cpu, memory string }{{"x9.huge", "448", "1Ti"},
 		{"m5.large", "2", "8Gi"}, {"toaster", "", ""}} {
 		pool := op.pool("web")
-		op.change(pool, func() { pool.Spec.InstanceType = step.instanceType })
+		op.change(pool, func() {
+			pool.Spec.Config = jsonOf(`{"template":"worker","instance_type":"` + step.instanceType + `"}`)
+		})
 		op.settle()
 		at := op.machinePool("web").Annotations
 		if at[cpuAnnotation] != step.cpu || at[memoryAnnotation] != step.memory {

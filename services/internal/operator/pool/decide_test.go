@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -22,7 +21,6 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
 )
@@ -34,104 +32,6 @@ type (
 	vars    = map[string]string
 )
 
-func TestPush(t *testing.T) {
-	two := ptr.To(int32(2))
-	for name, test := range map[string]struct {
-		want  specT
-		owned []string
-		group *statusT
-		push  string // the patch, or "" for no request
-	}{
-		"no group": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p",
-			Vars: vars{"a": "1"}}, nil, nil,
-			`{"instance_type":"i","size":2,"subnet_pool":"p","template":"t","vars":{"a":"1"}}`},
-		"no group, defaults": {specT{Group: "g", Template: "t"}, nil, nil,
-			`{"size":0,"template":"t"}`},
-		"deleting": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Group: "g", Deleting: true, Template: "t", Size: 2, SpecJson: `{"template":"t","size":2}`},
-			`{"size":2,"template":"t"}`},
-		"equal": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
-			nil,
-			&statusT{Group: "g", Template: "t", Size: 2,
-				SpecJson: `{"template":"t","size":2,"instance_type":"i","subnet_pool":"p","vars":{"a":"1"},"args":{"x":1}}`}, ""},
-		"equal, other settings from the template": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"},
-				SpecJson: `{"template":"t","size":2}`}, ""},
-		"own setting equal to the template's": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i"}, nil,
-			&statusT{Group: "g", Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`},
-			`{"instance_type":"i"}`},
-		"size": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Template: "t", Size: 3, SpecJson: `{"template":"t"}`},
-			`{"size":2}`},
-		"template": {specT{Group: "g", Size: two, Template: "u"}, nil,
-			&statusT{Template: "t", Size: 2, SpecJson: `{"template":"t"}`}, `{"template":"u"}`},
-		"cleared": {specT{Group: "g", Size: two, Template: "t"}, nil, &statusT{Template: "t", Size: 2,
-			SpecJson: `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`},
-			`{"instance_type":null,"subnet_pool":null,"vars":null}`},
-		"one variable removed": {specT{Group: "g", Size: two, Template: "t", Vars: vars{"b": "2"}}, nil,
-			&statusT{Template: "t", Size: 2, SpecJson: `{"vars":{"a":"1","b":"2"}}`}, `{"vars":{"a":null}}`},
-		"own settings not sent": {specT{Group: "g", Size: two, Template: "t", InstanceType: "i", Vars: vars{"a": "1"}},
-			nil,
-			&statusT{Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1", "b": "2"}},
-			`{"instance_type":"i","vars":{"a":"1"}}`},
-		"own settings not decodable": {specT{Group: "g", Size: two, Template: "t"}, nil,
-			&statusT{Template: "t", Size: 2, InstanceType: "i", SpecJson: `{"size":"many"}`}, ""},
-		"static, equal": {specT{Group: "g", Size: two, Template: "other", SubnetPool: "other"}, nil,
-			&statusT{IsStatic: true, Template: "t", Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"}},
-			""},
-		"static, size": {specT{Group: "g", Size: two, Template: "other"}, nil,
-			&statusT{IsStatic: true, Template: "t", Size: 1}, `{"size":2}`},
-		"static, override equal to the definition": {specT{Group: "g", Size: two, InstanceType: "i",
-			Vars: vars{"a": "1"}},
-			[]string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}}, ""},
-		"static, override differs": {specT{Group: "g", Size: two, InstanceType: "j", Vars: vars{"a": "2"}},
-			[]string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1", "b": "2"}},
-			`{"instance_type":"j","vars":{"a":"2"}}`},
-		"static, overridden by another client": {specT{Group: "g", Size: two}, nil,
-			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
-				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`}, ""},
-		"static, overrides removed": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "j", Vars: vars{"a": "2"},
-				SpecJson: `{"instance_type":"j","vars":{"a":"2"}}`},
-			`{"instance_type":null,"vars":null}`},
-		"static, one variable removed": {specT{Group: "g", Size: two, Vars: vars{"b": "2"}}, []string{"vars"},
-			&statusT{IsStatic: true, Size: 2, Vars: vars{"a": "1", "b": "2"}, SpecJson: `{"vars":{"a":"1","b":"2"}}`},
-			`{"vars":{"a":null}}`},
-		"static, overrides already cleared": {specT{Group: "g", Size: two}, []string{"instanceType", "vars"},
-			&statusT{IsStatic: true, Size: 2, InstanceType: "i", Vars: vars{"a": "1"}, SpecJson: `{"size":2}`}, ""},
-	} {
-		if got := upsertRequest(test.want, test.owned, test.group); got.GetPatch() != test.push ||
-			got != nil && got.GetGroup() != "g" {
-			t.Errorf("%s: %v, want the patch %s", name, got, test.push)
-		}
-	}
-}
-
-// FuzzPush checks that any status of a group on a server leads to a valid request to the server and a valid status in
-// Kubernetes.
-func FuzzPush(f *testing.F) {
-	f.Add(`{"template":"t","size":2}`, `{"A":1}`, false, "vars")
-	f.Add(`{"vars":{"a":"1"},"drain_timeout":"1m"}`, ``, true, "instanceType,vars")
-	f.Add(`{"drain_timeout":7}`, `{`, true, ",,")
-	f.Add(`[]`, `[]`, false, "")
-	f.Fuzz(func(t *testing.T, spec, args string, static bool, fields string) {
-		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, MergedJson: args}
-		want := specT{Group: "g", Size: ptr.To(int32(1)), Template: "t", Vars: vars{"a": "2"}}
-		r := upsertRequest(want, strings.Split(fields, ","), group)
-		if r != nil {
-			patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
-			if len(problems) > 0 || static && len(patch.Restricted()) > 0 {
-				t.Errorf("%v: %v, not allowed for a static group: %v", r, problems, patch.Restricted())
-			}
-		}
-		if merged := mergedConfig(group); merged != nil && (!json.Valid(merged.Raw) || !equalJSON(merged, merged)) {
-			t.Errorf("%v", merged)
-		}
-	})
-}
-
 // baseGroup returns the input for a shard group. The group in the shard is already in the wanted state. The function
 // change modifies the input.
 func baseGroup(change func(*groupInput)) groupInput {
@@ -139,7 +39,7 @@ func baseGroup(change func(*groupInput)) groupInput {
 		group: &v1beta1.NstanceShardGroup{
 			ObjectMeta: metav1.ObjectMeta{Name: "g--a", Generation: 3,
 				Finalizers: []string{v1beta1.ShardGroupFinalizer}},
-			Spec: specT{Group: "g", Shard: "a", Size: ptr.To(int32(2)), Template: "t"},
+			Spec: specT{Group: "g", Shard: "a", Size: ptr.To(int32(2)), Config: jsonOf(`{"template":"t"}`)},
 		},
 		wanted: true, configured: true, state: shards.State{Reachable: true, Synced: true}, now: shardstest.Start,
 		known: &statusT{Group: "g", Template: "t", Size: 2, ActualSize: 2, Healthy: 2, SpecJson: `{"template":"t"}`},
@@ -174,6 +74,10 @@ func TestDecideCall(t *testing.T) {
 		}), shardCall{remove: true}},
 		"not synced": {baseGroup(func(in *groupInput) { in.known, in.state.Synced = nil, false }), shardCall{}},
 		"unknown":    {baseGroup(func(in *groupInput) { differs(in); in.configured = false }), shardCall{}},
+		"size in config": {baseGroup(func(in *groupInput) {
+			differs(in)
+			in.group.Spec.Config = jsonOf(`{"template":"t","size":3}`)
+		}), shardCall{refused: sizeRefused}},
 		"not there": {baseGroup(func(in *groupInput) {
 			in.known = nil
 		}), shardCall{upsert: &request{Group: "g", Patch: `{"size":2,"template":"t"}`}}},
@@ -258,6 +162,8 @@ func TestDecideGroup(t *testing.T) {
 		"held": {baseGroup(nil), callResult{call: shardCall{refused: "no", again: 1}}, "False Refused",
 			"True Reachable",
 			"False Refused", 0, false, 1},
+		"size in config": {baseGroup(nil), callResult{call: shardCall{refused: sizeRefused}}, "False Refused",
+			"True Reachable", "False Refused", 0, false, 1},
 		"aborted": {baseGroup(nil), fails(codes.Aborted), "False NotReady", "True Reachable", "", 0, false, 0},
 		"lost": {baseGroup(func(in *groupInput) {
 			in.state = shards.State{Synced: true, Err: "lost"}
@@ -380,14 +286,14 @@ func TestMirror(t *testing.T) {
 func basePool(replicas int32, list ...string) poolInput {
 	return poolInput{cluster: testCluster, configured: map[string]bool{"a": true, "b": true, "c": true},
 		pool: &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p"},
-			Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: list, Template: "t"}},
+			Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: list, Config: jsonOf(`{"template":"t"}`)}},
 		machinePool: &clusterv1.MachinePool{Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To(replicas)}}}
 }
 
 // with adds to the input a shard group that its shard has accepted and that has all its instances.
 func (in poolInput) with(shard string, size int32, owner types.UID, change func(*v1beta1.NstanceShardGroup)) poolInput {
 	g := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Name: "g--" + shard},
-		Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Template: "t"}}
+		Spec: specT{Group: "g", Shard: shard, Size: ptr.To(size), Config: jsonOf(`{"template":"t"}`)}}
 	if owner != "" {
 		g.OwnerReferences = []metav1.OwnerReference{{Kind: machinePoolKind, Name: string(owner), UID: owner,
 			Controller: ptr.To(true)}}
@@ -580,15 +486,26 @@ func TestProviderIDs(t *testing.T) {
 	}
 }
 
-// TestStaticStays checks that the fixed fields of a static group are not changed: the API server refuses such a change.
-func TestStaticStays(t *testing.T) {
-	in := basePool(1, "a").with("a", 1, "p", func(g *v1beta1.NstanceShardGroup) {
-		g.Status.IsStatic, g.Spec.SubnetPool = true, "s"
-	})
-	in.pool.Spec.Template, in.pool.Spec.SubnetPool, in.pool.Spec.InstanceType = "other", "other", "i"
+// TestFillShardGroup checks that a shard group gets the config of its pool without members that are null, which a JSON
+// merge patch cannot write, and that it keeps the spelling of an equal config.
+func TestFillShardGroup(t *testing.T) {
+	in := basePool(1, "a").with("a", 1, "p", nil)
+	in.pool.Spec.Config = jsonOf(`{"vars": {"a": "1", "b": null}, "template": "t"}`)
 	g := decidePool(in).update[0]
-	if g.Spec.Template != "t" || g.Spec.SubnetPool != "s" || g.Spec.InstanceType != "i" ||
-		g.Annotations[v1beta1.OwnedFieldsAnnotation] != "instanceType" {
+	if diff := cmp.Diff(`{"template":"t","vars":{"a":"1"}}`, string(g.Spec.Config.Raw)); diff != "" ||
+		g.Annotations[v1beta1.OwnedFieldsAnnotation] != `{"template":null,"vars":{"a":null}}` {
+		t.Error(diff, g.Annotations)
+	}
+	g.Spec.Config = jsonOf(`{ "vars":{"a":"1"}, "template":"t"}`)
+	in.groups = []*v1beta1.NstanceShardGroup{g}
+	plan := decidePool(in)
+	if got := plan.update[0].Spec.Config.Raw; string(got) != string(g.Spec.Config.Raw) || plan.changesSpec(g) {
+		t.Errorf("%s", got)
+	}
+	in.pool.Spec.Config = nil
+	plan = decidePool(in)
+	if g = plan.update[0]; g.Spec.Config != nil || !plan.changesSpec(in.groups[0]) ||
+		g.Annotations[v1beta1.OwnedFieldsAnnotation] != `{"template":null,"vars":{"a":null}}` {
 		t.Errorf("%+v", g)
 	}
 }
@@ -600,7 +517,7 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 	own := basePool(1, "a").with("a", 1, "p", config("m5.large"))
-	own.pool.Spec.InstanceType = "c5.xlarge"
+	own.pool.Spec.Config = jsonOf(`{"instance_type":"c5.xlarge"}`)
 	for name, test := range map[string]struct {
 		in   poolInput
 		want string
@@ -667,8 +584,11 @@ func TestAnnotate(t *testing.T) {
 
 func TestDecideImport(t *testing.T) {
 	group := func(static bool, size uint32, spec string) *statusT {
-		return &statusT{Group: "g", IsStatic: static, Template: "t", Size: size, InstanceType: "merged",
-			SubnetPool: "merged", SpecJson: spec}
+		return &statusT{Group: "g", IsStatic: static, Template: "t", Size: size, SpecJson: spec,
+			MergedJson: `{"template":"t","instance_type":"merged","vars":{"a":"1"}}`}
+	}
+	want := func(text string, shards ...string) *v1beta1.NstanceMachinePoolSpec {
+		return &v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: shards, Config: treeConfig(parseTree(text))}
 	}
 	pool := func(labels vars, finalizers ...string) v1beta1.NstanceMachinePool {
 		return v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: "g", Labels: labels,
@@ -692,26 +612,29 @@ func TestDecideImport(t *testing.T) {
 	}{
 		"nothing": {importInput{groups: groups{"a": nil}}, nil, 0, ""},
 		"static": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 2, "")}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, 3, ""},
+			want(``, "a", "b"), 3, ""},
 		"overrides that agree": {importInput{groups: groups{"a": {group(true, 1,
 			`{"instance_type":"i","vars":{"a":"1"}}`)}, "b": {group(true, 2,
 			`{"instance_type":"i","vars":{"a":"2"}}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},
-			3, ""},
-		"dynamic": {importInput{
-			groups: groups{"b": {group(false, 4, `{"template":"t","subnet_pool":"p","vars":{"a":"1"}}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"b"}, Template: "t", SubnetPool: "p",
-				Vars: vars{"a": "1"}}, 4, ""},
+			want(`{"instance_type":"i"}`, "a", "b"), 3, ""},
+		"paused and rolled": {importInput{groups: groups{"a": {group(true, 1,
+			`{"rollout":{"paused":true,"revision":"r"}}`)}}}, want(``, "a"), 1, ""},
+		"dynamic": {importInput{groups: groups{"b": {group(false, 4, `{"template":"t","size":4,"vars":{"a":"1"},`+
+			`"rollout":{"canary":1,"paused":true,"revision":"r"},"removed":["x"],"protected":["y"]}`)}}},
+			want(`{"template":"t","vars":{"a":"1"},"rollout":{"canary":1}}`, "b"), 4, ""},
 		"dynamic on one shard, static on another": {importInput{groups: groups{"a": {group(true, 1, "")},
-			"b": {group(false, 1, `{"instance_type":"i"}`)}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t", InstanceType: "i"},
-			2, ""},
+			"b": {group(false, 1, `{"template":"t","vars":{"a":"1"}}`)}}},
+			want(`{"template":"t","vars":{"a":"1"}}`, "a", "b"), 2, ""},
+		"dynamic and static disagree": {importInput{groups: groups{"a": {group(true, 1, "")},
+			"b": {group(false, 1, `{"template":"u","vars":{"a":"1"},"instance_type":"i"}`)}}}, nil, 0,
+			"shards b and a disagree on instance_type, template:"},
 		"shards disagree": {importInput{groups: groups{"a": {group(false, 1, `{"instance_type":"i"}`)},
-			"b": {group(false, 1, `{"vars":{"a":"1"}}`)}}}, nil, 0, "instance type, vars"},
+			"b": {group(false, 1, `{"vars":{"a":"1"}}`)}}}, nil, 0,
+			"shards a and b disagree on instance_type, vars:"},
 		"deleting": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {going}}}, nil, 0, ""},
 		"more than the API's maximum": {importInput{groups: groups{"a": {group(true, math.MaxUint32, "")},
 			"b": {group(true, math.MaxUint32, "")}}},
-			&v1beta1.NstanceMachinePoolSpec{Group: "g", Shards: []string{"a", "b"}, Template: "t"}, math.MaxInt32, ""},
+			want(``, "a", "b"), math.MaxInt32, ""},
 		"has a pool": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			pools: []v1beta1.NstanceMachinePool{pool(nil)}}, nil, 0, ""},
 		"interrupted import": {importInput{groups: groups{"a": {group(true, 1, "")}, "b": {group(true, 5, "")},
@@ -733,8 +656,7 @@ func TestDecideImport(t *testing.T) {
 		"another MachinePool is being deleted": {importInput{groups: groups{"a": {group(true, 1, "")}},
 			machinePools: []clusterv1.MachinePool{*endsElsewhere}}, nil, 0, ""},
 		"MachinePool exists": {importInput{groups: groups{"a": {group(true, 1, "")}},
-			machinePools: []clusterv1.MachinePool{*refers}}, &v1beta1.NstanceMachinePoolSpec{Group: "g",
-			Shards: []string{"a"}, Template: "t"}, 1, ""},
+			machinePools: []clusterv1.MachinePool{*refers}}, want(``, "a"), 1, ""},
 	} {
 		test.in.namespace, test.in.cluster = testNamespace, testCluster
 		found, refused := decideImport(test.in)

@@ -97,6 +97,8 @@ func decideCall(in groupInput) shardCall {
 	switch {
 	case in.paused || !in.answers(), in.ending && in.group.DeletionTimestamp.IsZero():
 		return shardCall{}
+	case in.group.DeletionTimestamp.IsZero() && setsSize(in.group):
+		return shardCall{refused: sizeRefused}
 	case in.group.DeletionTimestamp.IsZero():
 		upsert := upsertRequest(in.group.Spec, ownedFields(in.group), in.known)
 		if upsert != nil && proto.Equal(upsert, in.last.upsert) {
@@ -115,6 +117,15 @@ func decideCall(in groupInput) shardCall {
 		}
 	}
 	return shardCall{remove: true}
+}
+
+// sizeRefused is the reason for refusing a spec.config that has a size.
+const sizeRefused = "config.size: the replicas of the MachinePool set the size: remove it"
+
+// setsSize reports whether spec.config has a size. The operator then makes no call, because the shard would accept it.
+func setsSize(group *v1beta1.NstanceShardGroup) bool {
+	_, has := configTree(group.Spec.Config)["size"]
+	return has
 }
 
 // instancesToRemove returns the instances in [v1beta1.RemoveAnnotation] that the shard still has. It returns none if
@@ -228,15 +239,17 @@ func (plan *groupPlan) setPushed(in groupInput, did callResult, known *nstancev1
 	if isRefusal(did.err) {
 		refusal = statusMessage(did.err)
 	}
+	message := fmt.Sprintf("shard %s refused the group: %s", in.group.Spec.Shard, refusal)
+	if refusal == sizeRefused {
+		message = refusal
+	}
 	switch {
 	case refusal != "":
 		plan.conditions.set(v1beta1.ConfigValidCondition, false, v1beta1.RefusedReason, "%s", refusal)
-		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.RefusedReason, "shard %s refused the group: %s",
-			in.group.Spec.Shard, refusal)
+		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.RefusedReason, "%s", message)
 		was := meta.FindStatusCondition(in.group.Status.Conditions, v1beta1.ConfigValidCondition)
 		if was == nil || was.Status != metav1.ConditionFalse || was.Message != refusal {
-			plan.events = append(plan.events, warningEvent(v1beta1.RefusedReason, "shard %s refused the group: %s",
-				in.group.Spec.Shard, refusal))
+			plan.events = append(plan.events, warningEvent(v1beta1.RefusedReason, "%s", message))
 		}
 	case did.err != nil:
 		plan.conditions.set(v1beta1.ReadyCondition, false, v1beta1.NotReadyReason, "shard %s: %s", in.group.Spec.Shard,

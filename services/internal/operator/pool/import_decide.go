@@ -14,6 +14,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // importInput is everything that decisions about imports depend on.
@@ -111,63 +112,66 @@ func importInterrupted(pool *v1beta1.NstanceMachinePool, referred map[string]boo
 		!controllerutil.ContainsFinalizer(pool, v1beta1.MachinePoolFinalizer)
 }
 
-// importedPool returns a pool with the group's own settings, so that pushing the pool changes nothing. A dynamic group
-// must have the same settings on all shards: pushing the settings of one shard to another would replace instances
-// there.
+// importedPool returns a pool with the group's own settings, so that pushing the pool changes nothing. If the group is
+// dynamic on a shard, it must have the same settings on all shards: pushing the settings of one shard to another would
+// replace instances there.
 func importedPool(in importInput, group string, parts map[string]*nstancev1.GroupStatus) (
 	pool *v1beta1.NstanceMachinePool, why string) {
 	shards := slices.Sorted(maps.Keys(parts))
 	pool = &v1beta1.NstanceMachinePool{ObjectMeta: importedMeta(in, group, group),
 		Spec: v1beta1.NstanceMachinePoolSpec{Group: group, Shards: shards}}
-	var static, dynamic []v1beta1.NstanceMachinePoolSpec
-	var of []string
+	var settings map[string]any
+	from := "" // the first shard on which the group is dynamic
+	for _, shard := range shards {
+		if parts[shard].GetIsStatic() {
+			continue
+		}
+		other := importedSettings(parts[shard])
+		if from == "" {
+			from, settings = shard, other
+		}
+		if fields := differingFields(settings, other); len(fields) > 0 {
+			return nil, disagreement(from, shard, fields)
+		}
+	}
 	for _, shard := range shards {
 		g := parts[shard]
-		own := ownSpec(g)
-		spec := v1beta1.NstanceMachinePoolSpec{Template: g.GetTemplate(), SubnetPool: own.SubnetPool,
-			InstanceType: own.InstanceType, Vars: own.Vars}
-		if g.GetIsStatic() {
-			static = append(static, spec)
-		} else {
-			dynamic, of = append(dynamic, spec), append(of, shard)
+		switch {
+		case !g.GetIsStatic():
+		case from != "":
+			want := v1beta1.NstanceShardGroupSpec{Size: ptr.To(toInt32(g.GetSize())), Config: treeConfig(settings)}
+			if push := upsertRequest(want, nil, g); push != nil {
+				return nil, disagreement(from, shard, differingFields(nil, parseTree(push.GetPatch())))
+			}
+		case settings == nil:
+			settings = importedSettings(g)
+		default:
+			// A setting of the overrides is imported only if it is the same on all shards. If it differs, the pool does
+			// not set it, and each shard keeps its own value.
+			for _, field := range differingFields(settings, importedSettings(g)) {
+				delete(settings, field)
+			}
 		}
 	}
-	say := append(dynamic, static...)[0]
-	for i, other := range dynamic {
-		if fields := differingFields(say, other); len(fields) > 0 {
-			return nil, fmt.Sprintf("shards %s and %s disagree on %s: make them equal, or create the pool yourself",
-				of[0],
-				of[i], strings.Join(fields, ", "))
-		}
-	}
-	pool.Spec.Template, pool.Spec.SubnetPool = say.Template, say.SubnetPool
-	// For a static group, a setting of the override is imported only if it is the same on all shards. If it differs,
-	// the pool does not set it, and each shard keeps its own value.
-	agreed := func(field string) bool {
-		return !slices.ContainsFunc(static, func(other v1beta1.NstanceMachinePoolSpec) bool {
-			return slices.Contains(differingFields(say, other), field)
-		})
-	}
-	if len(dynamic) > 0 || agreed("instance type") {
-		pool.Spec.InstanceType = say.InstanceType
-	}
-	if len(dynamic) > 0 || agreed("vars") {
-		pool.Spec.Vars = maps.Clone(say.Vars)
-	}
+	pool.Spec.Config = treeConfig(settings)
 	return pool, ""
 }
 
-func differingFields(a, b v1beta1.NstanceMachinePoolSpec) (fields []string) {
-	for _, field := range []struct {
-		name string
-		same bool
-	}{{"template", a.Template == b.Template}, {"subnet pool", a.SubnetPool == b.SubnetPool},
-		{"instance type", a.InstanceType == b.InstanceType}, {"vars", maps.Equal(a.Vars, b.Vars)}} {
-		if !field.same {
-			fields = append(fields, field.name)
-		}
-	}
-	return fields
+func disagreement(a, b string, fields []string) string {
+	return fmt.Sprintf("shards %s and %s disagree on %s: make them equal, or create the pool yourself", a, b,
+		strings.Join(fields, ", "))
+}
+
+// importedSettings returns a group's own settings without its size, which the MachinePool gets, and without what
+// nstance-admin sets to pause or repeat a rollout: a pool that had these settings would revert later ones.
+func importedSettings(g *nstancev1.GroupStatus) map[string]any {
+	return without(parseTree(config.PatchOf(ownSpec(g)).JSON()), map[string]any{"size": nil,
+		"rollout": map[string]any{"paused": nil, "revision": nil}}, nil)
+}
+
+// differingFields returns the names of the fields that are not equal in two objects, sorted.
+func differingFields(a, b map[string]any) []string {
+	return slices.Sorted(maps.Keys(config.Difference(a, b)))
 }
 
 // importedMachinePool returns a MachinePool whose replicas are the sum of the group's current sizes on all shards. The

@@ -22,11 +22,11 @@ var scenario = []func(user *randomUser){
 	func(user *randomUser) {
 		user.scale("web", 8)
 		user.newPool("db", 3, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a", "b", "c"},
-			InstanceType: "m5.large"})
+			Config: jsonOf(`{"template":"worker","instance_type":"m5.large"}`)})
 	},
 	func(user *randomUser) {
 		pool := user.pool("db")
-		user.change(pool, func() { pool.Spec.Shards, pool.Spec.InstanceType = []string{"b", "c"}, "" })
+		user.change(pool, func() { pool.Spec.Shards, pool.Spec.Config = []string{"b", "c"}, jsonOf(`{"template":"worker"}`) })
 	},
 	func(user *randomUser) { user.deletePool("db") },
 }

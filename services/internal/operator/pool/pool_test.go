@@ -22,6 +22,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 )
 
@@ -36,8 +37,7 @@ func TestImportAndScale(t *testing.T) {
 	}
 	pool, mp := op.pool("web"), op.machinePool("web")
 	if *mp.Spec.Replicas != 5 || mp.Spec.ClusterName != testCluster ||
-		*mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" || pool.Spec.Template != "worker" ||
-		pool.Spec.InstanceType != "" {
+		*mp.Spec.Template.Spec.Bootstrap.DataSecretName != "" || pool.Spec.Config != nil {
 		t.Errorf("%+v %+v", mp.Spec, pool.Spec)
 	}
 	if diff := cmp.Diff([]string{"a", "b"}, pool.Spec.Shards); diff != "" {
@@ -193,7 +193,7 @@ func TestImportIsInterrupted(t *testing.T) {
 // again. Cluster API finds the NstanceMachines by their labels.
 func TestMachinesKeepTheirLabels(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
-	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "t"})
+	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	op.settle()
 	machine, name := &v1beta1.NstanceMachine{}, op.allMachines()[0].Name
 	op.mustGet(name, machine)
@@ -223,32 +223,82 @@ func TestMachinesKeepTheirLabels(t *testing.T) {
 	}
 }
 
-// TestDrift checks that a change on a server is reverted to what Kubernetes wants.
+// TestDrift checks that a change on a server is reverted if it contradicts Kubernetes, and that another one stays.
 func TestDrift(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
-	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
-		InstanceType: "m5.large", Vars: map[string]string{"role": "web"}})
+	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(
+		`{"template":"worker","instance_type":"m5.large","vars":{"role":"web"},"rollout":{"canary":1}}`)})
 	op.settle()
-	if _, err := op.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web", Patch: `{"size": 7, "instance_type": "huge", "template": "other", "subnet_pool": "p"}`}); err != nil {
+	if _, err := op.shards.Of("b").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
+		Patch: `{"size": 7, "instance_type": "huge", "template": "other", "subnet_pool": "p",
+			"rollout": {"canary": 2, "paused": true, "revision": "r"}}`}); err != nil {
 		t.Fatal(err)
 	}
 	if _, calls := op.settle(); !slices.Equal(calls, []string{"UpsertGroup b"}) {
 		t.Error(calls)
 	}
 	g, _ := op.shards.Of("b").Group("web")
-	if g.GetSize() != 2 || g.GetInstanceType() != "m5.large" || g.GetTemplate() != "worker" ||
-		g.GetSubnetPool() != "" || g.GetVars()["role"] != "web" {
-		t.Error(g)
+	if diff := cmp.Diff(parseTree(`{"size":2,"template":"worker","instance_type":"m5.large","vars":{"role":"web"},
+		"subnet_pool":"p","rollout":{"canary":1,"paused":true,"revision":"r"}}`), ownSettings(g)); diff != "" {
+		t.Error(diff)
 	}
-	// A setting that is cleared in Kubernetes comes from the template again.
+	// A setting that is removed in Kubernetes comes from the template again. Those of other clients stay.
 	pool := op.pool("web")
-	op.change(pool, func() { pool.Spec.InstanceType, pool.Spec.Vars = "", nil })
+	op.change(pool, func() { pool.Spec.Config = jsonOf(`{"template":"worker"}`) })
 	op.settle()
-	if g, _ := op.shards.Of("a").Group("web"); g.GetInstanceType() != "" || len(g.GetVars()) != 0 || g.GetSize() != 2 {
-		t.Error(g)
+	for id, want := range map[string]string{"a": `{"size":2,"template":"worker"}`, "b": `{"size":2,
+		"template":"worker","subnet_pool":"p","rollout":{"paused":true,"revision":"r"}}`} {
+		g, _ := op.shards.Of(id).Group("web")
+		if diff := cmp.Diff(parseTree(want), ownSettings(g)); diff != "" {
+			t.Errorf("shard %s: %s", id, diff)
+		}
 	}
 	if mp := op.machinePool("web"); len(mp.Annotations) != 0 {
 		t.Error(mp.Annotations)
+	}
+}
+
+// TestMisspelt misspells fields of spec.config, and then corrects them.
+func TestMisspelt(t *testing.T) {
+	op := newSimulatedOperator(t, "a")
+	op.newPool("web", 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
+	op.settle()
+	for _, test := range []struct{ config, path, hint string }{
+		{`{"templat":"worker"}`, "templat", "template"},
+		{`{"instancetype":"m5.large"}`, "instancetype", "instance_type"},
+		{`{"instanceType":"m5.large"}`, "instanceType", "instance_type"},
+		{`{"subnet_pol":"p"}`, "subnet_pol", "subnet_pool"},
+		{`{"max_unhealty":"3"}`, "max_unhealty", "max_unhealthy"},
+		{`{"drain_timout":"1m"}`, "drain_timout", "drain_timeout"},
+		{`{"rollout":{"canry":1}}`, "rollout.canry", "canary"},
+		{`{"rollout":{"bake_tme":"1m"}}`, "rollout.bake_tme", "bake_time"},
+		{`{"disruption":{"window":["Mon-Fri 09:00-17:00 UTC"]}}`, "disruption.window", "windows"},
+		{`{"purchase":{"spot_percent":50,"fallbck":"none"}}`, "purchase.fallbck", "fallback"},
+		{`{"schedules":[{"cron":"0 8 * * *","sise":3}]}`, "schedules[0].sise", "size"},
+		{`{"size":3}`, "config.size", "the replicas of the MachinePool set the size"},
+		{`{"removed":["x"]}`, "removed", "only the server sets this field"},
+	} {
+		pool := op.pool("web")
+		op.change(pool, func() {
+			pool.Spec.Config = treeConfig(config.MergePatch(parseTree(`{"template":"worker"}`), parseTree(test.config)))
+		})
+		op.settle()
+		g := op.group("web--a")
+		valid := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ConfigValidCondition)
+		if valid.Status != metav1.ConditionFalse || !strings.HasPrefix(valid.Message, test.path+":") ||
+			!strings.Contains(valid.Message, test.hint) {
+			t.Errorf("%s: %s %q, want the path %s and %q", test.config, valid.Status, valid.Message, test.path, test.hint)
+		}
+		if got := meta.FindStatusCondition(op.pool("web").Status.Conditions, "Ready"); got.Reason !=
+			v1beta1.RefusedReason || !strings.Contains(got.Message, test.path+":") {
+			t.Errorf("%s: the pool is %s %q", test.config, got.Reason, got.Message)
+		}
+		pool = op.pool("web")
+		op.change(pool, func() { pool.Spec.Config = jsonOf(`{"template":"worker","rollout":{"canary":1}}`) })
+		op.settle()
+		if got := condition(op.group("web--a").Status.Conditions, "ConfigValid"); got != "True Accepted" {
+			t.Errorf("%s: corrected: %s", test.config, got)
+		}
 	}
 }
 
@@ -355,7 +405,7 @@ func TestRefused(t *testing.T) {
 	// If the request changes after a refusal, it is sent immediately. An unchanged request is repeated only after
 	// refusedRetry.
 	pool = op.pool("web")
-	op.change(pool, func() { pool.Spec.Template = "other" })
+	op.change(pool, func() { pool.Spec.Config = jsonOf(`{"template":"other"}`) })
 	if _, calls := op.settle(); len(calls) != 2 {
 		t.Error(calls)
 	}
@@ -493,26 +543,34 @@ func TestStaticGroup(t *testing.T) {
 		Patch: `{"vars": {"by": "admin"}}`}); err != nil {
 		t.Fatal(err)
 	}
-	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Template: "something",
-		SubnetPool: "else"})
+	op.newPool("web", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	if _, calls := op.settle(); len(calls) != 0 {
-		t.Errorf("settings that Kubernetes does not set were pushed: %v", calls)
+		t.Errorf("settings that are in force were pushed: %v", calls)
 	}
-	pool := op.pool("web")
-	op.change(pool, func() { pool.Spec.InstanceType, pool.Spec.Vars = "c5.large", map[string]string{"role": "mine"} })
-	op.settle()
-	now, _ := op.shards.Of("a").Group("web")
-	if now.GetTemplate() != "worker" || now.GetSubnetPool() != "" || now.GetInstanceType() != "c5.large" ||
-		!cmp.Equal(now.GetVars(), map[string]string{"zone": "z", "role": "mine"}) {
-		t.Error(now)
-	}
-	pool = op.pool("web")
-	op.change(pool, func() { pool.Spec.InstanceType, pool.Spec.Vars = "", nil })
-	op.settle()
-	now, _ = op.shards.Of("a").Group("web")
-	if now.GetInstanceType() != "m5.large" || !cmp.Equal(now.GetVars(),
-		map[string]string{"zone": "z", "role": "base"}) {
-		t.Error(now)
+	for _, step := range []struct {
+		config, valid, instanceType string
+		vars                        map[string]string
+	}{
+		{`{"instance_type":"c5.large","vars":{"role":"mine"}}`, "True Accepted", "c5.large",
+			map[string]string{"zone": "z", "role": "mine", "by": "admin"}},
+		{`{"template":"other","instance_type":"c5.xlarge"}`, "False Refused", "c5.large",
+			map[string]string{"zone": "z", "role": "mine", "by": "admin"}},
+		{`{"template":"worker"}`, "True Accepted", "m5.large",
+			map[string]string{"zone": "z", "role": "base", "by": "admin"}},
+	} {
+		pool := op.pool("web")
+		op.change(pool, func() { pool.Spec.Config = jsonOf(step.config) })
+		op.settle()
+		now, _ := op.shards.Of("a").Group("web")
+		if now.GetTemplate() != "worker" || now.GetInstanceType() != step.instanceType ||
+			!cmp.Equal(now.GetVars(), step.vars) {
+			t.Errorf("%s: %v", step.config, now)
+		}
+		valid := meta.FindStatusCondition(op.group("web--a").Status.Conditions, v1beta1.ConfigValidCondition)
+		if got := string(valid.Status) + " " + valid.Reason; got != step.valid ||
+			step.valid == "False Refused" && !strings.HasPrefix(valid.Message, "template:") {
+			t.Errorf("%s: %s %s", step.config, got, valid.Message)
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -278,8 +277,7 @@ func newShardGroup(in poolInput, share shardShare) *v1beta1.NstanceShardGroup {
 	return g
 }
 
-// fillShardGroup sets a shard group's spec from its pool. The template and subnet pool of a static group stay as they
-// are, because they cannot change and are not pushed.
+// fillShardGroup sets a shard group's spec from its pool.
 func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare) {
 	spec := in.pool.Spec
 	setLabel(g, clusterv1.ClusterNameLabel, in.cluster)
@@ -290,13 +288,12 @@ func fillShardGroup(g *v1beta1.NstanceShardGroup, in poolInput, share shardShare
 		g.OwnerReferences = append(g.OwnerReferences, *metav1.NewControllerRef(in.pool,
 			v1beta1.GroupVersion.WithKind(machinePoolKind)))
 	}
-	template, subnetPool := spec.Template, spec.SubnetPool
-	if g.Status.IsStatic {
-		template, subnetPool = g.Spec.Template, g.Spec.SubnetPool
+	settings := treeConfig(configTree(spec.Config))
+	if equalJSON(settings, g.Spec.Config) {
+		settings = g.Spec.Config
 	}
 	g.Spec = v1beta1.NstanceShardGroupSpec{Group: spec.Group, Shard: share.Shard, Size: ptr.To(share.Size),
-		Template: template, SubnetPool: subnetPool,
-		InstanceType: spec.InstanceType, Vars: maps.Clone(spec.Vars)}
+		Config: settings}
 	rememberOwnedFields(g)
 }
 
@@ -431,9 +428,7 @@ var severity = []string{v1beta1.RefusedReason, v1beta1.UnknownShardReason, v1bet
 func (plan *poolPlan) changesSpec(g *v1beta1.NstanceShardGroup) bool {
 	return slices.ContainsFunc(plan.update, func(want *v1beta1.NstanceShardGroup) bool {
 		return want.Name == g.Name && (ptr.Deref(want.Spec.Size, 0) != ptr.Deref(g.Spec.Size, 0) ||
-			want.Spec.Template != g.Spec.Template ||
-			want.Spec.SubnetPool != g.Spec.SubnetPool || want.Spec.InstanceType != g.Spec.InstanceType ||
-			!maps.Equal(want.Spec.Vars, g.Spec.Vars))
+			!equalJSON(want.Spec.Config, g.Spec.Config))
 	})
 }
 
@@ -446,6 +441,7 @@ const (
 
 // setCapacity sets the capacity of one instance, if it is known and the same on all shards.
 func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGroup) {
+	want, _ := configTree(plan.pool.Spec.Config)["instance_type"].(string)
 	var offers []corev1.ResourceList
 	for _, g := range groups {
 		var settings config.GroupSpec
@@ -455,13 +451,13 @@ func (plan *poolPlan) setCapacity(in poolInput, groups []*v1beta1.NstanceShardGr
 		}
 		offer := g.Status.Capacity
 		// The shard's status still shows the earlier instance type if the pool's instance type has just changed.
-		if want := plan.pool.Spec.InstanceType; want != "" && want != settings.InstanceType || offer == nil {
+		if want != "" && want != settings.InstanceType || offer == nil {
 			offer = capacity.Of(cmp.Or(want, settings.InstanceType))
 		}
 		offers = append(offers, offer)
 	}
-	if len(offers) == 0 && plan.pool.Spec.InstanceType != "" {
-		offers = append(offers, capacity.Of(plan.pool.Spec.InstanceType))
+	if len(offers) == 0 && want != "" {
+		offers = append(offers, capacity.Of(want))
 	}
 	var offer corev1.ResourceList
 	for i, one := range offers {

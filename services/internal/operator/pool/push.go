@@ -2,8 +2,6 @@ package pool
 
 import (
 	"encoding/json"
-	"slices"
-	"strings"
 
 	"k8s.io/utils/ptr"
 
@@ -12,105 +10,67 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
-// Field names in [v1beta1.OwnedFieldsAnnotation].
-const (
-	instanceTypeField = "instanceType"
-	varsField         = "vars"
-)
-
 // upsertRequest returns the request that makes a shard's group match a spec, nil if it matches already. group is nil if
-// the shard does not have the group. owned are the fields of a static group that Kubernetes sets or has set before.
-func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned []string,
+// the shard does not have the group. owned are the fields in [v1beta1.OwnedFieldsAnnotation].
+//
+// The request changes the group's own settings, which for a static group are its override. It sets the fields that
+// spec.config has, and removes those that spec.config once had. The settings of other clients stay.
+func upsertRequest(want v1beta1.NstanceShardGroupSpec, owned map[string]any,
 	group *nstancev1.GroupStatus) *nstancev1.UpsertGroupRequest {
-	size, present := int(wantedSize(want)), int(group.GetSize())
-	spec := config.GroupSpec{Size: &size, Template: want.Template, InstanceType: want.InstanceType,
-		SubnetPool: want.SubnetPool, Vars: want.Vars}
-	var have config.GroupSpec
-	switch {
-	case group == nil, group.GetDeleting() && !group.GetIsStatic():
-		// The shard has no such group, or is deleting a dynamic one. So the request must contain the complete
-		// definition.
-	case group.GetIsStatic():
-		spec.Template, spec.SubnetPool = "", ""
-		have = staticSettings(want, owned, group)
-	default:
-		// Kubernetes is the source of these settings of a dynamic group. Settings that come from the group's template
-		// are not differences.
-		own := ownSpec(group)
-		have = config.GroupSpec{Size: &present, Template: group.GetTemplate(), InstanceType: own.InstanceType,
-			SubnetPool: own.SubnetPool, Vars: own.Vars}
+	settings, have, next := configTree(want.Config), map[string]any{}, map[string]any{}
+	// If the shard has no such group, or is deleting a dynamic one, the request must contain the complete definition.
+	if group != nil && (group.GetIsStatic() || !group.GetDeleting()) {
+		have = ownSettings(group)
+		have["size"] = group.GetSize()
+		next = without(ownSettings(group), owned, settings)
 	}
-	patch, _ := config.PatchBetween(have, spec) // fails only for arguments
-	if group != nil && patch.Empty() {
+	if group.GetIsStatic() {
+		settings = overrides(config.MergePatch(settings, canonical(settings)), have, parseTree(group.GetMergedJson()))
+	}
+	settings["size"] = wantedSize(want)
+	patch := config.Difference(canonical(have), canonical(config.MergePatch(next, settings)))
+	if len(patch) == 0 {
 		return nil
 	}
-	return &nstancev1.UpsertGroupRequest{Group: want.Group, Patch: patch.JSON()}
+	return &nstancev1.UpsertGroupRequest{Group: want.Group, Patch: treeJSON(patch)}
 }
 
 func wantedSize(spec v1beta1.NstanceShardGroupSpec) uint32 {
 	return uint32(max(ptr.Deref(spec.Size, 0), 0))
 }
 
-// staticSettings returns the settings of a static group from which a spec may differ. The shard's configuration defines
-// the group, and the spec overrides its settings. If a setting is no longer in the spec, its override is removed only
-// if Kubernetes has set it. Overrides from other clients stay.
-func staticSettings(want v1beta1.NstanceShardGroupSpec, owned []string, group *nstancev1.GroupStatus) config.GroupSpec {
-	own, present := ownSpec(group), int(group.GetSize())
-	have := config.GroupSpec{Size: &present, Vars: map[string]string{}}
-	switch {
-	case want.InstanceType != "":
-		have.InstanceType = group.GetInstanceType()
-	case slices.Contains(owned, instanceTypeField):
-		have.InstanceType = own.InstanceType
+// ownSettings returns the settings of the group itself. For a static group, these are the group's override.
+func ownSettings(group *nstancev1.GroupStatus) map[string]any {
+	if group.GetIsStatic() {
+		return parseTree(config.PatchOf(ownSpec(group)).JSON())
 	}
-	for name := range want.Vars {
-		if value, ok := group.GetVars()[name]; ok {
-			have.Vars[name] = value
-		}
-	}
-	for name, value := range own.Vars {
-		if _, wanted := want.Vars[name]; !wanted && slices.Contains(owned, varsField) {
-			have.Vars[name] = value
-		}
-	}
-	return have
+	return parseTree(group.GetSpecJson())
 }
 
-// ownSpec returns the settings of the group itself. For a static group, these are the group's override.
 func ownSpec(group *nstancev1.GroupStatus) config.GroupSpec {
 	var spec config.GroupSpec
 	if text := group.GetSpecJson(); text != "" {
 		_ = json.Unmarshal([]byte(text), &spec) // a newer server may have values that are unknown here
 	}
+	if group.GetIsStatic() {
+		return spec.Override()
+	}
 	return spec
 }
 
-// ownedFields returns the fields listed in [v1beta1.OwnedFieldsAnnotation].
-func ownedFields(group *v1beta1.NstanceShardGroup) []string {
-	text := group.Annotations[v1beta1.OwnedFieldsAnnotation]
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, ",")
+// ownedFields returns the JSON merge patch in [v1beta1.OwnedFieldsAnnotation].
+func ownedFields(group *v1beta1.NstanceShardGroup) map[string]any {
+	return removal(parseTree(group.Annotations[v1beta1.OwnedFieldsAnnotation]))
 }
 
-// rememberOwnedFields adds to [v1beta1.OwnedFieldsAnnotation] the fields that are set in the spec.
+// rememberOwnedFields adds to [v1beta1.OwnedFieldsAnnotation] the fields that are set in spec.config.
 func rememberOwnedFields(group *v1beta1.NstanceShardGroup) {
-	fields := ownedFields(group)
-	for _, field := range []struct {
-		name  string
-		isSet bool
-	}{{instanceTypeField, group.Spec.InstanceType != ""}, {varsField, len(group.Spec.Vars) > 0}} {
-		if field.isSet && !slices.Contains(fields, field.name) {
-			fields = append(fields, field.name)
-		}
-	}
+	fields := union(ownedFields(group), removal(configTree(group.Spec.Config)))
 	if len(fields) == 0 {
 		return
 	}
 	if group.Annotations == nil {
 		group.Annotations = map[string]string{}
 	}
-	slices.Sort(fields)
-	group.Annotations[v1beta1.OwnedFieldsAnnotation] = strings.Join(fields, ",")
+	group.Annotations[v1beta1.OwnedFieldsAnnotation] = treeJSON(fields)
 }

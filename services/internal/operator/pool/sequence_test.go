@@ -5,9 +5,11 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,10 +23,15 @@ import (
 type randomUser struct {
 	*simulatedOperator
 	unreachable map[string]bool
-	log         []string
+	// foreign are the settings of other clients, by the name of the shard group.
+	foreign map[string]map[string]any
+	log     []string
 }
 
 var testShards = []string{"a", "b", "c"}
+
+// alwaysDynamic is a group that is static on no shard.
+const alwaysDynamic = "job"
 
 func (user *randomUser) randomShard() string { return testShards[user.random.IntN(len(testShards))] }
 
@@ -62,14 +69,15 @@ func (user *randomUser) makeRandomChange() {
 	case k == 6 && !user.unreachable[shard]:
 		if groups := user.shards.Of(shard).Groups(); len(groups) > 0 {
 			g, n := groups[user.random.IntN(len(groups))], uint32(user.random.IntN(9))
-			did = fmt.Sprintf("drift of %s on %s to %d", g.GetGroup(), shard, n)
+			patch := user.drift(g, n)
+			did = fmt.Sprintf("drift of %s on %s: %s", g.GetGroup(), shard, patch)
 			if _, err := user.shards.Of(shard).API().UpsertGroup(user.t.Context(),
-				&nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Patch: drift(g, n)}); err != nil {
+				&nstancev1.UpsertGroupRequest{Group: g.GetGroup(), Patch: patch}); err != nil {
 				user.t.Fatal(err)
 			}
 		}
 	case k == 7:
-		if _, ok := user.shards.Of(shard).Group(name); !ok {
+		if _, ok := user.shards.Of(shard).Group(name); !ok && name != alwaysDynamic {
 			did = fmt.Sprintf("tofu adds %s to %s", name, shard)
 			user.shards.Of(shard).SetGroup(staticGroup(name, uint32(user.random.IntN(4))))
 		}
@@ -82,22 +90,23 @@ func (user *randomUser) makeRandomChange() {
 		}
 		did = "make pool " + name
 		user.newPool(name, user.random.Int32N(9), v1beta1.NstanceMachinePoolSpec{Group: name,
-			Shards: testShards[:1+user.random.IntN(3)], InstanceType: "m5.large"})
+			Shards: testShards[:1+user.random.IntN(3)], Config: user.randomConfig(name)})
 	case k == 9 && pool != nil:
 		list := slices.Clone(testShards)
 		user.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		list = list[:1+user.random.IntN(len(list))]
 		did = fmt.Sprintf("%s over %v", pool.Name, list)
-		user.change(pool, func() { pool.Spec.Shards = list })
+		user.change(pool, func() {
+			pool.Spec.Shards = list
+			// A shard that gets the group needs its template.
+			pool.Spec.Config = treeConfig(config.MergePatch(configTree(pool.Spec.Config), parseTree(`{"template":"worker"}`)))
+		})
 	case k == 10 && pool != nil && user.random.IntN(2) == 0:
 		did = "delete " + pool.Name
 		user.deletePool(pool.Name)
 	case k == 11 && pool != nil:
-		did = "other type for " + pool.Name
-		user.change(pool, func() {
-			pool.Spec.InstanceType, pool.Spec.Vars = []string{"", "m5.large", "c5.large"}[user.random.IntN(3)],
-				map[string]string{"n": fmt.Sprint(user.random.IntN(3))}
-		})
+		user.change(pool, func() { pool.Spec.Config = user.randomConfig(pool.Spec.Group) })
+		did = fmt.Sprintf("config of %s: %s", pool.Name, pool.Spec.Config.Raw)
 	default:
 		if list := user.shards.Of(shard).Instances(""); len(list) > 0 {
 			i := list[user.random.IntN(len(list))]
@@ -110,14 +119,83 @@ func (user *randomUser) makeRandomChange() {
 	}
 }
 
-// drift returns the patch of another client. It leaves out the template of a static group, which cannot be changed.
-func drift(g *nstancev1.GroupStatus, size uint32) string {
-	n := int(size)
-	spec := config.GroupSpec{Size: &n, Template: "drifted"}
-	if g.GetIsStatic() {
-		spec.Template = ""
+// randomConfig returns random settings for a pool. The settings of a group that may be static are only those that
+// operators may change.
+func (user *randomUser) randomConfig(group string) *apiextensionsv1.JSON {
+	patches := []string{`{"instance_type":"m5.large"}`, `{"instance_type":"c5.large"}`, `{"instance_type":""}`,
+		`{"vars":{"n":"1"}}`, `{"vars":{"n":"2"}}`, `{"vars":{"m":""}}`, `{"vars":{}}`}
+	if group == alwaysDynamic {
+		patches = append(patches, `{"rollout":{"canary":1}}`, `{"rollout":{"canary":0,"bake_time":"60s"}}`,
+			`{"max_unhealthy":"50%"}`, `{"drain_timeout":"90s"}`, `{"args":{"x":{"y":[1,{"z":2.0}]}}}`,
+			`{"args":{"x":{}}}`, `{"args":{"x":7}}`, `{"disruption":{"max_per_hour":3}}`)
 	}
-	return config.PatchOf(spec).JSON()
+	settings := parseTree(`{"template":"worker"}`)
+	for range user.random.IntN(5) {
+		settings = config.MergePatch(settings, parseTree(patches[user.random.IntN(len(patches))]))
+	}
+	return treeConfig(settings)
+}
+
+// drift returns the patch of another client. The operator reverts the size, and the template of a dynamic group, which
+// its pool always sets. Pools never set the other fields.
+func (user *randomUser) drift(g *nstancev1.GroupStatus, size uint32) string {
+	patches := []string{`{}`, `{"rollout":{"paused":true}}`, `{"rollout":{"revision":"r"}}`}
+	if !g.GetIsStatic() {
+		patches = append(patches, `{"template":"drifted"}`, `{"max_surge":3}`, `{"rollout":{"halt_on_failures":2}}`)
+	}
+	patch := parseTree(patches[user.random.IntN(len(patches))])
+	patch["size"] = size
+	return treeJSON(patch)
+}
+
+// updateForeign updates the settings of other clients from the calls to the shards.
+func (user *randomUser) updateForeign() {
+	for _, shard := range testShards {
+		for _, call := range user.shards.Of(shard).Calls() {
+			method, rest, _ := strings.Cut(call, " ")
+			group, patch, _ := strings.Cut(rest, " ")
+			key := v1beta1.ShardGroupName(group, shard)
+			switch method {
+			case "DeleteGroup":
+				delete(user.foreign, key)
+			case "UpsertGroup":
+				fields := parseTree(patch)
+				for name := range fields {
+					if rollout, _ := fields["rollout"].(map[string]any); name != "max_surge" &&
+						(name != "rollout" || rollout["canary"] != nil || rollout["bake_time"] != nil) {
+						delete(fields, name)
+					}
+				}
+				if user.foreign[key] == nil {
+					user.foreign[key] = map[string]any{}
+				}
+				user.foreign[key] = config.MergePatch(user.foreign[key], without(fields, map[string]any{
+					"rollout": map[string]any{"canary": nil, "bake_time": nil}}, nil))
+			}
+		}
+	}
+}
+
+// wrongSettings compares the own settings of a group with the pool's config and the settings of other clients.
+func (user *randomUser) wrongSettings(pool *v1beta1.NstanceMachinePool, shard string, g *nstancev1.GroupStatus) string {
+	pools := canonical(configTree(pool.Spec.Config))
+	foreign := user.foreign[v1beta1.ShardGroupName(pool.Spec.Group, shard)]
+	want := config.MergePatch(canonical(configTree(pool.Spec.Config)), parseTree(treeJSON(foreign)))
+	want["size"] = float64(g.GetSize())
+	have := canonical(ownSettings(g))
+	if !g.GetIsStatic() {
+		return cmp.Diff(want, have)
+	}
+	if missing := overrides(pools, nil, parseTree(g.GetMergedJson())); len(missing) > 0 {
+		return fmt.Sprintf("not in force: %v", missing)
+	}
+	if missing := lostPath(foreign, have); missing != "" {
+		return "the setting of another client was removed: " + missing
+	}
+	if extra := lostPath(have, want); extra != "" {
+		return "not removed: " + extra
+	}
+	return ""
 }
 
 func (user *randomUser) reconnect(shard string) {
@@ -181,13 +259,8 @@ func (user *randomUser) differences() (wrong []string) {
 				int32(g.GetSize()) != *user.group(name).Spec.Size {
 				complain("%s: shard %s keeps %d, want %d or one more", pool.Name, share.Shard, g.GetSize(), low)
 			}
-			if !g.GetIsStatic() && (g.GetTemplate() != "worker" || g.GetInstanceType() != pool.Spec.InstanceType ||
-				!maps.Equal(g.GetVars(), pool.Spec.Vars)) {
-				complain("%s: shard %s has a different definition: %v", pool.Name, share.Shard, g)
-			}
-			if pool.Spec.InstanceType != "" && g.GetInstanceType() != pool.Spec.InstanceType ||
-				!isSubset(pool.Spec.Vars, g.GetVars()) {
-				complain("%s: shard %s does not have the pool's settings: %v", pool.Name, share.Shard, g)
+			if wrong := user.wrongSettings(&pool, share.Shard, g); wrong != "" {
+				complain("%s: settings on shard %s: %s", pool.Name, share.Shard, wrong)
 			}
 			for _, i := range user.shards.Of(share.Shard).Instances(pool.Spec.Group) {
 				ids = append(ids, i.GetProviderId())
@@ -249,7 +322,8 @@ func TestSequences(t *testing.T) {
 	for seed := range games {
 		op := newSimulatedOperator(t, testShards...)
 		op.random = rand.New(rand.NewPCG(uint64(seed), 7))
-		user := &randomUser{simulatedOperator: op, unreachable: map[string]bool{}}
+		user := &randomUser{simulatedOperator: op, unreachable: map[string]bool{},
+			foreign: map[string]map[string]any{}}
 		for range moves {
 			user.makeRandomChange()
 			if user.random.IntN(3) == 0 {
@@ -272,17 +346,8 @@ func (user *randomUser) converge(seed int) {
 	user.settle()
 	user.deleteOldMachines()
 	user.settle()
+	user.updateForeign()
 	if wrong := user.differences(); len(wrong) > 0 {
 		user.t.Fatalf("seed %d, after %q:\n%s", seed, user.log, fmt.Sprint(wrong))
 	}
-}
-
-// isSubset reports whether the map "others" contains all entries of the map "vars".
-func isSubset(vars, others map[string]string) bool {
-	for name, value := range vars {
-		if other, ok := others[name]; !ok || other != value {
-			return false
-		}
-	}
-	return true
 }

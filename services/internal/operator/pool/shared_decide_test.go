@@ -97,7 +97,7 @@ func TestSharedCondition(t *testing.T) {
 // PoolShared and one event each. The deletion must keep the instances, and end the condition.
 func TestSharedPool(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
-	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Template: "worker"})
+	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)})
 	op.settle()
 	before := op.ids("web")
 	op.events.take()
@@ -168,8 +168,8 @@ func (op *simulatedOperator) restorePools() error {
 
 func TestStoredPool(t *testing.T) {
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web",
-		Labels: map[string]string{"team": "x"}}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g", Template: "worker",
-		Shards: []string{"a", "b"}, Vars: map[string]string{"k": "v"}, ProviderIDList: []string{"id"}}}
+		Labels: map[string]string{"team": "x"}}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g",
+		Config: jsonOf(`{"template":"worker"}`), Shards: []string{"a", "b"}, ProviderIDList: []string{"id"}}}
 	mp := userPool("a", 1, false)
 	if stored := readStoredPool(mp); stored != nil {
 		t.Errorf("without annotation: %+v", stored)
@@ -179,7 +179,7 @@ func TestStoredPool(t *testing.T) {
 	}
 	stored := readStoredPool(mp)
 	if stored == nil || stored.Name != "web" || stored.Labels["team"] != "x" || stored.Spec.Group != "g" ||
-		!slices.Equal(stored.Spec.Shards, pool.Spec.Shards) || stored.Spec.Vars["k"] != "v" ||
+		!slices.Equal(stored.Spec.Shards, pool.Spec.Shards) || !equalJSON(stored.Spec.Config, pool.Spec.Config) ||
 		len(stored.Spec.ProviderIDList) > 0 {
 		t.Errorf("stored %+v", stored)
 	}

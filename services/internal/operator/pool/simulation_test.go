@@ -290,8 +290,8 @@ func (op *simulatedOperator) scale(name string, replicas int32) {
 // newPool creates a pool and its MachinePool as a user would.
 func (op *simulatedOperator) newPool(name string, replicas int32, spec v1beta1.NstanceMachinePoolSpec) {
 	op.t.Helper()
-	if spec.Template == "" {
-		spec.Template = "worker"
+	if spec.Config == nil {
+		spec.Config = jsonOf(`{"template":"worker"}`)
 	}
 	op.create(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 	op.newMachinePool(name, replicas)

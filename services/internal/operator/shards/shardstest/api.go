@@ -112,6 +112,9 @@ func (s *Shard) knownInstance(id string) (*nstancev1.InstanceStatus, error) {
 
 func (s *Shard) upsertGroup(r *nstancev1.UpsertGroupRequest) (proto.Message, []shards.Change, error) {
 	patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
+	for i := range problems {
+		problems[i].Line, problems[i].Col = 0, 0
+	}
 	if err := problems.Err(); err != nil {
 		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
 	}

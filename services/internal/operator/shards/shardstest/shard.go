@@ -98,10 +98,8 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	if g.GetIsStatic() {
 		s.static[g.GetGroup()] = g
 	} else {
-		size := int(g.GetSize())
 		delete(s.static, g.GetGroup())
-		s.own[g.GetGroup()] = config.GroupSpec{Template: g.GetTemplate(), Size: &size,
-			InstanceType: g.GetInstanceType(), SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+		s.own[g.GetGroup()] = specOf(g)
 	}
 	g = s.merge(g.GetGroup())
 	changes := s.reconcile(g)
@@ -109,41 +107,42 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 	s.set.notifyAll(changes...)
 }
 
+// specOf returns the group that has a status.
+func specOf(g *nstancev1.GroupStatus) config.GroupSpec {
+	size := int(g.GetSize())
+	return config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(),
+		SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+}
+
 // merge returns a group with its merged settings. For a static group, it merges the override into the definition. A
 // dynamic group has only its own settings. merge ignores templates. The caller must hold mu.
 func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	own, overridden := s.own[name]
 	g := proto.CloneOf(s.groups[name])
-	if static, ok := s.static[name]; ok {
-		g = proto.CloneOf(static)
-		g.Vars = maps.Clone(g.GetVars())
-		if g.Vars == nil {
-			g.Vars = map[string]string{}
-		}
-		maps.Copy(g.Vars, own.Vars)
-		if own.InstanceType != "" {
-			g.InstanceType = own.InstanceType
-		}
-	} else {
-		g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = 0, own.Template, own.InstanceType, own.SubnetPool,
-			own.Vars
+	settings := (&config.Shard{}).WithDefaults().Settings(own, nil)
+	static, isStatic := s.static[name]
+	switch {
+	case isStatic && overridden:
+		settings = (&config.Shard{}).WithDefaults().Settings(specOf(static), &own)
+	case isStatic:
+		settings = (&config.Shard{}).WithDefaults().Settings(specOf(static), nil)
 	}
-	if own.Size != nil {
-		g.Size = uint32(*own.Size)
+	var merged config.GroupSpec
+	g.SpecJson, g.MergedJson = "", settings.JSON()
+	if err := json.Unmarshal([]byte(g.GetMergedJson()), &merged); err != nil {
+		panic(err)
 	}
-	g.Overridden, g.SpecJson = overridden, ""
-	if overridden {
+	g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = uint32(*merged.Size), merged.Template,
+		merged.InstanceType, merged.SubnetPool, merged.Vars
+	if g.Overridden = overridden; overridden {
 		text, err := json.Marshal(own)
 		if err != nil {
 			panic(err)
 		}
 		g.SpecJson = string(text)
 	}
-	if s.static[name].GetMergedJson() == "" {
-		size := int(g.GetSize())
-		spec := config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(),
-			SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
-		g.MergedJson = (&config.Shard{}).WithDefaults().Settings(spec, nil).JSON()
+	if text := static.GetMergedJson(); text != "" {
+		g.MergedJson = text
 	}
 	s.groups[name] = g
 	return g
