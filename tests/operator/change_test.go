@@ -111,7 +111,8 @@ func (l *lab) testDynamic(t *testing.T) {
 	await(t, "the remainder on the shard that is listed first", patience, func(ctx context.Context) error {
 		return errors.Join(l.spread(ctx, made, l.both(0, 1)), l.poolRuns(ctx, made, 1))
 	})
-	l.setConfig(t, made, "west", `{"rollout":{"canry":1}}`, `rollout.canry: there is no such field (did you mean "canary"?)`)
+	l.setConfig(t, made, "west", `{"rollout":{"canry":1}}`,
+		`rollout.canry: there is no such field (did you mean "canary"?)`)
 	// The setting of another client stays.
 	if _, err := l.west.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Group: made,
 		Patch: `{"rollout":{"paused":true}}`}); err != nil {

@@ -49,8 +49,8 @@ func TestClouds(t *testing.T) {
 	l.bootstrap(t)
 	ctx := t.Context()
 	l.create(ctx, t, &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(portable),
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: portable, Shards: []string{"east", "west"}, Config: &apiextensionsv1.JSON{
-			Raw: []byte(`{"template":"worker","subnet_pool":"` + portable + `"}`)}}})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: portable, Shards: []string{"east", "west"},
+			Config: &apiextensionsv1.JSON{Raw: []byte(`{"template":"worker","subnet_pool":"` + portable + `"}`)}}})
 	l.create(ctx, t, referringPool(portable, portable, 4))
 	running := func(what string, onAWS, onGCP int, check func(context.Context) error) {
 		t.Helper()

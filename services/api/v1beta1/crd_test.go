@@ -160,8 +160,8 @@ func TestCRDSchema(t *testing.T) {
 		if err := cluster.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "pool"}, got); err != nil {
 			t.Fatal(err)
 		}
-		if want := `{"args":{"list":[1,{"a":"b"}]},"rollout":{"canary":1},"template":"worker"}`; got.Spec.Config == nil ||
-			string(got.Spec.Config.Raw) != want {
+		want := `{"args":{"list":[1,{"a":"b"}]},"rollout":{"canary":1},"template":"worker"}`
+		if got.Spec.Config == nil || string(got.Spec.Config.Raw) != want {
 			t.Errorf("config: %s, want %s", got.Spec.Config, want)
 		}
 	})

@@ -30,9 +30,9 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([a-z0-9]|-[a-z0-9])*$`
 	Shards []string `json:"shards,omitempty"`
 	// config has the group's settings, in the form of a group in the shard's configuration
-	// (docs/reference/configuration.md#groups), but without size: the replicas of the MachinePool set the size. Settings
-	// that other clients made, such as rollout.paused, stay unless config has them. The shards check the settings. The
-	// settings of a dynamic group must include its template.
+	// (docs/reference/configuration.md#groups), but without size: the replicas of the MachinePool set the size. The
+	// shards check the settings. Settings that other clients made, such as rollout.paused, stay unless config has them.
+	// A dynamic group needs a template.
 	// +optional
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +kubebuilder:validation:Schemaless

@@ -134,7 +134,7 @@ func TestController(t *testing.T) {
 	}
 	group := &nstance.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "workers--dev-1"},
-		Spec: nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2))},
+		Spec:       nstance.NstanceShardGroupSpec{Group: "workers", Shard: "dev-1", Size: ptr(int32(2))},
 	}
 	if err := controllerutil.SetControllerReference(pool, group, types); err != nil {
 		t.Fatal(err)

@@ -328,8 +328,9 @@ func (op *liveOperator) checkRefused() {
 	op.t.Helper()
 	for _, step := range []struct{ config, valid, message string }{
 		{`{"template":"other"}`, "False", "template:"},
-		{`{"template":null,"max_unhealty":"3"}`, "False", `max_unhealty: there is no such field (did you mean "max_unhealthy"?)`},
-		{`{"max_unhealty":null,"vars":{"a":"2"}}`, "True", ""},
+		{`{"template":null,"max_unhealth":"3"}`, "False",
+			`max_unhealth: there is no such field (did you mean "max_unhealthy"?)`},
+		{`{"max_unhealth":null,"vars":{"a":"2"}}`, "True", ""},
 		{`null`, "True", ""},
 	} {
 		pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web"}}
@@ -361,7 +362,7 @@ func (op *liveOperator) checkQuiet(fn func()) {
 	fn()
 	probe := fmt.Sprintf("probe-%d", time.Now().UnixNano()%1_000_000)
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: probe},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: probe, Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: probe, Shards: []string{"a", "b"}, Config: fromWorker()}}
 	mp := importedMachinePool(importInput{namespace: testNamespace, cluster: testCluster}, pool, nil)
 	mp.Spec.Replicas = ptr.To(int32(2))
 	for _, obj := range []client.Object{pool, mp} {
@@ -463,7 +464,7 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	ctx := op.t.Context()
 	newPool := func(name string, shards ...string) error {
 		return op.client.Create(ctx, &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace,
-			Name: name}, Spec: v1beta1.NstanceMachinePoolSpec{Group: name, Shards: shards, Config: jsonOf(`{"template":"worker"}`)}})
+			Name: name}, Spec: v1beta1.NstanceMachinePoolSpec{Group: name, Shards: shards, Config: fromWorker()}})
 	}
 	must(newPool("early", "a", "x"))
 	must(server.Create(ctx, filepath.Join("..", "..", "..", "operator", "kustomize", "base",
@@ -501,6 +502,6 @@ func (op *liveOperator) checkUnknownShards(server *kube.Cluster) {
 	must(change("early", "x", "b"))
 	other := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "other",
 		Labels: map[string]string{clusterv1.ClusterNameLabel: "other"}},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "other", Shards: []string{"x"}, Config: jsonOf(`{"template":"worker"}`)}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "other", Shards: []string{"x"}, Config: fromWorker()}}
 	must(op.client.Create(ctx, other))
 }

@@ -26,7 +26,7 @@ var scenario = []func(user *randomUser){
 	},
 	func(user *randomUser) {
 		pool := user.pool("db")
-		user.change(pool, func() { pool.Spec.Shards, pool.Spec.Config = []string{"b", "c"}, jsonOf(`{"template":"worker"}`) })
+		user.change(pool, func() { pool.Spec.Shards, pool.Spec.Config = []string{"b", "c"}, fromWorker() })
 	},
 	func(user *randomUser) { user.deletePool("db") },
 }

@@ -244,7 +244,7 @@ func TestDrift(t *testing.T) {
 	}
 	// A setting that is removed in Kubernetes comes from the template again. Those of other clients stay.
 	pool := op.pool("web")
-	op.change(pool, func() { pool.Spec.Config = jsonOf(`{"template":"worker"}`) })
+	op.change(pool, func() { pool.Spec.Config = fromWorker() })
 	op.settle()
 	for id, want := range map[string]string{"a": `{"size":2,"template":"worker"}`, "b": `{"size":2,
 		"template":"worker","subnet_pool":"p","rollout":{"paused":true,"revision":"r"}}`} {
@@ -268,7 +268,7 @@ func TestMisspelt(t *testing.T) {
 		{`{"instancetype":"m5.large"}`, "instancetype", "instance_type"},
 		{`{"instanceType":"m5.large"}`, "instanceType", "instance_type"},
 		{`{"subnet_pol":"p"}`, "subnet_pol", "subnet_pool"},
-		{`{"max_unhealty":"3"}`, "max_unhealty", "max_unhealthy"},
+		{`{"max_unhealth":"3"}`, "max_unhealth", "max_unhealthy"},
 		{`{"drain_timout":"1m"}`, "drain_timout", "drain_timeout"},
 		{`{"rollout":{"canry":1}}`, "rollout.canry", "canary"},
 		{`{"rollout":{"bake_tme":"1m"}}`, "rollout.bake_tme", "bake_time"},
@@ -287,7 +287,8 @@ func TestMisspelt(t *testing.T) {
 		valid := meta.FindStatusCondition(g.Status.Conditions, v1beta1.ConfigValidCondition)
 		if valid.Status != metav1.ConditionFalse || !strings.HasPrefix(valid.Message, test.path+":") ||
 			!strings.Contains(valid.Message, test.hint) {
-			t.Errorf("%s: %s %q, want the path %s and %q", test.config, valid.Status, valid.Message, test.path, test.hint)
+			t.Errorf("%s: %s %q, want the path %s and %q", test.config, valid.Status, valid.Message, test.path,
+				test.hint)
 		}
 		if got := meta.FindStatusCondition(op.pool("web").Status.Conditions, "Ready"); got.Reason !=
 			v1beta1.RefusedReason || !strings.Contains(got.Message, test.path+":") {

@@ -15,6 +15,9 @@ import (
 // jsonOf returns the settings in the field "config" of a spec.
 func jsonOf(text string) *apiextensionsv1.JSON { return &apiextensionsv1.JSON{Raw: []byte(text)} }
 
+// fromWorker returns the config of a pool whose instances are made from the template "worker".
+func fromWorker() *apiextensionsv1.JSON { return jsonOf(`{"template":"worker"}`) }
+
 func TestPush(t *testing.T) {
 	const (
 		all    = `{"template":"t","instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`
@@ -43,7 +46,8 @@ func TestPush(t *testing.T) {
 		"template": {`{"template":"u"}`, "", &statusT{Size: 2, SpecJson: `{"template":"t"}`}, `{"template":"u"}`},
 		"removed": {`{"template":"t"}`, `{"instance_type":null,"subnet_pool":null,"vars":{"a":null}}`,
 			&statusT{Size: 2, SpecJson: all}, `{"instance_type":null,"subnet_pool":null,"vars":null}`},
-		"removed already":       {`{"template":"t"}`, `{"vars":{"a":null}}`, &statusT{Size: 2, SpecJson: `{"template":"t"}`}, ""},
+		"removed already": {`{"template":"t"}`, `{"vars":{"a":null}}`,
+			&statusT{Size: 2, SpecJson: `{"template":"t"}`}, ""},
 		"set by another client": {`{"template":"t"}`, "", &statusT{Size: 2, SpecJson: all}, ""},
 		"changed by another client": {all, "",
 			&statusT{Size: 2, SpecJson: `{"template":"t","instance_type":"j","vars":{"a":"2","b":"3"}}`},
@@ -63,8 +67,8 @@ func TestPush(t *testing.T) {
 			&statusT{Size: 2, SpecJson: `{"args":{"x":7}}`}, `{"args":{"x":{"y":1}}}`},
 		"empty object removed": {`{}`, `{"args":{"x":null}}`, &statusT{Size: 2, SpecJson: `{"args":{"x":{}}}`},
 			`{"args":null}`},
-		"misspelt": {`{"max_unhealty":"3","drain_timeout":"60s"}`, "",
-			&statusT{Size: 2, SpecJson: `{"drain_timeout":"1m"}`}, `{"max_unhealty":"3"}`},
+		"misspelt": {`{"max_unhealth":"3","drain_timeout":"60s"}`, "",
+			&statusT{Size: 2, SpecJson: `{"drain_timeout":"1m"}`}, `{"max_unhealth":"3"}`},
 		"own settings not sent":      {`{"template":"t"}`, "", &statusT{Size: 2}, `{"template":"t"}`},
 		"own settings not decodable": {``, "", &statusT{Size: 2, SpecJson: `{"size":"many","new":1}`}, ""},
 
@@ -141,24 +145,28 @@ func FuzzPush(f *testing.F) {
 // Every push must be accepted, and must end the difference between the config and the settings in force. Fields that
 // are removed from the config must be gone, and the other client's fields must stay.
 func TestPushes(t *testing.T) {
-	static := []string{`{"instance_type":"m5.large"}`, `{"instance_type":""}`, `{"vars":{"a":"1"}}`, `{"vars":{"a":""}}`,
-		`{"vars":{"b":"2","c":"3"}}`, `{"vars":{}}`, `{"rollout":{"paused":false}}`, `{"rollout":{"paused":true}}`}
+	static := []string{`{"instance_type":"m5.large"}`, `{"instance_type":""}`, `{"vars":{"a":"1"}}`,
+		`{"vars":{"a":""}}`, `{"vars":{"b":"2","c":"3"}}`, `{"vars":{}}`,
+		`{"rollout":{"paused":false}}`, `{"rollout":{"paused":true}}`}
 	dynamic := append([]string{`{"subnet_pool":"p"}`, `{"max_unhealthy":"3"}`, `{"drain_timeout":"3600s"}`,
 		`{"drain_timeout":"0s"}`, `{"rollout":{"canary":2,"bake_time":"90s"}}`, `{"rollout":{"canary":0}}`,
 		`{"rollout":{}}`, `{"disruption":{"windows":[]}}`, `{"disruption":{"max_per_hour":2}}`,
 		`{"purchase":{"spot_percent":50,"on_demand_base":0}}`, `{"load_balancers":["l"]}`, `{"args":{"x":{"y":[1]}}}`,
-		`{"args":{"x":7}}`, `{"args":{"x":{},"z":false}}`, `{"instance_types":["m5.large"]}`, `{"vars":null}`}, static...)
+		`{"args":{"x":7}}`, `{"args":{"x":{},"z":false}}`, `{"instance_types":["m5.large"]}`, `{"vars":null}`},
+		static...)
 	defaults := (&config.Shard{}).WithDefaults()
 	for seed := range uint64(400) {
 		random := newRandom(seed)
 		isStatic := seed%2 == 0
-		patches, foreignPatches := dynamic, []string{`{"max_surge":3}`, `{"vars":{"f":"1"}}`, `{"rollout":{"revision":"r"}}`}
+		patches := dynamic
+		foreignPatches := []string{`{"max_surge":3}`, `{"vars":{"f":"1"}}`, `{"rollout":{"revision":"r"}}`}
 		if isStatic {
 			patches, foreignPatches = static, foreignPatches[1:]
 		}
 		choose := func(list []string) map[string]any { return parseTree(list[random.IntN(len(list))]) }
 		definition := config.GroupSpec{Template: "t", Size: ptr.To(1), InstanceType: "c5.large", MaxSurge: ptr.To(2),
-			Vars: map[string]string{"a": "1", "b": "0"}, Rollout: &config.Rollout{Paused: random.IntN(2) == 0, Canary: 1}}
+			Vars:    map[string]string{"a": "1", "b": "0"},
+			Rollout: &config.Rollout{Paused: random.IntN(2) == 0, Canary: 1}}
 		own, foreign := config.GroupSpec{}, map[string]any{}
 		if !isStatic {
 			own = config.GroupSpec{Template: "t", Size: ptr.To(1)}

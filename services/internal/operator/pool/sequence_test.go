@@ -99,7 +99,7 @@ func (user *randomUser) makeRandomChange() {
 		user.change(pool, func() {
 			pool.Spec.Shards = list
 			// A shard that gets the group needs its template.
-			pool.Spec.Config = treeConfig(config.MergePatch(configTree(pool.Spec.Config), parseTree(`{"template":"worker"}`)))
+			pool.Spec.Config = treeConfig(config.MergePatch(configTree(pool.Spec.Config), configTree(fromWorker())))
 		})
 	case k == 10 && pool != nil && user.random.IntN(2) == 0:
 		did = "delete " + pool.Name

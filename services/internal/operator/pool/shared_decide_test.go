@@ -97,7 +97,7 @@ func TestSharedCondition(t *testing.T) {
 // PoolShared and one event each. The deletion must keep the instances, and end the condition.
 func TestSharedPool(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
-	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)})
+	op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})
 	op.settle()
 	before := op.ids("web")
 	op.events.take()
@@ -169,7 +169,7 @@ func (op *simulatedOperator) restorePools() error {
 func TestStoredPool(t *testing.T) {
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "web",
 		Labels: map[string]string{"team": "x"}}, Spec: v1beta1.NstanceMachinePoolSpec{Group: "g",
-		Config: jsonOf(`{"template":"worker"}`), Shards: []string{"a", "b"}, ProviderIDList: []string{"id"}}}
+		Config: fromWorker(), Shards: []string{"a", "b"}, ProviderIDList: []string{"id"}}}
 	mp := userPool("a", 1, false)
 	if stored := readStoredPool(mp); stored != nil {
 		t.Errorf("without annotation: %+v", stored)

@@ -291,7 +291,7 @@ func (op *simulatedOperator) scale(name string, replicas int32) {
 func (op *simulatedOperator) newPool(name string, replicas int32, spec v1beta1.NstanceMachinePoolSpec) {
 	op.t.Helper()
 	if spec.Config == nil {
-		spec.Config = jsonOf(`{"template":"worker"}`)
+		spec.Config = fromWorker()
 	}
 	op.create(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 	op.newMachinePool(name, replicas)

@@ -17,9 +17,9 @@ import (
 // groups and the machines without a change on the servers, and must become ready without a change of its spec.
 func TestRenamedPool(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
-	op.newPool("old", 3, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)})
+	op.newPool("old", 3, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})
 	op.settle()
-	op.newPool("new", 3, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)})
+	op.newPool("new", 3, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})
 	op.settle()
 	if got := condition(op.pool("new").Status.Conditions, "Ready"); got != "False Refused" {
 		t.Errorf("the second pool: %s", got)
@@ -80,11 +80,11 @@ func TestRenamedPool(t *testing.T) {
 // MachinePool takes over nothing.
 func TestRenamedPoolWithFewerShards(t *testing.T) {
 	op := newSimulatedOperator(t, "a", "b")
-	op.newPool("old", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)})
+	op.newPool("old", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}})
 	op.settle()
 	op.create(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "idle"},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: jsonOf(`{"template":"worker"}`)}})
-	op.newPool("new", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"b"}, Config: jsonOf(`{"template":"worker"}`)})
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"}, Config: fromWorker()}})
+	op.newPool("new", 2, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"b"}})
 	op.settle()
 	op.deletePool("old")
 	if _, calls := op.settle(); !slices.Contains(calls, "DeleteGroup a") || slices.Contains(calls, "DeleteGroup b") {
@@ -99,9 +99,9 @@ func TestRenamedPoolWithFewerShards(t *testing.T) {
 func TestPoolsOfAGroupAreWoken(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	for _, name := range []string{"old", "new"} {
-		op.newPool(name, 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}, Config: jsonOf(`{"template":"worker"}`)})
+		op.newPool(name, 1, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a"}})
 	}
-	op.newPool("other", 1, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a"}, Config: jsonOf(`{"template":"worker"}`)})
+	op.newPool("other", 1, v1beta1.NstanceMachinePoolSpec{Group: "db", Shards: []string{"a"}})
 	op.settle()
 	for _, object := range []client.Object{op.group("web--a"), op.pool("old")} {
 		var names []string
@@ -121,7 +121,7 @@ func TestSharesStay(t *testing.T) {
 	for _, deleted := range []string{"web--a", "web--b"} {
 		op := newSimulatedOperator(t, "a", "b", "c")
 		op.newPool("web", 4, v1beta1.NstanceMachinePoolSpec{Group: "web", Shards: []string{"a", "b"},
-			Config: jsonOf(`{"template":"worker"}`)})
+			Config: fromWorker()})
 		op.settle()
 		op.addMachines("web")
 		for _, id := range op.ids("web") {
