@@ -43,7 +43,7 @@ func (d *dist) testChart(t *testing.T) {
 		t.Errorf("the operator's image is %s", got)
 	}
 	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "workers"},
-		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"a"}, Template: "worker"}}
+		Spec: v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []string{"a"}}}
 	for {
 		// The API server takes a moment to serve new kinds.
 		if err = cluster.Client.Create(ctx, pool); err == nil {
