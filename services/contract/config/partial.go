@@ -7,8 +7,8 @@ import (
 )
 
 // ParsePartial is [Parse] for a configuration in which the values at the paths `unknown` are missing, because they are
-// not known yet, as in a plan of Terraform. src is JSON, in which a field with null counts as unset. The problems have no
-// positions, and leave out what follows only from unknown values. The configuration is nil if there are errors.
+// not known yet, as in a plan of Terraform. src is JSON, in which a field with null counts as unset. The problems have
+// no positions, and leave out what follows only from unknown values. The configuration is nil if there are errors.
 func ParsePartial(src []byte, unknown ...string) (*Shard, Problems) {
 	d := &decoder{src: src, patch: true}
 	root, ok := d.parse()
@@ -27,16 +27,16 @@ func ParsePartial(src []byte, unknown ...string) (*Shard, Problems) {
 	return s, problems
 }
 
-// wholeOf returns the path of the value that the value at a path is a part of: a tree of args, or a map or list of texts.
-// Whatever uses one part of such a value uses all of it.
+// wholeOf returns the path of the value that the value at a path is a part of: a tree of args, or a map or list of
+// texts. Whatever uses one part of such a value uses all of it.
 func wholeOf(path string) string {
 	elements, err := SplitPath(path)
 	if err != nil {
 		return path
 	}
 	for n, typ := range typesAlong(elements) {
-		if isTree(typ) || (typ.Kind() == reflect.Map || typ.Kind() == reflect.Slice) && typ.Elem().Kind() != reflect.Struct &&
-			typ.Elem().Kind() != reflect.Map {
+		if isTree(typ) || (typ.Kind() == reflect.Map || typ.Kind() == reflect.Slice) &&
+			typ.Elem().Kind() != reflect.Struct && typ.Elem().Kind() != reflect.Map {
 			return JoinPath(elements[:n]...)
 		}
 	}

@@ -48,8 +48,8 @@ func TestParsePartialLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 		t.Errorf("misspelt: %q", got)
 	}
 	_, problems = config.ParsePartial([]byte(`{"groups": {"web": {"template": "t"}}}`))
-	if text := problems.Error(); !strings.Contains(text, "groups.web.template: want an object, have a text (groups are below "+
-		"their tenant: groups.default.web)") {
+	if text := problems.Error(); !strings.Contains(text, "groups.web.template: want an object, have a text (groups "+
+		"are below their tenant: groups.default.web)") {
 		t.Errorf("a group without its tenant: %s", text)
 	}
 	for _, src := range []string{`null`, `"x"`, `[]`, `{"server": {"shard": null, "shrad": null}}`} {

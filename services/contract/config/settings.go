@@ -33,8 +33,8 @@ func (s *Shard) Settings(spec GroupSpec, override *GroupSpec) Settings {
 	return out
 }
 
-// SettingsOf returns the settings of the group with a key. groups has the dynamic groups and the overrides of static ones.
-// The shard must have its defaults filled in.
+// SettingsOf returns the settings of the group with a key. groups has the dynamic groups and the overrides of static
+// ones. The shard must have its defaults filled in.
 func (s *Shard) SettingsOf(key GroupKey, groups Groups) Settings {
 	entry, exists := groups.Get(key)
 	switch spec, static := s.Groups[key.Tenant][key.Group]; {

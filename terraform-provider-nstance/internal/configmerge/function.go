@@ -26,16 +26,17 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Merges shard configurations",
-		MarkdownDescription: "Merges objects, such as the settings of all shards and those of one shard: member by member, " +
-			"where the later object wins; any other value replaces the earlier one. A member with `null` counts as absent, " +
-			"except inside of `args` and of `json`, where it replaces the earlier value. The result is for `config` of an " +
-			"`nstance_shard`, which checks it. Each of the objects may be incomplete.",
+		MarkdownDescription: "Merges objects, such as the settings of all shards and those of one shard: member by " +
+			"member, where the later object wins; any other value replaces the earlier one. A member with `null` " +
+			"counts as absent, except inside of `args` and of `json`, where it replaces the earlier value. The result " +
+			"is for `config` of an `nstance_shard`, which checks it. Each of the objects may be incomplete.",
 		Parameters: []function.Parameter{function.DynamicParameter{Name: "document", AllowUnknownValues: true,
 			MarkdownDescription: "The object that the patches override."}},
 		VariadicParameter: function.DynamicParameter{
 			Name: "patches", AllowUnknownValues: true,
 			MarkdownDescription: "Objects that override it, in this order, such as " +
-				"`{ server = { shard = \"us-west-2a\" } }` or `provider::nstance::jsonc_decode(file(\"us-west-2a.jsonc\"))`.",
+				"`{ server = { shard = \"us-west-2a\" } }` or " +
+				"`provider::nstance::jsonc_decode(file(\"us-west-2a.jsonc\"))`.",
 		},
 		Return: function.DynamicReturn{},
 	}

@@ -21,7 +21,8 @@ func TestAccConfigValidate(t *testing.T) {
 			t.Fatal(err)
 		}
 		return fmt.Sprintf(
-			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate(provider::nstance::jsonc_decode(file(%q))) }", dir+
+			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::config_validate("+
+				"provider::nstance::jsonc_decode(file(%q))) }", dir+
 				"/../../../"+path)
 	}
 	resource.Test(t, resource.TestCase{

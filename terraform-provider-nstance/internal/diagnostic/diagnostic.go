@@ -56,8 +56,8 @@ func (f Failure) At(at path.Path) diag.Diagnostic {
 }
 
 // OfDocument returns a diagnostic for each problem of a document that is the value of an attribute. what names the
-// document, such as "group". The text has the full path. The diagnostic does not point to the attribute, because the CLIs
-// would print all lines of the document beside each problem.
+// document, such as "group". The text has the full path. The diagnostic does not point to the attribute, because the
+// CLIs would print all lines of the document beside each problem.
 func OfDocument(problems config.Problems, attribute, what string) (out diag.Diagnostics) {
 	for _, p := range problems {
 		where := attribute

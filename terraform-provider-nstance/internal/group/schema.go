@@ -86,9 +86,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed: true,
 	}
 	attributes["settings"] = schema.StringAttribute{
-		MarkdownDescription: "All settings of the group that are in force, as JSON: its own, and those that it inherits " +
-			"from its template, from the shard and from the defaults. `$defaults` lists the paths of those that nobody " +
-			"has written.",
+		MarkdownDescription: "All settings of the group that are in force, as JSON: its own, and those that it " +
+			"inherits from its template, from the shard and from the defaults. `$defaults` lists the paths of those " +
+			"that nobody has written.",
 		Computed: true,
 	}
 	resp.Schema = schema.Schema{

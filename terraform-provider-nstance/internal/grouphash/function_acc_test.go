@@ -24,7 +24,8 @@ func TestAccGroupHash(t *testing.T) {
 	}
 	output := func(path, group string) string {
 		return fmt.Sprintf(
-			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::group_hash(provider::nstance::jsonc_decode(file(%q)), %q) }", dir+
+			"provider \"nstance\" {}\noutput \"test\" { value = provider::nstance::group_hash("+
+				"provider::nstance::jsonc_decode(file(%q)), %q) }", dir+
 				"/../../../"+path, group)
 	}
 	const document = "examples/config-tmux.jsonc"

@@ -29,8 +29,8 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 	attributes := map[string]schema.Attribute{}
 	attributes["config"] = schema.DynamicAttribute{
 		MarkdownDescription: "The configuration: an object as the [reference of the configuration]" +
-			"(https://github.com/nstance-kit/nstance/blob/main/docs/reference/configuration.md) describes it, of which " +
-			"`cluster` and `server` are required. A plan checks it by the servers' own rules, and refuses a field that " +
+			"(https://github.com/nstance-kit/nstance/blob/main/docs/reference/configuration.md) describes it, of " +
+			"which `cluster` and `server` are required. A plan checks it by the servers' own rules, and refuses a field that " +
 			"does not exist, with its path. A field with null counts as unset. The function `jsonc_decode` reads a " +
 			"configuration from a file, and `config_merge` merges several.",
 		Required: true,

@@ -373,8 +373,8 @@ func TestAccPlanOfManyGroups(t *testing.T) {
 	const groups, most = 500, 60
 	many := func(size int) string {
 		return strings.Replace(typed(b, options{}), `default = { workers = { template = "worker", size = 0 } }`,
-			fmt.Sprintf("default = { for i in range(%d) : \"group-${i}\" => { template = \"worker\", size = i == 77 ? %d : 1 } }",
-				groups, size), 1)
+			fmt.Sprintf("default = { for i in range(%d) : \"group-${i}\" => { template = \"worker\", "+
+				"size = i == 77 ? %d : 1 } }", groups, size), 1)
 	}
 	cli := acctest.NewCLI(t, many(1))
 	cli.Run(t, "apply", "-auto-approve")

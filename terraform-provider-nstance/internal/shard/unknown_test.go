@@ -60,17 +60,20 @@ func TestBadConfig(t *testing.T) {
 		config tftypes.Value
 		want   string // in the error
 	}{
-		"good":            {good, ""},
-		"unknown":         {unknown, ""},
-		"a text":          {docs.Decode("{}"), "config: want an object, have a text"},
-		"a list":          {docs.Decode([]any{}), "config: want an object, have a list"},
-		"a number":        {docs.Decode(1.0), "config: want an object, have a number"},
-		"empty":           {docs.Decode(map[string]any{}), "config.cluster"},
-		"too large":       {with("defaults", map[string]any{"vars": map[string]any{"a": strings.Repeat("x", 4<<20)}}), "bytes, at most"},
-		"beyond 2^53":     {docs.Merge(good, size), "config.defaults.args.Count: 9007199254740993 is too large to be kept exactly"},
-		"a quoted key":    {with("vars x", 1.0), `config["vars x"]: there is no such field`},
-		"a misspelt key":  {with("tempaltes", 1.0), `did you mean "templates"?`},
-		"null in a list":  {with("server", map[string]any{"dynamic_subnet_pools": []any{nil}}), "config.server.dynamic_subnet_pools[0]: want a text, have null"},
+		"good":     {good, ""},
+		"unknown":  {unknown, ""},
+		"a text":   {docs.Decode("{}"), "config: want an object, have a text"},
+		"a list":   {docs.Decode([]any{}), "config: want an object, have a list"},
+		"a number": {docs.Decode(1.0), "config: want an object, have a number"},
+		"empty":    {docs.Decode(map[string]any{}), "config.cluster"},
+		"too large": {with("defaults", map[string]any{"vars": map[string]any{"a": strings.Repeat("x", 4<<20)}}),
+			"bytes, at most"},
+		"beyond 2^53": {docs.Merge(good, size),
+			"config.defaults.args.Count: 9007199254740993 is too large to be kept exactly"},
+		"a quoted key":   {with("vars x", 1.0), `config["vars x"]: there is no such field`},
+		"a misspelt key": {with("tempaltes", 1.0), `did you mean "templates"?`},
+		"null in a list": {with("server", map[string]any{"dynamic_subnet_pools": []any{nil}}),
+			"config.server.dynamic_subnet_pools[0]: want a text, have null"},
 		"null as a field": {with("server", map[string]any{"request_timeout": nil}), ""},
 	} {
 		d := read(resourceOf(t, test.config))
