@@ -93,6 +93,12 @@ func TestProbeRejects(t *testing.T) {
 			}
 			return c
 		},
+		"refuses to create an object again": func(_ string, c objstore.Condition) objstore.Condition {
+			if c.Absent() && store.token.Load() != nil {
+				return objstore.IfToken("never")
+			}
+			return c
+		},
 		"takes a token that was current once": func(_ string, c objstore.Condition) objstore.Condition {
 			token, _ := c.Token()
 			if store.token.Load() == token {
@@ -107,7 +113,8 @@ func TestProbeRejects(t *testing.T) {
 			if !errors.Is(err, objstore.ErrUnconditional) {
 				t.Fatalf("error = %v", err)
 			}
-			if !strings.Contains(err.Error(), "use a store with conditional writes") {
+			if text := err.Error(); !strings.Contains(text, "use a store with conditional writes") ||
+				strings.Contains(text, "%!") {
 				t.Errorf("the message does not say what to do: %v", err)
 			}
 			if entries, err := store.List(t.Context(), ""); err != nil || len(entries) != 0 {
@@ -150,8 +157,16 @@ func (m mislabelling) Put(ctx context.Context, key string, body []byte, cond obj
 	return token, err
 }
 
+// garbling stores other bytes than it got, but with the token that it returns.
+type garbling struct{ objstore.Store }
+
+func (g garbling) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	return g.Store.Put(ctx, key, append(body, '!'), cond)
+}
+
 func TestProbeRejectsOddStores(t *testing.T) {
-	for _, store := range []objstore.Store{creator{mem.New()}, forgetful{mem.New()}, mislabelling{mem.New()}} {
+	for _, store := range []objstore.Store{creator{mem.New()}, forgetful{mem.New()}, mislabelling{mem.New()},
+		garbling{mem.New()}} {
 		if err := objstore.Probe(t.Context(), store, "probe/n"); !errors.Is(err, objstore.ErrUnconditional) {
 			t.Errorf("%T: error = %v", store, err)
 		}
@@ -231,6 +246,54 @@ func TestProbeReportsTrouble(t *testing.T) {
 	}
 }
 
+// TestProbeReportsFailedRaces fails all concurrent puts of a race. Without a put that must succeed and does not, that
+// proves nothing about the bucket.
+func TestProbeReportsFailedRaces(t *testing.T) {
+	for name, test := range map[string]struct {
+		race, alone error // of the concurrent puts, and of the put after them
+		rival       bool  // writes during the race
+		want        string
+	}{
+		"no put reaches the store":              {errBoom, nil, false, "boom"},
+		"each put conflicts with another":       {objstore.ErrConflict, nil, false, "none of 32"},
+		"another writer is faster":              {objstore.ErrConflict, nil, true, "none of 32"},
+		"the put after the conflicts is lost":   {objstore.ErrConflict, objstore.ErrIndeterminate, false, "none of 32"},
+		"the put after the conflicts is barred": {objstore.ErrConflict, errBoom, false, "none of 32"},
+	} {
+		var store *mem.Store
+		var rival sync.Once
+		store = mem.New(mem.Options{Inject: func(ctx context.Context, r mem.Request) mem.Fault {
+			switch {
+			case bytes.Contains(r.Body, []byte("in a race")):
+				if test.rival {
+					rival.Do(func() { _, _ = store.Put(ctx, r.Key, []byte("rival"), objstore.Always()) })
+				}
+				return mem.Fault{Err: test.race}
+			case bytes.Contains(r.Body, []byte("alone")):
+				return mem.Fault{Err: test.alone}
+			}
+			return mem.Fault{}
+		}})
+		err := objstore.Probe(t.Context(), store, "probe/n")
+		if err == nil || errors.Is(err, objstore.ErrUnconditional) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error = %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// undeletable is a store that deletes nothing.
+type undeletable struct{ objstore.Store }
+
+func (undeletable) Delete(context.Context, string) error { return errBoom }
+
+// TestProbeReportsTheCause checks that a failed removal of the object does not hide that the store is unconditional.
+func TestProbeReportsTheCause(t *testing.T) {
+	store := undeletable{forgetful{mem.New()}}
+	if err := objstore.Probe(t.Context(), store, "probe/n"); !errors.Is(err, objstore.ErrUnconditional) {
+		t.Errorf("error = %v", err)
+	}
+}
+
 func TestWithPrefixConformance(t *testing.T) {
 	objstoretest.Run(t, func(*testing.T) objstore.Store { return objstore.WithPrefix(mem.New(), "some/where") })
 	if store := mem.New(); objstore.WithPrefix(store, "/") != objstore.Store(store) {
@@ -290,20 +353,33 @@ func TestCounted(t *testing.T) {
 	_, _ = store.Get(ctx, "k")
 	_, _ = store.Get(ctx, "none")
 	_, _ = store.Get(ctx, "bad")
+	_, _ = store.Get(ctx, "bad")
 	_, _ = store.Put(ctx, "bad", nil, objstore.Always())
 	_ = store.Delete(ctx, "k")
 	_ = store.Delete(ctx, "bad")
 	_, _ = store.List(ctx, "")
 	_, _ = store.List(ctx, "bad")
 	got := store.Counts().Sub(before)
-	if diff := cmp.Diff(objstore.Counts{Get: 3, Put: 1, Delete: 2, List: 2, Failed: 4}, got); diff != "" {
+	if diff := cmp.Diff(objstore.Counts{Get: 4, Put: 1, Delete: 2, List: 2, Failed: 5}, got); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := store.Get(ctx, "bad"); err == nil {
 		t.Error("the error of the store is dropped")
 	}
-	if got.Total() != 8 {
+	if got.Total() != 9 {
 		t.Errorf("total = %d", got.Total())
+	}
+}
+
+// TestValidatePut checks the longest keys and segments, and the first ones that are too long.
+func TestValidatePut(t *testing.T) {
+	long := strings.Repeat("s", 200)
+	longest := strings.Repeat(long+"/", 5) + "0123456789abcdefghi"
+	for key, valid := range map[string]bool{long: true, long + "s": false, longest: true, longest + "j": false,
+		"": false} {
+		if err := objstore.ValidatePut(key, objstore.Always()); errors.Is(err, objstore.ErrInvalid) == valid {
+			t.Errorf("key of %d bytes: %v, want valid %v", len(key), err, valid)
+		}
 	}
 }
 

@@ -27,15 +27,19 @@ func (s *countingStore) Put(ctx context.Context, key string, body []byte, cond o
 }
 
 func TestWithProbeRefusesAnUnconditionalStore(t *testing.T) {
-	inner := mem.New()
+	inner := &countingStore{Store: mem.New()}
 	ignoring := liar{Store: inner, change: func(string, objstore.Condition) objstore.Condition {
 		return objstore.Always()
 	}}
 	store := objstore.WithProbe(ignoring, "probe/n")
 	for range 2 {
+		before := inner.puts.Load()
 		if _, err := store.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); !errors.Is(err,
 			objstore.ErrUnconditional) {
 			t.Fatalf("put: %v, want ErrUnconditional", err)
+		}
+		if before > 0 && inner.puts.Load() > before {
+			t.Error("the probe runs again, although its result is final")
 		}
 	}
 	if entries, err := inner.List(t.Context(), ""); err != nil || len(entries) != 0 {

@@ -42,7 +42,7 @@ func race(ctx context.Context, store Store, key, round string, cond Condition, p
 		case r.err == nil:
 			winners++
 			winner = r
-		case !errors.Is(r.err, ErrConflict) && trouble == nil:
+		case !errors.Is(r.err, ErrConflict):
 			trouble = r.err
 		}
 	}

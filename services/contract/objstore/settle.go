@@ -38,7 +38,7 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		sleep = sleepReal
 	}
 	token, err := store.Put(ctx, key, body, cond)
-	if err == nil || !errors.Is(err, ErrIndeterminate) {
+	if !errors.Is(err, ErrIndeterminate) {
 		return token, err
 	}
 	for tries := 1; ; tries++ {
@@ -58,7 +58,7 @@ func Settle(ctx context.Context, store Store, key string, body []byte, cond Cond
 		if again == nil {
 			return token, nil
 		}
-		if errors.Is(err, ErrNotSent) || !errors.Is(again, ErrNotSent) {
+		if !errors.Is(again, ErrNotSent) {
 			err = again // otherwise an earlier attempt may have reached the store
 		}
 	}
