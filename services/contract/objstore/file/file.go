@@ -294,8 +294,8 @@ func (s *Store) walk(ctx context.Context, prefix string) ([]string, error) {
 	var keys []string
 	err = fs.WalkDir(s.root.FS(), dir, func(key string, entry fs.DirEntry, err error) error {
 		switch {
-		case err != nil && key == dir && missing(err):
-			return nil
+		case missing(err):
+			return nil // no key starts with the prefix
 		case err != nil:
 			return err
 		case key == private:

@@ -100,6 +100,16 @@ func TestKeysArePaths(t *testing.T) {
 		objstore.ErrConflict) {
 		t.Errorf("put over a file that was edited: %v", err)
 	}
+	// A file whose name is no key is not an object.
+	if err := os.WriteFile(filepath.Join(dir, "cluster", "line\nbreak"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := s.List(t.Context(), ""); err != nil || len(entries) != 1 {
+		t.Errorf("list = %v, %v", entries, err)
+	}
+	if err := os.Remove(filepath.Join(dir, "cluster", "line\nbreak")); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Delete(t.Context(), "cluster/ca.crt"); err != nil {
 		t.Fatal(err)
 	}
@@ -134,6 +144,9 @@ func TestKeysCannotLeaveTheDirectory(t *testing.T) {
 	}
 	if entries, err := s.List(t.Context(), ""); err != nil || len(entries) != 0 {
 		t.Errorf("list = %v, %v", entries, err)
+	}
+	if entries, err := s.List(t.Context(), "link/"); err == nil {
+		t.Errorf("a directory that cannot be read holds %v", entries)
 	}
 	for _, key := range []string{".objstore", ".objstore/lock", ".objstore/new"} {
 		if _, err := s.Put(t.Context(), key, nil, objstore.Always()); !errors.Is(err, objstore.ErrInvalid) {
@@ -178,6 +191,23 @@ func TestLeftovers(t *testing.T) {
 	put(t, s, "a", "x")
 	if obj, err := s.Get(t.Context(), "a"); err != nil || string(obj.Body) != "x" {
 		t.Errorf("get = %q, %v", obj.Body, err)
+	}
+}
+
+func TestClose(t *testing.T) {
+	s, err := file.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, s, "k", "x")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get(t.Context(), "k"); err == nil || errors.Is(err, objstore.ErrNotFound) {
+		t.Errorf("get: %v", err)
+	}
+	if _, err := s.Put(t.Context(), "k", nil, objstore.Always()); err == nil {
+		t.Error("put succeeds")
 	}
 }
 

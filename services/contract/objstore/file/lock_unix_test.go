@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -88,4 +89,57 @@ func TestLockHeldElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, s, "k", "z")
+}
+
+// TestWaitEndsWithContext has one request that waits for another process, and one that waits for the first request.
+func TestWaitEndsWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s := open(t, dir)
+		held, err := os.Open(filepath.Join(dir, ".objstore", "lock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Close()
+		if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		result := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := s.Put(ctx, "k", nil, objstore.Always())
+				result <- err
+			}()
+		}
+		synctest.Wait()
+		cancel()
+		for range 2 {
+			if err := <-result; !errors.Is(err, context.Canceled) {
+				t.Errorf("put = %v", err)
+			}
+		}
+	})
+}
+
+// TestPutReportsWriteErrors lets the file system accept an object, but fail to put it on the disk.
+func TestPutReportsWriteErrors(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	put(t, s, "k", "x")
+	pipe := filepath.Join(dir, ".objstore", "new") // a pipe takes bytes, and has no fsync
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	if _, err := s.Put(t.Context(), "k", []byte("y"), objstore.Always()); err == nil {
+		t.Error("put succeeds")
+	}
+	if obj, err := s.Get(t.Context(), "k"); err != nil || string(obj.Body) != "x" {
+		t.Errorf("get = %q, %v", obj.Body, err)
+	}
 }
