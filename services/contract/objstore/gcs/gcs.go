@@ -222,6 +222,5 @@ func (s *Store) wrap(op, key string, err error) error {
 // about the object: the bucket is missing, or the endpoint is wrong.
 func isMissing(err error) bool {
 	answer, ok := errors.AsType[*googleapi.Error](err)
-	return ok && answer.Code == http.StatusNotFound &&
-		(strings.Contains(answer.Message, missingObject) || strings.Contains(answer.Body, missingObject))
+	return ok && answer.Code == http.StatusNotFound && strings.Contains(answer.Body, missingObject)
 }

@@ -144,6 +144,12 @@ func TestUnconditionalRequestsAreRepeated(t *testing.T) {
 	if n.Load() != 2 {
 		t.Errorf("%d requests, want 2", n.Load())
 	}
+	// If the put has no condition, the answer "conflict" is a fault of the store.
+	s, _ = scripted(t, refusal(409, "conflict", "x"))
+	if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.Always()); err == nil ||
+		errors.Is(err, objstore.ErrConflict) {
+		t.Errorf("put: %v", err)
+	}
 	s, n = scripted(t, status(503, ""))
 	if _, err := s.List(t.Context(), ""); err == nil || n.Load() != 3 {
 		t.Errorf("list: %v after %d requests, want an error after 3", err, n.Load())
@@ -177,6 +183,7 @@ func TestGetErrors(t *testing.T) {
 		"access denied":                         {refusal(403, "forbidden", "x"), false},
 		"no generation":                         {status(200, "body"), false},
 		"generation 0":                          {download("0", "body"), false},
+		"a generation that is too large":        {download("9223372036854775808", "body"), false},
 		"an ETag":                               {download("abc", "body"), false},
 		"400 with the text of a missing object": {refusal(400, "invalid", "No such object"), false},
 		"half of a body": {func(w http.ResponseWriter, _ *http.Request) {

@@ -158,8 +158,12 @@ func TestStaleLists(t *testing.T) {
 	write("p/a", "")
 	write("p/b", "")
 	write("p/a", "4444")
+	write("q/x", "4")
 	for i := range states {
 		behind := len(states) - 1 - i
+		if i == 0 {
+			behind = 256 // more than there are
+		}
 		if diff := cmp.Diff(states[i], list(behind)); diff != "" {
 			t.Errorf("%d writes ago (-want +got):\n%s", behind, diff)
 		}

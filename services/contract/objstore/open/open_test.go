@@ -76,6 +76,9 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%+v opened %v", at, store)
 		}
 	}
+	if at, err := open.Canonical(t.Context(), objstore.Location{Provider: "s3", Bucket: "b"}); err == nil {
+		t.Errorf("a location with an unknown endpoint is %+v", at)
+	}
 }
 
 // TestCanonical checks what distinguishes two buckets, and what does not.

@@ -63,6 +63,7 @@ func TestPutErrors(t *testing.T) {
 		{"403", status(403, "AccessDenied"), objstore.IfAbsent(), nil},
 		{"400", status(400, "InvalidRequest"), objstore.IfAbsent(), nil},
 		{"400 request time-out", status(400, "RequestTimeout"), objstore.IfAbsent(), objstore.ErrIndeterminate},
+		{"408", status(408, "TimedOut"), objstore.IfAbsent(), objstore.ErrIndeterminate},
 		{"301", status(301, "PermanentRedirect"), objstore.IfAbsent(), nil},
 		{"429", status(429, "SlowDown"), objstore.IfAbsent(), objstore.ErrIndeterminate},
 		{"500", status(500, "InternalError"), objstore.IfAbsent(), objstore.ErrIndeterminate},
@@ -200,8 +201,12 @@ func TestDeleteErrors(t *testing.T) {
 		t.Errorf("delete of nothing: %v", err)
 	}
 	s, _ = scripted(t, status(404, "NoSuchBucket"))
-	if err := s.Delete(t.Context(), "k"); err == nil {
-		t.Error("delete without a bucket succeeded")
+	if err := s.Delete(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "there is no bucket") {
+		t.Errorf("delete without a bucket: %v", err)
+	}
+	s, _ = scripted(t, status(403, "AccessDenied"))
+	if err := s.Delete(t.Context(), "k"); err == nil || strings.Contains(err.Error(), "there is no bucket") {
+		t.Errorf("delete without the right: %v", err)
 	}
 }
 
@@ -261,6 +266,46 @@ func TestOptions(t *testing.T) {
 	env["AWS_S3_USE_PATH_STYLE"] = "maybe"
 	if _, err = (s3.Options{}).WithEnv(getenv); err == nil || !strings.Contains(err.Error(), "maybe") {
 		t.Errorf("error = %v", err)
+	}
+}
+
+// TestRequestsSuitOtherServers checks what S3 servers other than AWS may not support: checksums, and the bucket in the
+// host name. It also checks the region, with which a request is signed.
+func TestRequestsSuitOtherServers(t *testing.T) {
+	for region, want := range map[string]string{"": "us-east-1", "eu-central-1": "eu-central-1"} {
+		hermetic(t)
+		var requests []*http.Request
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			requests = append(requests, r)
+			etag(w, r)
+		}))
+		defer server.Close()
+		s, err := s3.New(t.Context(), s3.Options{Bucket: bucket, Region: region, PathStyle: true, Credentials: testKeys,
+			Endpoint: strings.Replace(server.URL, "127.0.0.1", "localhost", 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Put(t.Context(), "k", []byte("x"), objstore.IfAbsent()); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Get(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		for _, r := range requests {
+			if r.URL.Path != "/"+bucket+"/k" || !strings.HasPrefix(r.Host, "localhost:") ||
+				!strings.Contains(r.Header.Get("Authorization"), "/"+want+"/s3/") {
+				t.Errorf("region %q: the request goes to %s%s, and is signed as %q", region, r.Host, r.URL.Path,
+					r.Header.Get("Authorization"))
+			}
+			for name := range r.Header {
+				if strings.Contains(name, "Checksum") || name == "Content-Encoding" || name == "X-Amz-Trailer" {
+					t.Errorf("the request has %s: %s", name, r.Header.Get(name))
+				}
+			}
+		}
+		if len(requests) != 2 {
+			t.Errorf("%d requests, want 2", len(requests))
+		}
 	}
 }
 
