@@ -111,6 +111,30 @@ func TestHostileRollback(t *testing.T) {
 	}
 }
 
+// TestVersions checks the version of a secret that replaces one with a version above the present time. A writer's clock
+// may be ahead, and a hostile writer may forge a version.
+func TestVersions(t *testing.T) {
+	now := uint64(time.Now().UnixMilli())
+	for there, want := range map[uint64]uint64{now + 3_600_000: now + 3_600_001, highwater.MaxVersion + 7: now} {
+		bucket := mem.New()
+		blob, err := envelope.Seal(key(t, 1), "example", "db", there, []byte("old"), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bucket.Put(t.Context(), keys.ClusterSecret("db"), blob, objstore.Always()); err != nil {
+			t.Fatal(err)
+		}
+		store := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})
+		if err := store.Put(t.Context(), "db", secretstore.NewValue([]byte("new")), secretstore.Any); err != nil {
+			t.Fatal(err)
+		}
+		object, err := bucket.Get(t.Context(), keys.ClusterSecret("db"))
+		if got := envelope.Version(object.Body); err != nil || got < want || got > want+60_000 {
+			t.Errorf("version %d replaces %d, %v, want %d", got, there, err, want)
+		}
+	}
+}
+
 func TestObjectsAreSealed(t *testing.T) {
 	bucket := mem.New()
 	a := objects(bucket, "example", keyring.Ring{Current: key(t, 1)})

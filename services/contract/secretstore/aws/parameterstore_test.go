@@ -72,7 +72,7 @@ func TestLostAnswerOfParameterStore(t *testing.T) {
 
 func TestEncoding(t *testing.T) {
 	for content, kept := range map[string]bool{
-		"plain text\nin lines": true, `{"a": "b"}`: true, "grüße": true,
+		"plain text\nin lines": true, "a\tb": true, `{"a": "b"}`: true, "grüße": true,
 		" space": false, "line\n": false, "{{ssm:x}}": false, "\x00": false, "\xff": false, marker + "eA==": false,
 		"cr\r\nlf": false,
 	} {

@@ -47,20 +47,70 @@ func TestMarkedForDeletion(t *testing.T) {
 	}
 }
 
-// TestPrefixes checks that a store does not list the secrets of another store, even if the other store's prefix begins
-// with its own prefix.
+// TestPrefixes also checks that the services select the secrets by prefix, because an account may have many.
 func TestPrefixes(t *testing.T) {
+	_, secrets := openSecrets(t)
+	_, parameters := openParameters(t)
+	for title, open := range map[string]func(prefix string) *Store{
+		"secrets":    func(prefix string) *Store { return NewSecretsManager(secrets, prefix) },
+		"parameters": func(prefix string) *Store { return NewParameterStore(parameters, prefix) },
+	} {
+		t.Run(title, func(t *testing.T) {
+			root := map[string]string{"secrets": "", "parameters": "/"}[title]
+			secretstoretest.Prefixes(t, func(prefix string) secretstore.Store { return open(root + prefix) })
+			if names, err := open("").service.list(t.Context(), root+"a/"); err != nil || len(names) != 2 {
+				t.Errorf("the service lists %v, %v, want 2 names", names, err)
+			}
+		})
+	}
+}
+
+// TestReadableInConsole checks that text is stored as text, and everything else as bytes.
+func TestReadableInConsole(t *testing.T) {
 	_, client := openSecrets(t)
-	ours, theirs := NewSecretsManager(client, "a/"), NewSecretsManager(client, "a/b/")
-	for _, store := range []*Store{ours, theirs} {
-		if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent); err != nil {
+	store := NewSecretsManager(client, "")
+	for content, readable := range map[string]bool{"grüße\n": true, "gr\xfc\xdfe": false, "a\x00b": false} {
+		if err := store.Put(t.Context(), "x", secretstore.NewValue([]byte(content)), secretstore.Any); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, store := range []*Store{ours, theirs} {
-		if names, err := store.List(t.Context()); err != nil || len(names) != 1 {
-			t.Errorf("names %v, %v, want just x", names, err)
+		out, err := client.GetSecretValue(t.Context(), &sm.GetSecretValueInput{SecretId: awssdk.String("x")})
+		if err != nil || (out.SecretString != nil) != readable || (out.SecretBinary != nil) == readable {
+			t.Errorf("%q is stored as text %v, as bytes %v, %v", content, out.SecretString != nil,
+				out.SecretBinary != nil, err)
 		}
+	}
+}
+
+// TestOtherWriters has other writers that create or delete the secret between the requests of a put.
+func TestOtherWriters(t *testing.T) {
+	const missing, exists, denied = "ResourceNotFoundException", "ResourceExistsException", "AccessDeniedException"
+	for name, test := range map[string]struct {
+		action, code string // fails once
+		cond         secretstore.Condition
+		exists       bool
+		want         string // "" means success
+	}{
+		"deleted and created again":  {"PutSecretValue", missing, secretstore.Any, true, ""},
+		"created, and then deleted":  {"CreateSecret", exists, secretstore.Any, false, ""},
+		"created first":              {"CreateSecret", exists, secretstore.IfAbsent, false, "secret exists"},
+		"not allowed to be created":  {"CreateSecret", denied, secretstore.Any, false, denied},
+		"not allowed to be replaced": {"PutSecretValue", denied, secretstore.Any, true, denied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cloud, client := openSecrets(t)
+			store := NewSecretsManager(client, "")
+			if test.exists {
+				value := secretstore.NewValue([]byte("old"))
+				if err := store.Put(t.Context(), "x", value, secretstore.IfAbsent); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cloud.Faults().Fail(fault.Match{Action: test.action}, 1, 400, test.code, "")
+			err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("new")), test.cond)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("put: %v, want %q", err, test.want)
+			}
+		})
 	}
 }
 

@@ -334,4 +334,4 @@ func (s *Store) explain(ctx context.Context, what, name string, err error) error
 	return fmt.Errorf("%s secret %q of Google Secret Manager (%s): %w", what, EncodeID(s.prefix+name), s.project, err)
 }
 
-func isStatus(err error, status int) bool { return err != nil && googlecloud.StatusOf(err) == status }
+func isStatus(err error, status int) bool { return googlecloud.StatusOf(err) == status }

@@ -3,6 +3,7 @@ package googlesecretmanager
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -21,18 +22,29 @@ import (
 // serve serves a fake Secret Manager and returns a client of it.
 func serve(t *testing.T, cloud *fake.SecretManager) (*rest.Server, *secretmanager.Service) {
 	t.Helper()
-	server, err := rest.New("secretmanager", "v1", cloud.Handlers(), nil)
+	return serveHandlers(t, cloud.Handlers())
+}
+
+func serveHandlers(t *testing.T, handlers map[string]rest.Handler) (*rest.Server, *secretmanager.Service) {
+	t.Helper()
+	server, err := rest.New("secretmanager", "v1", handlers, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := httptest.NewServer(server)
+	return server, listen(t, server)
+}
+
+// listen serves a handler and returns a client of it.
+func listen(t *testing.T, handler http.Handler) *secretmanager.Service {
+	t.Helper()
+	listener := httptest.NewServer(handler)
 	t.Cleanup(listener.Close)
 	service, err := secretmanager.NewService(t.Context(), option.WithEndpoint(listener.URL+"/"),
 		option.WithHTTPClient(http.DefaultClient))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return server, service
+	return service
 }
 
 func TestConformance(t *testing.T) {
@@ -45,6 +57,49 @@ func TestConformance(t *testing.T) {
 				return New(service, "p", "nstance/example/"), New(service, "p", "nstance/example/")
 			})
 		})
+	}
+}
+
+func TestPrefixes(t *testing.T) {
+	_, service := serve(t, fake.New())
+	secretstoretest.Prefixes(t, func(prefix string) secretstore.Store { return New(service, "p", prefix) })
+}
+
+// TestDamagedAnswers checks that only a complete payload counts as the secret.
+func TestDamagedAnswers(t *testing.T) {
+	const content = "123456789"
+	for name, test := range map[string]struct {
+		version, payload string
+		valid            bool
+	}{
+		"checksum":       {"1", `, "payload": {"data": "MTIzNDU2Nzg5", "dataCrc32c": "3808858755"}`, true},
+		"no checksum":    {"1", `, "payload": {"data": "MTIzNDU2Nzg5"}`, true},
+		"wrong checksum": {"1", `, "payload": {"data": "MTIzNDU2Nzg4", "dataCrc32c": "3808858755"}`, false},
+		"cut off":        {"1", `, "payload": {"data": "MTIzNDU2Nzg"}`, false},
+		"no payload":     {"1", "", false},
+		"no version":     {"latest", `, "payload": {"data": "MTIzNDU2Nzg5"}`, false},
+	} {
+		service := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !strings.Contains(r.URL.Path, "/latest") {
+				w.WriteHeader(http.StatusNotFound)
+				return
+			}
+			fmt.Fprintf(w, `{"name": "projects/p/secrets/x/versions/%s"%s}`, test.version, test.payload)
+		}))
+		secret, err := New(service, "p", "").Get(t.Context(), "x")
+		if (err == nil) != test.valid || test.valid && string(secret.Value.Reveal()) != content {
+			t.Errorf("%s: %q, %v, want valid %v", name, secret.Value.Reveal(), err, test.valid)
+		}
+	}
+}
+
+// TestOtherCreator checks that a put replaces a secret that another writer creates at the same time.
+func TestOtherCreator(t *testing.T) {
+	server, service := serve(t, fake.New())
+	server.Refuse("secretmanager.projects.secrets.create", &rest.Error{Code: http.StatusConflict})
+	if err := New(service, "p", "").Put(t.Context(), "x", secretstore.NewValue([]byte("x")),
+		secretstore.Any); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -97,11 +152,52 @@ func TestAbandonedCreation(t *testing.T) {
 	}
 }
 
+// TestRemovalOfAbandonedCreation has answers to the removal of an abandoned secret, and to the question for its age.
+func TestRemovalOfAbandonedCreation(t *testing.T) {
+	for name, test := range map[string]struct {
+		refused int    // status of the first removal
+		created string // replaces the time of the creation
+		want    string // "" means success
+	}{
+		"removed":                       {0, "", ""},
+		"another caller has removed it": {http.StatusNotFound, "", ""},
+		"it has changed":                {http.StatusBadRequest, "", ""},
+		"not allowed":                   {http.StatusForbidden, "", "403"},
+		"no time":                       {0, "yesterday", "its creator"},
+	} {
+		cloud := fake.New()
+		handlers := cloud.Handlers()
+		get := handlers["secretmanager.projects.secrets.get"]
+		handlers["secretmanager.projects.secrets.get"] = func(c *rest.Call) (any, error) {
+			answer, err := get(c)
+			if test.created != "" {
+				answer.(map[string]any)["createTime"] = test.created
+			}
+			return answer, err
+		}
+		server, service := serveHandlers(t, handlers)
+		store := New(service, "p", "")
+		now := time.Now().Add(abandonedAfter)
+		store.now = func() time.Time { return now }
+		store.sleep = func(context.Context, time.Duration) error { now = now.Add(time.Second); return nil }
+		if _, err := store.createEmpty(t.Context(), store.resource("x")); err != nil {
+			t.Fatal(err)
+		}
+		if test.refused != 0 {
+			server.Refuse("secretmanager.projects.secrets.delete", &rest.Error{Code: test.refused})
+		}
+		err := store.Put(t.Context(), "x", secretstore.NewValue([]byte("x")), secretstore.IfAbsent)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: put: %v, want %q", name, err, test.want)
+		}
+	}
+}
+
 // TestIDs checks that the ID of a name decodes to the same name. It also checks that decodeID refuses a text that is
 // not the ID of any name.
 func TestIDs(t *testing.T) {
 	for name, id := range map[string]string{"ca.key": "ca_2ekey", "a_b": "a_5fb",
-		"nstance/c/x-1": "nstance_2fc_2fx-1"} {
+		"nstance/c/x-1": "nstance_2fc_2fx-1", "azAZ09-": "azAZ09-", "`{@[/:._": "_60_7b_40_5b_2f_3a_2e_5f"} {
 		if got := EncodeID(name); got != id {
 			t.Errorf("%q has ID %q, want %q", name, got, id)
 		}

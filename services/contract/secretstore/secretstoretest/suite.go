@@ -75,7 +75,8 @@ func putAndGet(t *testing.T, a, b secretstore.Store) {
 		binary[i] = byte(i)
 	}
 	for name, content := range map[string]string{
-		"text": "correct horse", "binary": string(binary), "line": "a\r\nb\n", "Dots.and-dashes_9": "x",
+		"text": "correct horse", "binary": string(binary), "latin": "gr\xfc\xdfe", "nul": "a\x00b",
+		"line": "a\r\nb\n", "Dots.and-dashes_9": "x",
 		"json":                   `{"a":"b"}`,
 		strings.Repeat("n", 128): "long name", "large": strings.Repeat("x", 4000),
 	} {
@@ -150,6 +151,20 @@ func list(t *testing.T, a, b secretstore.Store) {
 	slices.Sort(names)
 	if got, err := a.List(t.Context()); err != nil || !slices.Equal(got, names) {
 		t.Errorf("names %q, %v, want %q", got, err, names)
+	}
+}
+
+// Prefixes checks that a store lists only its own secrets. open opens a store with a prefix in the same empty service
+// each time it is called.
+func Prefixes(t *testing.T, open func(prefix string) secretstore.Store) {
+	stores := map[string]secretstore.Store{"x": open("a/"), "y": open("a/b/"), "z": open("")}
+	for name, store := range stores {
+		put(t, store, name, "of "+name, secretstore.IfAbsent)
+	}
+	for name, store := range stores {
+		if names, err := store.List(t.Context()); err != nil || !slices.Equal(names, []string{name}) {
+			t.Errorf("names %q, %v, want %q", names, err, name)
+		}
 	}
 }
 
