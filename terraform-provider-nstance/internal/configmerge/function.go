@@ -28,8 +28,8 @@ func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp
 		Summary: "Merges shard configurations",
 		MarkdownDescription: "Merges objects, such as the settings of all shards and those of one shard: member by " +
 			"member, where the later object wins; any other value replaces the earlier one. A member with `null` " +
-			"counts as absent, except inside of `args` and of `json`, where it replaces the earlier value. The result " +
-			"is for `config` of an `nstance_shard`, which checks it. Each of the objects may be incomplete.",
+			"counts as absent, except inside of `args` and of `json`, where it replaces the earlier value. The " +
+			"result is for `config` of an `nstance_shard`, which checks it. Each of the objects may be incomplete.",
 		Parameters: []function.Parameter{function.DynamicParameter{Name: "document", AllowUnknownValues: true,
 			MarkdownDescription: "The object that the patches override."}},
 		VariadicParameter: function.DynamicParameter{

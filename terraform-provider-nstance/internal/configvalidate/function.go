@@ -25,8 +25,8 @@ func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *fu
 func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
 	resp.Definition = function.Definition{
 		Summary: "Checks a shard configuration",
-		MarkdownDescription: "Checks a shard configuration by the servers' own rules. Returns `true`, or fails and lists " +
-			"every problem with its path and what to do.",
+		MarkdownDescription: "Checks a shard configuration by the servers' own rules. Returns `true`, or fails and " +
+			"lists every problem with its path and what to do.",
 		Parameters: []function.Parameter{function.DynamicParameter{Name: "config",
 			MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
 				"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."}},

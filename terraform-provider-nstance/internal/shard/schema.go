@@ -28,11 +28,11 @@ func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrade
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	attributes := map[string]schema.Attribute{}
 	attributes["config"] = schema.DynamicAttribute{
-		MarkdownDescription: "The configuration: an object as the [reference of the configuration]" +
-			"(https://github.com/nstance-kit/nstance/blob/main/docs/reference/configuration.md) describes it, of " +
-			"which `cluster` and `server` are required. A plan checks it by the servers' own rules, and refuses a field that " +
-			"does not exist, with its path. A field with null counts as unset. The function `jsonc_decode` reads a " +
-			"configuration from a file, and `config_merge` merges several.",
+		MarkdownDescription: "The configuration: an object as the [reference of the " +
+			"configuration](https://github.com/nstance-kit/nstance/blob/main/docs/reference/configuration.md) " +
+			"describes it, of which `cluster` and `server` are required. A plan checks it by the servers' own rules, " +
+			"and refuses a field that does not exist, with its path. A field with null counts as unset. The function " +
+			"`jsonc_decode` reads a configuration from a file, and `config_merge` merges several.",
 		Required: true,
 	}
 	attributes["wait_for_leader"] = schema.BoolAttribute{
@@ -100,9 +100,9 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		}},
 	}
 	attributes["group_settings"] = schema.MapAttribute{
-		MarkdownDescription: "All settings of the static groups, by `tenant/name`, as JSON: those of the group, and those " +
-			"that it inherits from its template, from the shard and from the defaults. `$defaults` lists the paths of " +
-			"those that nobody has written. What an operator sets at run time is not in it.",
+		MarkdownDescription: "All settings of the static groups, by `tenant/name`, as JSON: those of the group, and " +
+			"those that it inherits from its template, from the shard and from the defaults. `$defaults` lists the " +
+			"paths of those that nobody has written. What an operator sets at run time is not in it.",
 		Computed: true, ElementType: types.StringType,
 	}
 	resp.Schema = schema.Schema{

@@ -290,14 +290,15 @@ func squeeze(s string) string {
 
 // misspelt are ten fields that the example has not, each with the path and the hint of the error.
 var misspelt = []struct{ old, new, path, hint string }{
-	{`{ encryption_key = { provider = "env" } }`, `{ encryption_kye = {} }`, "cluster.secrets.encryption_kye", "encryption_key"},
+	{`{ encryption_key = { provider = "env" } }`, `{ encryption_kye = {} }`, "cluster.secrets.encryption_kye",
+		"encryption_key"},
 	{`request_timeout `, `requesttimeout `, "server.requesttimeout", "request_timeout"},
 	{`subnet_pools `, `subnetpools `, "server.subnetpools", "subnet_pools"},
 	{`userdata =`, `userdta =`, "defaults.userdta", "userdata"},
 	{`content =`, `contnet =`, "defaults.userdata.contnet", "content"},
 	{`arch `, `archh `, "templates.worker.archh", "arch"},
 	{`vars =`, `var =`, `templates.worker.files["app.env"].var`, "vars"},
-	{`size = 2`, `max_unhealty = "3"`, "groups.default.workers.max_unhealty", "max_unhealthy"},
+	{`size = 2`, `max_unhealth = "3"`, "groups.default.workers.max_unhealth", "max_unhealthy"},
 	{`max_surge = 2`, `rollout = { canry = 1 }`, "groups.prod.others.rollout.canry", "canary"},
 	{`groups =`, `grops =`, "grops", "groups"},
 }
