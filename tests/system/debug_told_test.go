@@ -58,8 +58,8 @@ type journalEvent struct {
 }
 
 type standingError struct {
-	At           time.Time
-	Kind, Reason string
+	At            time.Time
+	Kind, Message string
 }
 
 // admin runs nstance-admin and parses the JSON that it prints. Its exit status is ignored.
@@ -163,7 +163,7 @@ func (s *story) checkExplain(ctx context.Context, t told) error {
 		return err
 	}
 	for _, e := range standing {
-		if e.Kind == t.cause && e.Reason == t.event.Message && e.At.Equal(t.event.At) {
+		if e.Kind == t.cause && e.Message == t.event.Message && e.At.Equal(t.event.At) {
 			return nil
 		}
 	}

@@ -101,8 +101,8 @@ func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fle
 func (a *app) groupNames(cmd *cobra.Command) (names []string) {
 	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
 		for _, answer := range f.Groups(ctx, shards) {
-			for _, g := range answer.Groups {
-				names = append(names, g.Name)
+			for _, g := range answer.Message.GetGroups() {
+				names = append(names, g.GetGroup())
 			}
 		}
 	})
@@ -113,8 +113,8 @@ func (a *app) groupNames(cmd *cobra.Command) (names []string) {
 func (a *app) instanceNames(cmd *cobra.Command) (names []string) {
 	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
 		for _, answer := range f.Instances(ctx, shards, "") {
-			for _, i := range answer.Instances {
-				names = append(names, i.ID+"\t"+i.Group+" "+i.Health)
+			for _, i := range answer.Message.GetInstances() {
+				names = append(names, i.GetInstanceId()+"\t"+i.GetGroup()+" "+i.GetHealth())
 			}
 		}
 	})

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -49,7 +51,7 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 				return err
 			}
 			for _, answer := range answers {
-				writeProblems(w, answer.Shard, answer.Problems)
+				writeProblems(w, answer.Shard, answer.Message.GetProblems())
 			}
 			return nil
 		}
@@ -59,20 +61,21 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 }
 
 func (a *app) configRow(answer fleet.ConfigAnswer) []cell {
-	c := answer.Config
-	row := plain(answer.Shard, c.Cluster, c.Leader, num(c.Term), num(c.Generation), c.ETag, stamp(c.LastModified),
-		num(c.Size), "applied")
+	c := answer.Message
+	row := plain(answer.Shard, c.GetClusterId(), c.GetLeaderId(), num(c.GetTerm()), num(c.GetGeneration()), c.GetEtag(),
+		stamp(fleet.Time(c.GetLastModified())), num(c.GetSize()), "applied")
 	row[8].paint = a.style.out.good
-	if c.RefusedETag != "" || len(c.Problems) > 0 {
-		row[8].text = fmt.Sprintf("newer one refused: %d problems", len(c.Problems))
+	if c.GetRefusedEtag() != "" || len(c.GetProblems()) > 0 {
+		row[8].text = fmt.Sprintf("newer one refused: %d problems", len(c.GetProblems()))
 		row[8].paint = a.style.out.bad
 	}
 	return row
 }
 
-func writeProblems(w io.Writer, shard string, problems []fleet.Problem) {
+func writeProblems(w io.Writer, shard string, problems []*nstancev1.ConfigProblem) {
 	for _, p := range problems {
-		text := config.Problem{File: shard, Path: p.Path, Line: int(p.Line), Col: int(p.Column), Message: p.Message}
+		text := config.Problem{File: shard, Path: p.GetPath(), Line: int(p.GetLine()), Col: int(p.GetColumn()),
+			Message: p.GetMessage()}
 		fmt.Fprintln(w, printable(text.String()))
 	}
 }
@@ -93,15 +96,17 @@ exit status is 1.`,
 func (a *app) refresh(ctx context.Context, s *scope, f format) error {
 	table := func(w io.Writer, answers []fleet.RefreshAnswer) error {
 		for _, answer := range answers {
+			r := answer.Message
+			result := strings.ToLower(strings.TrimPrefix(r.GetResult().String(), "REFRESH_RESULT_"))
 			switch {
-			case answer.Result == "invalid":
-				writeProblems(w, answer.Shard, answer.Problems)
+			case r.GetResult() == nstancev1.RefreshResult_REFRESH_RESULT_INVALID:
+				writeProblems(w, answer.Shard, r.GetProblems())
 			case answer.Err != nil:
-			case answer.Restarting:
-				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard,
-					answer.Result, printable(answer.ETag))
+			case r.GetRestarting():
+				fmt.Fprintf(w, "%s: configuration %s (%s), the server restarts to apply it\n", answer.Shard, result,
+					printable(r.GetEtag()))
 			default:
-				fmt.Fprintf(w, "%s: configuration %s (%s)\n", answer.Shard, answer.Result, printable(answer.ETag))
+				fmt.Fprintf(w, "%s: configuration %s (%s)\n", answer.Shard, result, printable(r.GetEtag()))
 			}
 		}
 		return nil

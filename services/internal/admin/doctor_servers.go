@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/objstore"
@@ -116,19 +117,21 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 		Rand: a.Rand})
 	defer f.Close()
 	answer := f.Status(ctx, []string{o.shard})[0]
-	if answer.Status == nil {
+	if answer.Err != nil {
 		return []finding{{"alerts", true, "not checked: " + answer.Err.Error(), ""}}
 	}
-	slices.SortFunc(answer.Errors, func(a, b fleet.Event) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group), a.At.Compare(b.At))
+	alerts := answer.Message.GetErrors()
+	slices.SortFunc(alerts, func(a, b *nstancev1.ErrorEvent) int {
+		return cmp.Or(cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetGroup(), b.GetGroup()),
+			fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())))
 	})
-	for _, e := range answer.Errors {
-		check := "alert " + e.Kind
-		if e.Group != "" {
-			check += " of group " + e.Group
+	for _, e := range alerts {
+		check := "alert " + e.GetKind()
+		if e.GetGroup() != "" {
+			check += " of group " + e.GetGroup()
 		}
-		found = append(found, finding{check, false, fmt.Sprintf("%s (since %s)", e.Reason, stamp(e.At)),
-			"see " + runbooks + e.Kind + ".md"})
+		found = append(found, finding{check, false, fmt.Sprintf("%s (since %s)", e.GetMessage(),
+			stamp(fleet.Time(e.GetAt()))), "see " + runbooks + e.GetKind() + ".md"})
 	}
 	if found == nil {
 		found = []finding{{"alerts", true, "none is active", ""}}

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -28,14 +30,16 @@ events: it prints past events from the shards' journals, with their times, reaso
 causes, and ends. Each leader has the newest 10,000 events of its shard. Older ones are
 only in the bucket, for 30 days (server.journal_retention).
 
-With --output json, "events" prints each event as one object on one line. The field "at" is
-the time on the server's clock. The first events describe the current groups and instances,
-and have "snapshot": true. An event of the type snapshot_end ends the list of groups, and
+With --output json, "events" prints each event as one object on one line, with the shard and
+one of group_event, instance_event and error_event. The field "at" is the time on the
+server's clock. The first events describe the current groups and instances, and have
+"snapshot": true. An event of the type TYPE_SNAPSHOT_END ends the list of groups, and
 another one ends the list of instances.`,
 		Example: `  nstance-admin events --all-shards
   nstance-admin events --since 2h --all-shards
   nstance-admin events --instance wrk06bgm7733st2576nx5jht4ecjw --shard us-west-2a
-  nstance-admin events --shard us-west-2a --changes --output json | jq -r 'select(.type == "registered").instance_id'`,
+  nstance-admin events --shard us-west-2a --changes --output json |
+    jq -r '.instance_event | select(.type == "TYPE_REGISTERED").instance.instance_id'`,
 	}
 	cmd.Flags().BoolVar(&changes, "changes", false, "print only changes, not the state at the beginning")
 	cmd.Flags().DurationVar(&since, "since", 0, "print events that are not older than this, such as 2h")
@@ -117,48 +121,52 @@ func (a *app) writeEvent(f format, e fleet.Event) error {
 	if !ok {
 		return nil
 	}
-	when := e.At
-	if when.IsZero() {
-		when = a.Now() // group events have no time
-	}
+	// Group events have no time.
+	when := cmp.Or(fleet.Time(cmp.Or(e.Instance.Of.GetAt(), e.Error.Of.GetAt())), a.Now())
 	_, err := fmt.Fprintf(a.Stdout, "%s  %s  %s\n", a.style.out.dim(when.UTC().Format("15:04:05.000")), e.Shard, text)
 	return err
 }
 
 // eventText describes an event in one line. ok is false for an event that the command does not print.
 func (a *app) eventText(e fleet.Event) (text string, ok bool) {
-	kind := fmt.Sprintf("%-16s", strings.ReplaceAll(e.Type, "_", " "))
 	p := a.style.out
-	switch e.Type {
-	case "snapshot_end":
+	paint := func(text string) string { return text }
+	var kind, what string
+	switch g, i := e.Group.Of.GetStatus(), e.Instance.Of; {
+	case e.Error.Of.GetResolved():
+		kind, paint = "resolved", p.good
+	case e.Error.Of != nil:
+		kind, paint = "error", p.bad
+	case g != nil:
+		kind, what = "group", join(g.GetGroup(), fmt.Sprintf("size %d, %d there, %d healthy", g.GetSize(),
+			g.GetActualSize(), g.GetHealthy()), note(g))
+	case e.Group.Of.GetType() == nstancev1.GroupEvent_TYPE_DELETE:
+		kind, what = "group deleted", e.Group.Of.GetGroup()
+	case e.Group.Of != nil, i.GetType() == nstancev1.InstanceEvent_TYPE_SNAPSHOT_END:
 		return "", false
-	case "healthy", "registered", "resolved":
-		kind = p.good(kind)
-	case "unhealthy", "lost", "error":
-		kind = p.bad(kind)
-	case "pending_deletion", "notice":
-		kind = p.warn(kind)
-	}
-	var what string
-	switch {
-	case e.GroupStatus != nil:
-		g := e.GroupStatus
-		kind = fmt.Sprintf("%-16s", "group")
-		what = join(g.Name, fmt.Sprintf("size %d, %d there, %d healthy", g.Size, g.ActualSize, g.Healthy), note(*g))
-	case e.Stream == "group":
-		kind = fmt.Sprintf("%-16s", "group deleted")
-		what = e.Group
 	default:
+		kind = strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(i.GetType().String(), "TYPE_"), "_", " "))
 		replaces, until := "", ""
-		if e.Replaces != "" {
-			replaces = "replaces " + e.Replaces
+		if i.GetReplaces() != "" {
+			replaces = "replaces " + i.GetReplaces()
 		}
-		if e.Drain {
-			until = "drain until " + stamp(e.Deadline)
+		if i.GetDrain() {
+			until = "drain until " + stamp(fleet.Time(i.GetDeadline()))
 		}
-		what = join(e.Kind, e.Group, e.ID, replaces, until, e.Reason)
+		what = join(i.GetInstance().GetGroup(), i.GetInstance().GetInstanceId(), replaces, until, i.GetReason())
 	}
-	return kind + "  " + printable(what), true
+	switch e.Instance.Of.GetType() {
+	case nstancev1.InstanceEvent_TYPE_HEALTHY, nstancev1.InstanceEvent_TYPE_REGISTERED:
+		paint = p.good
+	case nstancev1.InstanceEvent_TYPE_UNHEALTHY, nstancev1.InstanceEvent_TYPE_LOST:
+		paint = p.bad
+	case nstancev1.InstanceEvent_TYPE_PENDING_DELETION, nstancev1.InstanceEvent_TYPE_NOTICE:
+		paint = p.warn
+	}
+	if err := e.Error.Of; err != nil {
+		what = join(err.GetKind(), err.GetGroup(), err.GetInstanceId(), err.GetMessage())
+	}
+	return paint(fmt.Sprintf("%-16s", kind)) + "  " + printable(what), true
 }
 
 // join joins the parts that are not empty.

@@ -90,6 +90,9 @@ func TestEvents(t *testing.T) {
 			cli, a, _, replace := shards(t)
 			story(a)
 			last := "deleted"
+			if strings.Contains(args, "--output") {
+				last = "TYPE_DELETED"
+			}
 			golden(t, filepath.Join("testdata", "cli", name+".txt"), cli.followEvents(t, replace, last,
 				strings.Fields(args)...))
 		})

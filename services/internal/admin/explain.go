@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -71,63 +72,67 @@ the command looks for the instance in every shard.`,
 func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) error {
 	first := true
 	for _, answer := range answers {
-		if answer.Explanation == nil {
+		if answer.Err != nil {
 			continue
 		}
 		if !first {
 			fmt.Fprintln(w)
 		}
 		first = false
-		if err := a.writeExplanation(w, answer.Shard, answer.Explanation); err != nil {
+		if err := a.writeExplanation(w, answer); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *app) writeExplanation(w io.Writer, shard string, e *fleet.Explanation) error {
-	facts := []fact{{"Group", e.Group}, {"Shard", shard}, {"Desired", num(e.Desired)}, {"Blocked", e.Blocked()},
-		{"Rollout waits", e.RolloutText()}}
-	if e.UnhealthyGuard {
-		facts = append(facts, fact{"Guard", e.GuardText()})
+func (a *app) writeExplanation(w io.Writer, answer fleet.ExplanationAnswer) error {
+	e := answer.Message
+	facts := []fact{{"Group", answer.Group}, {"Shard", answer.Shard}, {"Desired", num(e.GetDesired())},
+		{"Blocked", fleet.Blocked(e)}, {"Rollout waits", fleet.RolloutText(e)}}
+	if e.GetUnhealthyGuard() {
+		facts = append(facts, fact{"Guard", fleet.GuardText(e)})
 	}
-	for _, err := range e.Errors {
-		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.Kind, err.Reason, stamp(err.At))})
+	for _, err := range e.GetErrors() {
+		facts = append(facts, fact{"Error", fmt.Sprintf("%s: %s (since %s)", err.GetKind(), err.GetMessage(),
+			stamp(fleet.Time(err.GetAt())))})
 	}
-	for _, v := range e.Instances {
-		if v.Refused != "" {
-			facts = append(facts, fact{"Refused", fmt.Sprintf("the agent of %s: %s", v.ID, v.Refused)})
+	for _, v := range e.GetInstances() {
+		if why := v.GetRefused(); why != "" {
+			facts = append(facts, fact{"Refused", fmt.Sprintf("the agent of %s: %s", v.GetInstanceId(), why)})
 		}
 	}
-	facts = append(facts, fact{"Planned again", cmp.Or(stamp(e.NextPlanAt), "when something happens")})
+	facts = append(facts, fact{"Planned again", cmp.Or(stamp(fleet.Time(e.GetNextPlanAt())), "when something happens")})
 	if err := writeFacts(w, a.style.out, facts); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	if len(e.Actions) == 0 {
-		fmt.Fprintln(w, printable(e.Idle()))
+	if len(e.GetActions()) == 0 {
+		fmt.Fprintln(w, printable(fleet.Idle(e)))
 	} else if err := writeTable(w, a.style.out, []string{"NEXT", "INSTANCE", "REPLACES", "BY", "WHY"},
-		actionRows(e.Actions)); err != nil {
+		actionRows(e.GetActions())); err != nil {
 		return err
 	}
-	if len(e.Instances) == 0 {
+	if len(e.GetInstances()) == 0 {
 		return nil
 	}
 	fmt.Fprintln(w)
 	return writeTable(w, a.style.out, []string{"INSTANCE", "RULE", "CLASS", "CHANGES", "UNDER WAY", "DRAINED BY"},
-		verdictRows(e.Instances))
+		verdictRows(e.GetInstances()))
 }
 
-func actionRows(actions []fleet.PlannedAction) (rows [][]cell) {
+func actionRows(actions []*nstancev1.PlannedAction) (rows [][]cell) {
 	for _, action := range actions {
-		rows = append(rows, plain(action.Kind, action.ID, action.Replaces, stamp(action.Deadline), action.Reason))
+		rows = append(rows, plain(action.GetKind(), action.GetInstanceId(), action.GetReplaces(),
+			stamp(fleet.Time(action.GetDeadline())), action.GetReason()))
 	}
 	return rows
 }
 
-func verdictRows(verdicts []fleet.Verdict) (rows [][]cell) {
+func verdictRows(verdicts []*nstancev1.InstanceVerdict) (rows [][]cell) {
 	for _, v := range verdicts {
-		rows = append(rows, plain(v.ID, num(v.Rule), v.RuleName, stamp(v.Until), v.Work, stamp(v.DrainDeadline)))
+		rows = append(rows, plain(v.GetInstanceId(), num(v.GetRule()), v.GetRuleName(), stamp(fleet.Time(v.GetUntil())),
+			v.GetWork(), stamp(fleet.Time(v.GetDrainDeadline()))))
 	}
 	return rows
 }

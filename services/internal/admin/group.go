@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -55,7 +56,7 @@ func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
 	return func(w io.Writer, answers []fleet.GroupsAnswer) error {
 		var rows [][]cell
 		for _, answer := range answers {
-			for _, g := range answer.Groups {
+			for _, g := range answer.Message.GetGroups() {
 				rows = append(rows, a.groupRow(answer.Shard, g))
 			}
 		}
@@ -75,13 +76,13 @@ func (a *app) none(failed []*fleet.Error, text string) error {
 	return nil
 }
 
-func (a *app) groupRow(shard string, g fleet.Group) []cell {
-	row := plain(shard, g.Name, num(g.Size), num(g.ActualSize), num(g.Healthy), g.Template, g.InstanceType,
-		g.SubnetPool, origin(g), note(g))
-	if g.ActualSize != g.Size {
+func (a *app) groupRow(shard string, g *nstancev1.GroupStatus) []cell {
+	row := plain(shard, g.GetGroup(), num(g.GetSize()), num(g.GetActualSize()), num(g.GetHealthy()), g.GetTemplate(),
+		g.GetInstanceType(), g.GetSubnetPool(), origin(g), note(g))
+	if g.GetActualSize() != g.GetSize() {
 		row[3].paint = a.style.out.warn
 	}
-	if g.Healthy < g.Size {
+	if g.GetHealthy() < g.GetSize() {
 		row[4].paint = a.style.out.warn
 	} else {
 		row[4].paint = a.style.out.good
@@ -89,29 +90,29 @@ func (a *app) groupRow(shard string, g fleet.Group) []cell {
 	return row
 }
 
-func origin(g fleet.Group) string {
+func origin(g *nstancev1.GroupStatus) string {
 	switch {
-	case g.Static && g.Overridden:
+	case g.GetIsStatic() && g.GetOverridden():
 		return "static, changed"
-	case g.Static:
+	case g.GetIsStatic():
 		return "static"
 	}
 	return "dynamic"
 }
 
-func note(g fleet.Group) string {
-	if g.Deleting {
-		return strings.TrimSuffix("being deleted; "+g.Blocked(), "; ")
+func note(g *nstancev1.GroupStatus) string {
+	if g.GetDeleting() {
+		return strings.TrimSuffix("being deleted; "+fleet.Blocked(g), "; ")
 	}
-	return strings.Trim(g.Blocked()+"; "+g.RolloutWaits, "; ")
+	return strings.Trim(fleet.Blocked(g)+"; "+g.GetRolloutWaits(), "; ")
 }
 
 // outdated counts the instances that a rollout replaces.
-func outdated(g fleet.Group) string {
-	if g.Outdated == 0 {
+func outdated(g *nstancev1.GroupStatus) string {
+	if g.GetOutdated() == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d instances", g.Outdated)
+	return fmt.Sprintf("%d instances", g.GetOutdated())
 }
 
 func num[N uint32 | uint64 | int](n N) string { return fmt.Sprint(n) }
@@ -137,7 +138,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 		table := func(w io.Writer, answers []fleet.GroupsAnswer) error {
 			first := true
 			for _, answer := range answers {
-				for _, g := range answer.Groups {
+				for _, g := range answer.Message.GetGroups() {
 					if !first {
 						fmt.Fprintln(w)
 					}
@@ -163,20 +164,20 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	return cmd
 }
 
-func groupFacts(shard string, g fleet.Group) []fact {
+func groupFacts(shard string, g *nstancev1.GroupStatus) []fact {
 	return []fact{
-		{"Group", g.Name}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
-			fmt.Sprintf("%d desired, %d actual, %d healthy", g.Size, g.ActualSize, g.Healthy)},
-		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.Kind}, {"Arch", g.Arch}, {"ETag", g.ETag},
-		{"Runtime hash", g.RuntimeHash}, {"Infra hash", g.InfraHash},
-		{"Instances", list(g.InstanceIDs)}, {"Provider IDs", list(g.ProviderIDs)},
+		{"Group", g.GetGroup()}, {"Shard", shard}, {"Origin", origin(g)}, {"Size",
+			fmt.Sprintf("%d desired, %d actual, %d healthy", g.GetSize(), g.GetActualSize(), g.GetHealthy())},
+		{"Outdated", outdated(g)}, {"Note", note(g)}, {"Kind", g.GetKind()}, {"Arch", g.GetArch()},
+		{"ETag", g.GetEtag()}, {"Runtime hash", g.GetRuntimeHash()}, {"Infra hash", g.GetInfraHash()},
+		{"Instances", list(g.GetInstanceIds())}, {"Provider IDs", list(g.GetProviderIds())},
 	}
 }
 
 // settingFacts returns all settings of a group that are in force, one for each path.
-func settingFacts(g fleet.Group) []fact {
+func settingFacts(g *nstancev1.GroupStatus) []fact {
 	var settings map[string]any
-	if json.Unmarshal(g.Config, &settings) != nil {
+	if json.Unmarshal([]byte(g.GetMergedJson()), &settings) != nil {
 		return nil
 	}
 	var facts []fact
@@ -195,7 +196,7 @@ func settingFacts(g fleet.Group) []fact {
 		within := func(of string) bool {
 			return path == of || strings.HasPrefix(path, of+".") || strings.HasPrefix(path, of+"[")
 		}
-		if slices.ContainsFunc(g.Defaults, within) {
+		if slices.ContainsFunc(g.GetDefaults(), within) {
 			text += "   (default)"
 		}
 		facts = append(facts, fact{"  " + path, text})
@@ -206,10 +207,10 @@ func settingFacts(g fleet.Group) []fact {
 
 // groupLines returns a function that prints the result of a group change in each shard, one line per shard. It skips
 // shards that failed.
-func groupLines(line func(fleet.GroupAnswer) string) func(io.Writer, []fleet.GroupAnswer) error {
-	return func(w io.Writer, answers []fleet.GroupAnswer) error {
+func groupLines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
+	return func(w io.Writer, answers []T) error {
 		for _, answer := range answers {
-			if answer.Err == nil {
+			if answer.Failure() == nil {
 				fmt.Fprintln(w, printable(line(answer)))
 			}
 		}
@@ -237,15 +238,16 @@ the configuration.`,
 		if done, err := a.confirm(cmd, sure, what); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupDeleteAnswer {
 			return f.DeleteGroup(ctx, shards, name)
 		}
-		return ask(cmd.Context(), a, s, *f, "deleting in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			if answer.Restored {
+		line := func(answer fleet.GroupDeleteAnswer) string {
+			if answer.Message.GetRestoredStatic() {
 				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
 			}
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
-		}))
+		}
+		return ask(cmd.Context(), a, s, *f, "deleting in", call, groupLines(line))
 	}
 	return cmd
 }
@@ -299,12 +301,12 @@ and needs --yes elsewhere.`
 			return f.Rollout(ctx, shards, args[0], do)
 		}
 		err := ask(cmd.Context(), a, s, *f, "asking", call, groupLines(func(answer fleet.GroupAnswer) string {
-			state := "runs"
-			if answer.Group.Paused {
+			g, state := answer.Message.GetGroup(), "runs"
+			if g.GetPaused() {
 				state = "is paused"
 			}
 			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %d instances are outdated", answer.Shard,
-				answer.Group.Name, state, answer.Group.Outdated, answer.Group.ActualSize)
+				g.GetGroup(), state, g.GetOutdated(), g.GetActualSize())
 		}))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}

@@ -55,15 +55,16 @@ healthy.`,
 		if done, err := a.confirmScale(cmd, s, sure, *f, args[0], uint32(size), total); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
 			if total {
 				return f.ScaleTotal(ctx, shards, args[0], uint32(size))
 			}
 			return f.Scale(ctx, shards, args[0], uint32(size))
 		}
-		err = ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, answer.Group.Name,
-				*answer.PreviousSize, answer.Group.Size, answer.Group.ActualSize)
+		err = ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.ScaleAnswer) string {
+			g := answer.Message.GetGroup()
+			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, g.GetGroup(),
+				*answer.PreviousSize, g.GetSize(), g.GetActualSize())
 		}))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
@@ -119,17 +120,17 @@ func (a *app) showScale(output format, previews []fleet.ScalePreview) error {
 			if p.Size > p.ActualSize {
 				fmt.Fprintf(w, "%s: %d instances would be created\n", p.Shard, p.Size-p.ActualSize)
 			}
-			if p.Plan == nil {
+			if p.Plan.Of == nil {
 				if p.Size < p.ActualSize {
 					fmt.Fprintf(w, "%s: %d instances would be deleted; this leader does not say which\n", p.Shard,
 						p.ActualSize-p.Size)
 				}
 				continue
 			}
-			for _, action := range p.Plan.Actions {
-				if action.Kind == "mark_deleting" {
-					fmt.Fprintf(w, "%s: instance %s would be deleted: %s\n", p.Shard, action.ID,
-						printable(action.Reason))
+			for _, action := range p.Plan.Of.GetActions() {
+				if action.GetKind() == "mark_deleting" {
+					fmt.Fprintf(w, "%s: instance %s would be deleted: %s\n", p.Shard, action.GetInstanceId(),
+						printable(action.GetReason()))
 				}
 			}
 		}

@@ -108,7 +108,8 @@ func (a *app) groupCreateCommand() *cobra.Command {
 			return f.CreateGroup(ctx, shards, args[0], patch)
 		}
 		return ask(cmd.Context(), a, s, *f, "creating in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Group.Name, answer.Group.Size)
+			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Message.GetGroup().GetGroup(),
+				answer.Message.GetGroup().GetSize())
 		}))
 	}
 	return cmd
@@ -148,8 +149,9 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 			return f.SetGroup(ctx, shards, args[0], patch)
 		}
 		err = ask(cmd.Context(), a, s, *f, "changing in", call, groupLines(func(answer fleet.GroupAnswer) string {
-			return fmt.Sprintf("%s: group %s is changed, %d of %d instances are outdated", answer.Shard,
-				answer.Group.Name, answer.Group.Outdated, answer.Group.ActualSize)
+			g := answer.Message.GetGroup()
+			return fmt.Sprintf("%s: group %s is changed, %d of %d instances are outdated", answer.Shard, g.GetGroup(),
+				g.GetOutdated(), g.GetActualSize())
 		}))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}

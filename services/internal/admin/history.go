@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -43,28 +44,28 @@ func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duratio
 func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
 	type entry struct {
 		shard string
-		fleet.JournalEvent
+		*nstancev1.JournalEvent
 	}
 	var entries []entry
 	for _, answer := range answers {
-		for _, e := range answer.Events {
+		for _, e := range answer.Message.GetEvents() {
 			entries = append(entries, entry{answer.Shard, e})
 		}
 	}
 	if len(entries) == 0 {
 		return a.none(fleet.Failed(answers), "There are no such events.")
 	}
-	slices.SortStableFunc(entries, func(a, b entry) int { return a.At.Compare(b.At) })
+	slices.SortStableFunc(entries, func(a, b entry) int { return fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())) })
 	var rows [][]cell
 	for _, e := range entries {
 		replaces := ""
-		if e.Replaces != "" {
-			replaces = "replaces " + e.Replaces
+		if e.GetReplaces() != "" {
+			replaces = "replaces " + e.GetReplaces()
 		}
-		row := plain(e.At.UTC().Format("2006-01-02T15:04:05.000Z"), e.shard, strings.ReplaceAll(e.Kind, "_", " "),
-			e.Group, e.ID, e.Cause,
-			e.Actor, tookText(e.Took), join(e.Message, replaces))
-		switch e.Kind {
+		row := plain(e.GetAt().AsTime().Format("2006-01-02T15:04:05.000Z"), e.shard,
+			strings.ReplaceAll(e.GetKind(), "_", " "), e.GetGroup(), e.GetInstanceId(), e.GetCause(), e.GetActor(),
+			tookText(e.GetTookSeconds()), join(e.GetMessage(), replaces))
+		switch e.GetKind() {
 		case "instance_lost", "instance_unhealthy", "alert_raised", "registration_refused":
 			row[2].paint = a.style.out.bad
 		case "instance_registered", "instance_healthy", "alert_resolved":

@@ -1,13 +1,17 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"time"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -38,7 +42,7 @@ func (a *app) instanceListCommand() *cobra.Command {
 		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.InstancesAnswer) error {
 			var rows [][]cell
 			for _, answer := range answers {
-				for _, i := range answer.Instances {
+				for _, i := range answer.Message.GetInstances() {
 					rows = append(rows, a.instanceRow(answer.Shard, i))
 				}
 			}
@@ -52,10 +56,11 @@ func (a *app) instanceListCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) instanceRow(shard string, i fleet.Instance) []cell {
-	row := plain(shard, i.ID, i.Group, i.State, i.Health, age(a.Now(), i.CreatedAt), i.InstanceType, address(i),
-		i.ProviderID, instanceNote(i))
-	switch i.Health {
+func (a *app) instanceRow(shard string, i *nstancev1.InstanceStatus) []cell {
+	row := plain(shard, i.GetInstanceId(), i.GetGroup(), i.GetState(), i.GetHealth(),
+		age(a.Now(), fleet.Time(i.GetCreatedAt())), i.GetInstanceType(), cmp.Or(i.GetIpv4(), i.GetIpv6()),
+		i.GetProviderId(), instanceNote(i))
+	switch i.GetHealth() {
 	case "healthy":
 		row[4].paint = a.style.out.good
 	case "unhealthy", "silent":
@@ -66,22 +71,15 @@ func (a *app) instanceRow(shard string, i fleet.Instance) []cell {
 	return row
 }
 
-func address(i fleet.Instance) string {
-	if i.IPv4 != "" {
-		return i.IPv4
-	}
-	return i.IPv6
-}
-
-func instanceNote(i fleet.Instance) string {
+func instanceNote(i *nstancev1.InstanceStatus) string {
 	var notes []string
 	for _, note := range []struct {
 		holds bool
 		text  string
 	}{
-		{i.OnDemand, "on demand"}, {i.Protected, "protected"}, {i.InfraDrift, outdatedNote(i)},
-		{i.RuntimeDrift, "files to be pushed"},
-		{i.DeleteReason != "", i.DeleteReason}, {i.HealthMessage != "", i.HealthMessage},
+		{i.GetOnDemand(), "on demand"}, {i.GetProtected(), "protected"}, {i.GetInfraDrift(), outdatedNote(i)},
+		{i.GetRuntimeDrift(), "files to be pushed"},
+		{i.GetDeleteReason() != "", i.GetDeleteReason()}, {i.GetHealthMessage() != "", i.GetHealthMessage()},
 	} {
 		if note.holds {
 			notes = append(notes, note.text)
@@ -91,8 +89,8 @@ func instanceNote(i fleet.Instance) string {
 }
 
 // outdatedNote says what will happen to an instance with an outdated configuration.
-func outdatedNote(i fleet.Instance) string {
-	if i.Protected {
+func outdatedNote(i *nstancev1.InstanceStatus) string {
+	if i.GetProtected() {
 		return "outdated"
 	}
 	return "to be replaced"
@@ -114,10 +112,10 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
 			return fleet.Elsewhere(f.Instance(ctx, shards, id))
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call,
-			eachInstance(func(w io.Writer, shard string, i fleet.Instance) error {
-				return writeFacts(w, a.style.out, a.instanceFacts(shard, i))
-			}))
+		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
+			return writeFacts(w, a.style.out, a.instanceFacts(shard, i))
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, eachInstance[*nstancev1.GetInstanceStatusResponse](write))
 	}
 	return cmd
 }
@@ -133,14 +131,18 @@ func instanceID(cmd *cobra.Command, text string) (ident.ID, error) {
 	return id, nil
 }
 
-func eachInstance(write func(w io.Writer, shard string, i fleet.Instance) error) func(io.Writer,
-	[]fleet.InstanceAnswer) error {
-	return func(w io.Writer, answers []fleet.InstanceAnswer) error {
+// eachInstance returns a function that calls `write` for the instance in each answer. It skips shards that failed.
+func eachInstance[M interface {
+	proto.Message
+	GetInstance() *nstancev1.InstanceStatus
+}](write func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error) func(io.Writer,
+	[]fleet.Answer[M]) error {
+	return func(w io.Writer, answers []fleet.Answer[M]) error {
 		for _, answer := range answers {
 			if answer.Err != nil {
 				continue
 			}
-			if err := write(w, answer.Shard, *answer.Instance); err != nil {
+			if err := write(w, answer.Shard, answer.Message.GetInstance()); err != nil {
 				return err
 			}
 		}
@@ -148,42 +150,44 @@ func eachInstance(write func(w io.Writer, shard string, i fleet.Instance) error)
 	}
 }
 
-func (a *app) instanceFacts(shard string, i fleet.Instance) []fact {
+func (a *app) instanceFacts(shard string, i *nstancev1.InstanceStatus) []fact {
 	now := a.Now()
-	since := func(t time.Time) string {
-		if t.IsZero() {
+	since := func(t *timestamppb.Timestamp) string {
+		if t == nil {
 			return ""
 		}
-		return fmt.Sprintf("%s (%s ago)", stamp(t), age(now, t))
+		return fmt.Sprintf("%s (%s ago)", stamp(t.AsTime()), age(now, t.AsTime()))
 	}
 	origin := "group's size"
-	if i.OnDemand {
+	if i.GetOnDemand() {
 		origin = "on demand"
 	}
 	facts := []fact{
-		{"Instance", i.ID}, {"Shard", shard}, {"Group", i.Group}, {"Origin", origin}, {"Template", i.Template},
-		{"Kind", i.Kind},
-		{"State", i.State}, {"Health", i.Health}, {"Health message", i.HealthMessage},
-		{"Provider state", i.ProviderState}, {"Provider ID", i.ProviderID},
-		{"Instance type", i.InstanceType}, {"Image", i.Image}, {"Zone", i.Zone}, {"Subnet", i.SubnetID},
-		{"IPv4", i.IPv4}, {"IPv6", i.IPv6}, {"Host name", i.Hostname},
-		{"Created", since(i.CreatedAt)}, {"Launched", since(i.LaunchedAt)}, {"Registered", since(i.RegisteredAt)},
-		{"Last report", since(i.LastReportAt)},
-		{"Delete reason", i.DeleteReason}, {"Delete by", stamp(i.DeleteDeadline)}, {"Deleted", since(i.DeletedAt)},
-		{"Certificate ends", stamp(i.CertificateNotAfter)}, {"Agent", i.AgentVersion}, {"Note", drift(i)},
+		{"Instance", i.GetInstanceId()}, {"Shard", shard}, {"Group", i.GetGroup()}, {"Origin", origin},
+		{"Template", i.GetTemplate()}, {"Kind", i.GetKind()}, {"State", i.GetState()}, {"Health", i.GetHealth()},
+		{"Health message", i.GetHealthMessage()}, {"Provider state", i.GetProviderState()},
+		{"Provider ID", i.GetProviderId()}, {"Instance type", i.GetInstanceType()}, {"Image", i.GetImage()},
+		{"Zone", i.GetZone()}, {"Subnet", i.GetSubnetId()}, {"IPv4", i.GetIpv4()}, {"IPv6", i.GetIpv6()},
+		{"Host name", i.GetHostname()}, {"Created", since(i.GetCreatedAt())}, {"Launched", since(i.GetLaunchedAt())},
+		{"Registered", since(i.GetRegisteredAt())}, {"Last report", since(i.GetLastReportAt())},
+		{"Delete reason", i.GetDeleteReason()}, {"Delete by", stamp(fleet.Time(i.GetDeleteDeadline()))},
+		{"Deleted", since(i.GetDeletedAt())}, {"Certificate ends", stamp(fleet.Time(i.GetCertificateNotAfter()))},
+		{"Agent", i.GetAgentVersion()}, {"Note", drift(i)},
 	}
-	for _, c := range i.HealthChecks {
-		facts = append(facts, fact{"Check " + c.Name, join(c.Status, c.Reason)})
+	for _, c := range i.GetHealthChecks() {
+		status := strings.ToLower(strings.TrimPrefix(c.GetStatus().String(), "STATUS_"))
+		facts = append(facts, fact{"Check " + c.GetName(), join(status, c.GetReason())})
 	}
-	if m := i.Metrics; m != nil {
-		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.CPU*100)},
-			fact{"Memory", fmt.Sprintf("%d of %d MiB", m.MemoryUsedBytes>>20, m.MemoryTotalBytes>>20)})
+	if m := i.GetMetrics(); m != nil {
+		facts = append(facts, fact{"CPU", fmt.Sprintf("%.0f %%", m.GetCpu()*100)},
+			fact{"Memory", fmt.Sprintf("%d of %d MiB", m.GetMemoryUsedBytes()>>20, m.GetMemoryTotalBytes()>>20)})
 	}
 	return facts
 }
 
-func drift(i fleet.Instance) string {
-	return instanceNote(fleet.Instance{InfraDrift: i.InfraDrift, RuntimeDrift: i.RuntimeDrift, Protected: i.Protected})
+func drift(i *nstancev1.InstanceStatus) string {
+	return instanceNote(&nstancev1.InstanceStatus{InfraDrift: i.GetInfraDrift(), RuntimeDrift: i.GetRuntimeDrift(),
+		Protected: i.GetProtected()})
 }
 
 func (a *app) instanceCreateCommand() *cobra.Command {
@@ -213,10 +217,11 @@ If you repeat "instance create" with the same --instance-id, no second instance 
 				return err
 			}
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.CreationAnswer {
 			return f.CreateInstance(ctx, shards, args[0], id, instanceType, vars)
 		}
-		return ask(cmd.Context(), a, s, *f, "creating in", call, eachInstance(writeState))
+		return ask(cmd.Context(), a, s, *f, "creating in", call,
+			eachInstance[*nstancev1.CreateInstanceResponse](writeState))
 	}
 	return cmd
 }

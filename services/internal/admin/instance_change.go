@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -69,14 +70,15 @@ from rollouts and scale-downs, use "instance protect".`,
 
 func (a *app) deleteInstance(ctx context.Context, s *scope, f format, id ident.ID, reason string, decrement bool,
 	patient *patienceFlags) error {
-	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
+	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.DeletionAnswer {
 		return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason, decrement))
 	}
-	err := ask(ctx, a, s, f, "deleting in", call, func(w io.Writer, answers []fleet.InstanceAnswer) error {
-		err := eachInstance(writeState)(w, answers)
+	err := ask(ctx, a, s, f, "deleting in", call, func(w io.Writer, answers []fleet.DeletionAnswer) error {
+		err := eachInstance[*nstancev1.DeleteInstanceResponse](writeState)(w, answers)
 		for _, answer := range answers {
-			if g := answer.Group; g != nil && err == nil {
-				_, err = fmt.Fprintf(w, "%s: group %s has the size %d now\n", answer.Shard, printable(g.Name), g.Size)
+			if g := answer.Message.GetGroup(); g != nil && err == nil {
+				_, err = fmt.Fprintf(w, "%s: group %s has the size %d now\n", answer.Shard, printable(g.GetGroup()),
+					g.GetSize())
 			}
 		}
 		return err
@@ -107,28 +109,29 @@ leader, until "instance protect --off" ends it.`,
 		if err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ProtectionAnswer {
 			return fleet.Elsewhere(f.ProtectInstance(ctx, shards, id, !off))
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call,
-			eachInstance(func(w io.Writer, shard string, i fleet.Instance) error {
-				state := "is not protected"
-				if i.Protected {
-					state = "is protected"
-				}
-				_, err := fmt.Fprintf(w, "%s: instance %s %s\n", shard, printable(i.ID), state)
-				return err
-			}))
+		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
+			state := "is not protected"
+			if i.GetProtected() {
+				state = "is protected"
+			}
+			_, err := fmt.Fprintf(w, "%s: instance %s %s\n", shard, printable(i.GetInstanceId()), state)
+			return err
+		}
+		return ask(cmd.Context(), a, s, *f, "asking", call, eachInstance[*nstancev1.ProtectInstanceResponse](write))
 	}
 	return cmd
 }
 
 // writeState writes the state of an instance after a change.
-func writeState(w io.Writer, shard string, i fleet.Instance) error {
+func writeState(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
 	until := ""
-	if !i.DeleteDeadline.IsZero() {
-		until = ", drained until " + stamp(i.DeleteDeadline) + " at the latest"
+	if deadline := i.GetDeleteDeadline(); deadline != nil {
+		until = ", drained until " + stamp(deadline.AsTime()) + " at the latest"
 	}
-	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.ID), printable(i.State), until)
+	_, err := fmt.Fprintf(w, "%s: instance %s is %s%s\n", shard, printable(i.GetInstanceId()), printable(i.GetState()),
+		until)
 	return err
 }

@@ -116,7 +116,7 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 
 // ask calls the selected shards and shows the answers. `what` describes the call for the user who waits. `table` writes
 // the answers in the human-readable form. ask returns an error if a shard failed.
-func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output format, what string,
+func ask[T fleet.Result](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
 	f, err := a.fleet(s)
 	if err != nil {
@@ -133,7 +133,7 @@ func ask[T any, P fleet.Answer[T]](ctx context.Context, a *app, s *scope, output
 		return nil
 	})
 	err = a.show(output, fleet.Answers[T]{Shards: answers}, func(w io.Writer) error { return table(w, answers) })
-	if failed := fleet.Failed[T, P](answers); len(failed) > 0 {
+	if failed := fleet.Failed(answers); len(failed) > 0 {
 		err = errors.Join(err, &shardsError{failed, len(answers)})
 	}
 	return err

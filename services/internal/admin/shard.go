@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -39,20 +40,20 @@ func (a *app) writeStatus(w io.Writer, answers []fleet.StatusAnswer) error {
 	var rows [][]cell
 	var notes []string
 	for _, answer := range answers {
-		if answer.Status == nil {
+		if answer.Err != nil {
 			continue
 		}
-		rows = append(rows, a.statusRow(answer.Shard, answer.Status))
-		for _, e := range answer.Errors {
-			about := e.Kind
-			if e.Group != "" {
-				about += " of group " + e.Group
+		rows = append(rows, a.statusRow(answer.Shard, answer.Message))
+		for _, e := range answer.Message.GetErrors() {
+			about := e.GetKind()
+			if e.GetGroup() != "" {
+				about += " of group " + e.GetGroup()
 			}
-			notes = append(notes, fmt.Sprintf("%s: %s: %s", answer.Shard, about, e.Reason))
+			notes = append(notes, fmt.Sprintf("%s: %s: %s", answer.Shard, about, e.GetMessage()))
 		}
-		for _, p := range answer.Problems {
+		for _, p := range answer.Message.GetProblems() {
 			notes = append(notes, fmt.Sprintf("%s: refused configuration: %s", answer.Shard,
-				strings.TrimPrefix(p.Path+": "+p.Message, ": ")))
+				strings.TrimPrefix(p.GetPath()+": "+p.GetMessage(), ": ")))
 		}
 	}
 	if len(rows) == 0 {
@@ -71,14 +72,15 @@ func (a *app) writeStatus(w io.Writer, answers []fleet.StatusAnswer) error {
 	return nil
 }
 
-func (a *app) statusRow(shard string, s *fleet.Status) []cell {
+func (a *app) statusRow(shard string, s *nstancev1.GetShardStatusResponse) []cell {
 	configuration := "applied"
-	if s.RefusedETag != "" {
+	if s.GetRefusedEtag() != "" {
 		configuration = "newer one refused"
 	}
-	row := plain(shard, s.Leader, num(s.Term), cmp.Or(s.Heir, "none"), cmp.Or(s.LeaseLeft, "no lock"), configuration,
-		num(s.Groups), num(s.Instances), num(s.Connected), num(len(s.Errors)))
-	for n, wrong := range map[int]bool{3: s.Heir == "", 5: s.RefusedETag != "", 9: len(s.Errors) > 0} {
+	row := plain(shard, s.GetLeaderId(), num(s.GetTerm()), cmp.Or(s.GetHeirId(), "none"), fleet.LeaseText(s),
+		configuration, num(s.GetGroups()), num(s.GetInstances()), num(s.GetAgentsConnected()), num(len(s.GetErrors())))
+	for n, wrong := range map[int]bool{3: s.GetHeirId() == "", 5: s.GetRefusedEtag() != "",
+		9: len(s.GetErrors()) > 0} {
 		if wrong {
 			row[n].paint = a.style.out.warn
 		}
@@ -104,14 +106,14 @@ func (a *app) serverListCommand() *cobra.Command {
 		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StatusAnswer) error {
 			var rows [][]cell
 			for _, answer := range answers {
-				if answer.Status == nil {
+				if answer.Err != nil {
 					continue
 				}
-				rows = append(rows, plain(answer.Shard, answer.Leader, "leader", answer.Version,
-					"since "+stamp(answer.Since)))
-				for _, id := range answer.Standbys {
+				rows = append(rows, plain(answer.Shard, answer.Message.GetLeaderId(), "leader",
+					answer.Message.GetVersion(), "since "+stamp(fleet.Time(answer.Message.GetLeaderSince()))))
+				for _, id := range answer.Message.GetStandbyIds() {
 					role := "standby"
-					if id == answer.Heir {
+					if id == answer.Message.GetHeirId() {
 						role = "heir"
 					}
 					rows = append(rows, plain(answer.Shard, id, role, "", ""))
@@ -141,8 +143,9 @@ after this time. The command needs an identity with the role admin.`,
 		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StepDownAnswer) error {
 			for _, answer := range answers {
 				if answer.Err == nil {
-					fmt.Fprintf(w, "%s: %s steps down, term %d ends; %s takes over\n", answer.Shard, answer.Leader,
-						answer.Term, cmp.Or(answer.Heir, "another server"))
+					fmt.Fprintf(w, "%s: %s steps down, term %d ends; %s takes over\n", answer.Shard,
+						answer.Message.GetLeaderId(), answer.Message.GetTerm(),
+						cmp.Or(answer.Message.GetHeirId(), "another server"))
 				}
 			}
 			return nil
@@ -178,11 +181,11 @@ func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
 	var rows [][]cell
 	waits := false
 	for _, answer := range answers {
-		for _, o := range answer.Orphans {
-			rows = append(rows, plain(answer.Shard, o.ProviderID, o.InstanceID, o.Tenant, o.Group, o.State,
-				stamp(o.LaunchedAt)))
+		for _, o := range answer.Message.GetOrphans() {
+			rows = append(rows, plain(answer.Shard, o.GetProviderId(), o.GetInstanceId(), o.GetTenant(), o.GetGroup(),
+				o.GetState(), stamp(fleet.Time(o.GetLaunchedAt()))))
 		}
-		waits = waits || answer.NeedsConfirmation
+		waits = waits || answer.Message.GetNeedsConfirmation()
 	}
 	if len(rows) == 0 {
 		return a.none(fleet.Failed(answers), "There are no orphans.")
@@ -210,13 +213,13 @@ before it terminates them.`,
 			strings.Join(args, ", "))); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.OrphansAnswer {
+		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ConfirmAnswer {
 			return f.ConfirmOrphans(ctx, shards, args)
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.OrphansAnswer) error {
+		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.ConfirmAnswer) error {
 			for _, answer := range answers {
 				if answer.Err == nil {
-					fmt.Fprintf(w, "%s: %d VMs may be terminated\n", answer.Shard, answer.Confirmed)
+					fmt.Fprintf(w, "%s: %d VMs may be terminated\n", answer.Shard, answer.Message.GetConfirmed())
 				}
 			}
 			return nil

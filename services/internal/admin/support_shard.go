@@ -12,6 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
@@ -159,21 +162,21 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 		r.bundle.NoteUnread("leader of shard "+shard, status.Err)
 		return false
 	}
-	r.put(dir+"status.json", "the leader's status", support.Status, status.Status)
+	r.put(dir+"status.json", "the leader's status", support.Status, status)
 	groups := r.fleet.Groups(ctx, shards)[0]
 	if groups.Err != nil {
 		r.bundle.NoteUnread("groups of shard "+shard, groups.Err)
 	} else {
-		r.put(dir+"groups.json", "the groups of the tenant of your identity", support.Groups, groups.Groups)
+		r.put(dir+"groups.json", "the groups of the tenant of your identity", support.Groups, groups)
 	}
-	explanations := []*fleet.Explanation{}
-	for _, group := range groups.Groups {
-		answer := r.fleet.Explain(ctx, shards, group.Name, nil)[0]
+	explanations := []fleet.ExplanationAnswer{}
+	for _, group := range groups.Message.GetGroups() {
+		answer := r.fleet.Explain(ctx, shards, group.GetGroup(), nil)[0]
 		if answer.Err != nil {
-			r.bundle.NoteUnread("explanation of group "+group.Name+" of shard "+shard, answer.Err)
+			r.bundle.NoteUnread("explanation of group "+group.GetGroup()+" of shard "+shard, answer.Err)
 			continue
 		}
-		explanations = append(explanations, answer.Explanation)
+		explanations = append(explanations, answer)
 	}
 	r.put(dir+"explanations.json", "what the leader would do next for each group, and why", support.Explanations,
 		explanations)
@@ -182,13 +185,14 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 		r.bundle.NoteUnread("events of the leader of shard "+shard, history.Err)
 		return false
 	}
-	r.putEvents(dir, "the newest events, as the leader has them", history.Events)
+	r.putEvents(dir, "the newest events, as the leader has them", history.Message.GetEvents())
 	return true
 }
 
-func (r *supportRun) putEvents(dir, about string, events []fleet.JournalEvent) {
+func (r *supportRun) putEvents(dir, about string, events []*nstancev1.JournalEvent) {
 	events = events[max(0, len(events)-maxSupportEvents):]
-	r.put(dir+"events.json", about, support.Events, events)
+	r.put(dir+"events.json", about, support.Events,
+		fleet.Message[*nstancev1.ListEventsResponse]{Of: &nstancev1.ListEventsResponse{Events: events}})
 }
 
 // readJournal reads the newest events of the journal from the bucket and adds them to the bundle.
@@ -225,9 +229,9 @@ func journalParts(ctx context.Context, bucket objstore.Store, shard string) (par
 
 // readParts reads parts of the journal, the newest first, until it has enough events. It skips parts that cannot be
 // decoded, and lists them in the bundle. It stops when the bucket fails.
-func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []fleet.JournalEvent {
+func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.Key) []*nstancev1.JournalEvent {
 	since := r.Now().Add(-r.since)
-	events := []fleet.JournalEvent{}
+	var events []*nstancev1.JournalEvent
 	for _, part := range slices.Backward(parts) {
 		if len(events) >= maxSupportEvents || part.Time.Before(since.Truncate(24*time.Hour)) {
 			break
@@ -250,9 +254,10 @@ func (r *supportRun) readParts(ctx context.Context, shard string, parts []keys.K
 			if e.At.Before(since) {
 				continue
 			}
-			events = append(events, fleet.JournalEvent{At: e.At, Kind: string(e.Kind), Group: e.Group, ID: e.Instance,
-				Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor, Message: e.Message, Took: e.TookSeconds,
-				Term: e.Term, Position: fmt.Sprintf("%d-%d", e.Term, e.Sequence)})
+			events = append(events, &nstancev1.JournalEvent{At: timestamppb.New(e.At), Kind: string(e.Kind),
+				Group: e.Group, InstanceId: e.Instance, Replaces: e.Replaces, Cause: e.Cause, Actor: e.Actor,
+				Message: e.Message, TookSeconds: e.TookSeconds, Term: e.Term,
+				Position: fmt.Sprintf("%d-%d", e.Term, e.Sequence)})
 		}
 	}
 	slices.Reverse(events)

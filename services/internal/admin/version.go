@@ -53,11 +53,11 @@ func versionsOf(statuses []fleet.StatusAnswer, instances []fleet.InstancesAnswer
 	for n, status := range statuses {
 		v := versions{Outcome: status.Outcome, Agents: map[string]int{}}
 		if v.Err == nil {
-			v.Leader, v.Err = status.Version, instances[n].Err
+			v.Leader, v.Err = status.Message.GetVersion(), instances[n].Err
 		}
-		for _, i := range instances[n].Instances {
-			if i.AgentVersion != "" {
-				v.Agents[i.AgentVersion]++
+		for _, i := range instances[n].Message.GetInstances() {
+			if version := i.GetAgentVersion(); version != "" {
+				v.Agents[version]++
 			}
 		}
 		out = append(out, v)

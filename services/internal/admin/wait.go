@@ -65,13 +65,14 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 			if answer.Err != nil {
 				return false, "", answer.Err
 			}
-			g := answer.Groups[0]
-			text := fmt.Sprintf("group %s: size %d, %d there, %d healthy, %d outdated", g.Name, g.Size, g.ActualSize,
-				g.Healthy, g.Outdated)
+			g := answer.Message.GetGroups()[0]
+			text := fmt.Sprintf("group %s: size %d, %d there, %d healthy, %d outdated", g.GetGroup(), g.GetSize(),
+				g.GetActualSize(), g.GetHealthy(), g.GetOutdated())
 			if why := note(g); why != "" {
 				text += ": " + why
 			}
-			return g.ActualSize == g.Size && g.Healthy >= g.Size && g.Outdated == 0 && !g.Deleting, text, nil
+			return g.GetActualSize() == g.GetSize() && g.GetHealthy() >= g.GetSize() && g.GetOutdated() == 0 &&
+				!g.GetDeleting(), text, nil
 		})
 }
 
@@ -86,8 +87,9 @@ func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlag
 			case answer.Err != nil:
 				return false, "", answer.Err
 			}
-			return answer.Instance.State == "deleted", fmt.Sprintf("instance %s is %s, the provider says %s", id,
-				answer.Instance.State, answer.Instance.ProviderState), nil
+			i := answer.Message.GetInstance()
+			return i.GetState() == "deleted", fmt.Sprintf("instance %s is %s, the provider says %s", id, i.GetState(),
+				i.GetProviderState()), nil
 		})
 }
 

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -15,6 +16,22 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
+
+// Event is an event in a shard: one of Group, Instance and Error is set. If Snapshot is set, the event describes state
+// from before the watch began. Times are from the server's clock.
+type Event struct {
+	Shard    string                            `json:"shard"`
+	Snapshot bool                              `json:"snapshot"`
+	Group    Message[*nstancev1.GroupEvent]    `json:"group_event,omitzero"`
+	Instance Message[*nstancev1.InstanceEvent] `json:"instance_event,omitzero"`
+	Error    Message[*nstancev1.ErrorEvent]    `json:"error_event,omitzero"`
+}
+
+// Subject returns the group and the instance that the event is about. Each may be empty.
+func (e Event) Subject() (group, instance string) {
+	return cmp.Or(e.Group.Of.GetGroup(), e.Group.Of.GetStatus().GetGroup(), e.Instance.Of.GetInstance().GetGroup(),
+		e.Error.Of.GetGroup()), cmp.Or(e.Instance.Of.GetInstance().GetInstanceId(), e.Error.Of.GetInstanceId())
+}
 
 // Watcher receives the events of shards. Its functions are never called concurrently. They may block, and the events of
 // all shards then wait.
@@ -96,36 +113,25 @@ func watch(ctx context.Context, c Client, shard string, emit func(Event)) error 
 		stream, err := c.WatchGroups(ctx, &nstancev1.WatchGroupsRequest{})
 		snapshot := true
 		return receive(stream, err, func(r *nstancev1.WatchGroupsResponse) {
-			event := viewGroupEvent(shard, r.GetEvent())
-			emitWith(emit, event, &snapshot)
+			emit(Event{Shard: shard, Snapshot: snapshot, Group: messageOf(r.GetEvent())})
+			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.GroupEvent_TYPE_SNAPSHOT_END
 		})
 	})
 	group.Go(func() error {
 		stream, err := c.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 		snapshot := true
 		return receive(stream, err, func(r *nstancev1.WatchInstancesResponse) {
-			event := viewInstanceEvent(shard, r.GetEvent())
-			emitWith(emit, event, &snapshot)
+			emit(Event{Shard: shard, Snapshot: snapshot, Instance: messageOf(r.GetEvent())})
+			snapshot = snapshot && r.GetEvent().GetType() != nstancev1.InstanceEvent_TYPE_SNAPSHOT_END
 		})
 	})
 	group.Go(func() error {
 		stream, err := c.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
 		return receive(stream, err, func(r *nstancev1.WatchErrorsResponse) {
-			emit(viewErrorEvent(shard, r.GetEvent()))
+			emit(Event{Shard: shard, Error: messageOf(r.GetEvent())})
 		})
 	})
 	return group.Wait()
-}
-
-// snapshotEnd is the type of the event that ends a stream's snapshot.
-const snapshotEnd = "snapshot_end"
-
-func emitWith(emit func(Event), event Event, snapshot *bool) {
-	event.Snapshot = *snapshot
-	if event.Type == snapshotEnd {
-		*snapshot = false
-	}
-	emit(event)
 }
 
 func receive[R any](stream interface{ Recv() (R, error) }, err error, each func(R)) error {

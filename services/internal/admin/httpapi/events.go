@@ -19,10 +19,11 @@ const (
 	lineTime = 10 * time.Second
 )
 
-// Followed is one line of GET /events/follow: an event, or why the events of a shard cannot be streamed at the moment.
-type Followed struct {
-	fleet.Event
-	Err *fleet.Error `json:"error,omitempty" jsonschema:"description=The events of the shard cannot be followed. The server tries again unless the response ends"`
+// Connection is a line of GET /events/follow about the connection to a shard. With an error, the events of the shard
+// cannot be followed, and the server tries again unless the response ends. Without one, they are followed again.
+type Connection struct {
+	fleet.Outcome
+	Connected bool `json:"connected"`
 }
 
 func (a *api) eventRoutes() []route {
@@ -40,7 +41,7 @@ func (a *api) eventRoutes() []route {
 			method: http.MethodGet, path: "/events/follow", name: "eventsFollow", shards: true,
 			summary: "What happens in shards, one event on each line, beginning with the present state. The response " +
 				"ends when the client disconnects. Empty lines show that the connection works.",
-			answer: Followed{}, follow: a.followEvents,
+			answer: fleet.Event{}, follow: a.followEvents,
 		},
 	}
 }
@@ -63,13 +64,11 @@ func (a *api) events(c *call) (int, any, error) {
 
 func (a *api) followEvents(c *call, send func(any)) error {
 	a.Fleet.FollowShards(c.Context(), c.shards, fleet.Watcher{
-		Event: func(e fleet.Event) { send(Followed{Event: e}) },
+		Event: func(e fleet.Event) { send(e) },
 		Lost: func(err *fleet.Error, _ time.Duration) {
-			send(Followed{Event: fleet.Event{Shard: err.Shard, Stream: "shard", Type: "lost"}, Err: err})
+			send(Connection{Outcome: fleet.Outcome{Shard: err.Shard, Err: err}})
 		},
-		Found: func(shard string) {
-			send(Followed{Event: fleet.Event{Shard: shard, Stream: "shard", Type: "found"}})
-		},
+		Found: func(shard string) { send(Connection{fleet.Outcome{Shard: shard}, true}) },
 	})
 	return nil
 }

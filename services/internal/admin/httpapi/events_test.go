@@ -3,13 +3,13 @@ package httpapi_test
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
 )
 
 // TestFollow reads events line by line while they happen. Each line matches the schema in the OpenAPI document. The
@@ -52,7 +52,7 @@ func TestFollow(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	lines := bufio.NewReader(resp.Body)
-	next := func(wantType string) httpapi.Followed {
+	next := func(want string) {
 		t.Helper()
 		line, err := lines.ReadBytes('\n')
 		if err != nil {
@@ -60,29 +60,37 @@ func TestFollow(t *testing.T) {
 		}
 		check(t, schema, string(line))
 		var got struct {
-			httpapi.Followed
-			Err *struct{ Code string } `json:"error"`
+			Shard      string
+			Snapshot   bool
+			GroupEvent struct {
+				Type, Group string
+				Status      struct{ Group string }
+			} `json:"group_event"`
+			Connected *bool
+			Error     *struct{ Code string }
 		}
-		if err := json.Unmarshal(line, &got); err != nil || got.Type != wantType || got.Shard != "a" ||
-			(got.Err != nil) != (wantType == "lost") {
-			t.Fatalf("%v, want %s: %s", err, wantType, line)
+		if err := json.Unmarshal(line, &got); err != nil || got.Shard != "a" {
+			t.Fatalf("%v: %s", err, line)
 		}
-		return got.Followed
+		e := got.GroupEvent
+		text := fmt.Sprintf("%s %s%s %t", e.Type, e.Group, e.Status.Group, got.Snapshot)
+		if got.Connected != nil {
+			text = fmt.Sprintf("connected %t, error %t", *got.Connected, got.Error != nil)
+		}
+		if text != want {
+			t.Fatalf("%s, want %s: %s", text, want, line)
+		}
 	}
-	if e := next("upsert"); !e.Snapshot || e.GroupStatus.Name != "workers" {
-		t.Errorf("%+v", e)
-	}
-	next("snapshot_end")
+	next("TYPE_UPSERT workers true")
+	next("TYPE_SNAPSHOT_END  true")
 	events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: "gone"}
-	if e := next("delete"); e.Snapshot || e.Group != "gone" {
-		t.Errorf("%+v", e)
-	}
+	next("TYPE_DELETE gone false")
 	x.a.Do(func() { x.a.GroupEvents = open() })
 	close(events)
-	next("lost")
-	next("found")
-	next("upsert")
-	next("snapshot_end")
+	next("connected false, error true")
+	next("connected true, error false")
+	next("TYPE_UPSERT workers true")
+	next("TYPE_SNAPSHOT_END  true")
 	close(x.ended)
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
 		t.Errorf("%q, %v after the end", rest, err)

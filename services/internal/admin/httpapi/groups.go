@@ -75,7 +75,7 @@ func (a *api) groupRoutes() []route {
 		}, {
 			method: http.MethodPost, path: "/group/scale", name: "groupScale",
 			summary: "Change the size of a group and nothing else.", shards: true, body: ScaleRequest{},
-			answer: fleet.Answers[fleet.GroupAnswer]{},
+			answer: fleet.Answers[fleet.ScaleAnswer]{},
 			do:     a.scale,
 		}, {
 			method: http.MethodPost, path: "/group/rollout", name: "groupRollout",
@@ -95,7 +95,7 @@ func (a *api) groupRoutes() []route {
 		}, {
 			method: http.MethodPost, path: "/group/delete", name: "groupDelete",
 			summary: "Delete a dynamic group, or the changes of operators to a static one.", shards: true,
-			body: GroupRequest{}, answer: fleet.Answers[fleet.GroupAnswer]{},
+			body: GroupRequest{}, answer: fleet.Answers[fleet.GroupDeleteAnswer]{},
 			do: a.deleteGroup,
 		},
 	}

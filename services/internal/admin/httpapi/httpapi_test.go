@@ -132,13 +132,13 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/instances?shard=a&group=other", "", nil, 200, []string{"0000000008"}},
 		{"GET", "/instances?shard=a&group=No", "", nil, 400, []string{"group"}},
 		{"GET", "/config/status?all_shards=true", "", nil, 200, []string{`"etag": "e1"`}},
-		{"POST", "/config/refresh?all_shards=true", "", nil, 200, []string{`"result": "unchanged"`}},
-		{"POST", "/config/refresh?shard=a", "{}", nil, 200, []string{`"result": "unchanged"`}},
+		{"POST", "/config/refresh?all_shards=true", "", nil, 200, []string{`"result": "REFRESH_RESULT_UNCHANGED"`}},
+		{"POST", "/config/refresh?shard=a", "{}", nil, 200, []string{`"result": "REFRESH_RESULT_UNCHANGED"`}},
 		{"POST", "/config/refresh?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
 		{"POST", "/config/refresh?shard=a", "", func(x *api) {
 			x.a.Refresh = &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID,
 				Problems: []*nstancev1.ConfigProblem{{Path: "cluster.id", Line: 4, Message: "bad"}}}
-		}, 400, []string{`"line": 4`, `"invalid"`}},
+		}, 400, []string{`"line": 4`, `"REFRESH_RESULT_INVALID"`}},
 		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200,
 			[]string{`"size": 5`, `"previous_size": 2`}},
 		{"GET", "/status?shard=a", "", nil, 200, []string{`"heir_id": "heir"`}},

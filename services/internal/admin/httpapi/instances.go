@@ -73,17 +73,17 @@ func (a *api) instanceRoutes() []route {
 		}, {
 			method: http.MethodPost, path: "/instance/create", name: "instanceCreate", shards: true,
 			summary: "Create an on-demand instance of a group. The same instance_id never makes a second one.",
-			body:    CreateInstanceRequest{}, answer: fleet.Answers[fleet.InstanceAnswer]{},
+			body:    CreateInstanceRequest{}, answer: fleet.Answers[fleet.CreationAnswer]{},
 			do: a.createInstance,
 		}, {
 			method: http.MethodPost, path: "/instance/delete", name: "instanceDelete", shards: true,
 			summary: "Delete an instance. If it counts towards its group's size, it is replaced except with decrement.",
-			body:    DeleteInstanceRequest{}, answer: fleet.Answers[fleet.InstanceAnswer]{},
+			body:    DeleteInstanceRequest{}, answer: fleet.Answers[fleet.DeletionAnswer]{},
 			do: a.deleteInstance,
 		}, {
 			method: http.MethodPost, path: "/instance/protect", name: "instanceProtect", shards: true,
 			summary: "Protect an instance from rollouts, eligible_age and scale-downs, or end the protection.",
-			body:    ProtectInstanceRequest{}, answer: fleet.Answers[fleet.InstanceAnswer]{},
+			body:    ProtectInstanceRequest{}, answer: fleet.Answers[fleet.ProtectionAnswer]{},
 			do: a.protectInstance,
 		},
 	}

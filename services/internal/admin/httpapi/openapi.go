@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	"github.com/invopop/jsonschema"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // document describes the routes in OpenAPI 3.1. Its schemas are JSON Schema 2020-12.
@@ -29,6 +31,8 @@ func (a *api) document() map[string]any {
 			"description": "The operator API of an Nstance cluster's shards, as JSON. Every answer about shards has " +
 				"one entry per shard; an entry with \"error\" failed.",
 		},
+		"externalDocs": map[string]any{"description": "The messages that the schemas' titles name",
+			"url": "https://github.com/nstance-kit/nstance/blob/main/docs/reference/rpcs.md"},
 		"paths": paths,
 		"components": map[string]any{"securitySchemes": map[string]any{"bearer": map[string]any{"type": "http",
 			"scheme": "bearer"}}},
@@ -44,7 +48,8 @@ func (a *api) operation(r route) map[string]any {
 		Problem{})}
 	if r.follow != nil {
 		responses["200"] = map[string]any{"description": "Each line is one object.", "content": map[string]any{
-			"application/x-ndjson": map[string]any{"schema": schema(r.answer)}}}
+			"application/x-ndjson": map[string]any{"schema": map[string]any{
+				"anyOf": []any{schema(r.answer), schema(Connection{})}}}}}
 	} else if r.shards {
 		for status, about := range map[int]string{
 			400: "Refused by the shard, or the request is malformed.",
@@ -94,15 +99,80 @@ func schema(value any) any {
 	if reflect.TypeOf(value).Kind() == reflect.Map {
 		return map[string]any{"type": "object"}
 	}
-	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true}
+	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true, Mapper: mapped}
 	s := reflector.Reflect(value)
 	s.Version = ""
-	if shards, ok := s.Properties.Get("shards"); ok && shards.Items != nil {
-		shards.Items.Required = []string{"shard"} // a shard that failed has only an error besides
-	}
 	text, err := json.Marshal(s)
 	if err != nil {
 		panic("httpapi: a type has no schema: " + err.Error()) // a test covers the schemas of all types
 	}
 	return json.RawMessage(text)
+}
+
+// mapped returns the schema of a type that holds a message of the protocol, and nil for other types. A shard's answer
+// has the members of the message beside its own. It requires only the shard, because an answer that failed has only an
+// error besides.
+func mapped(typ reflect.Type) *jsonschema.Schema {
+	value, ok := reflect.Zero(typ).Interface().(interface {
+		Descriptor() protoreflect.MessageDescriptor
+	})
+	if !ok || typ.Kind() != reflect.Struct {
+		return nil
+	}
+	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true}
+	s := reflector.ReflectFromType(typ)
+	s.Version = ""
+	addFields(s, value.Descriptor())
+	if _, ok := s.Properties.Get("shard"); ok {
+		s.Required = []string{"shard"}
+	}
+	return s
+}
+
+// addFields adds the fields of a message to a schema, and the message's name in docs/reference/rpcs.md.
+func addFields(s *jsonschema.Schema, message protoreflect.MessageDescriptor) {
+	s.Title = string(message.Name())
+	fields := message.Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		name := fleet.JSONName(field)
+		if name == "" {
+			continue
+		}
+		s.Properties.Set(name, fieldSchema(field))
+		if !field.HasPresence() {
+			s.Required = append(s.Required, name)
+		}
+	}
+}
+
+func fieldSchema(field protoreflect.FieldDescriptor) *jsonschema.Schema {
+	s := &jsonschema.Schema{}
+	switch {
+	case fleet.JSONName(field) != string(field.Name()): // any JSON
+	case field.IsMap():
+		s.Type, s.AdditionalProperties = "object", fieldSchema(field.MapValue())
+	case fleet.IsMessage(field):
+		s.Type, s.Properties, s.AdditionalProperties = "object", jsonschema.NewProperties(), jsonschema.FalseSchema
+		addFields(s, field.Message())
+	case field.Kind() == protoreflect.EnumKind:
+		s.Type = "string"
+		for i := range field.Enum().Values().Len() {
+			s.Enum = append(s.Enum, field.Enum().Values().Get(i).Name())
+		}
+	case field.Kind() == protoreflect.BoolKind:
+		s.Type = "boolean"
+	case field.Kind() == protoreflect.DoubleKind:
+		s.Type = "number"
+	case field.Message() != nil && field.Message().Name() == "Timestamp":
+		s.Type, s.Format = "string", "date-time"
+	case field.Kind() == protoreflect.StringKind, field.Kind() == protoreflect.MessageKind:
+		s.Type = "string"
+	default:
+		s.Type = "integer"
+	}
+	if field.IsList() {
+		return &jsonschema.Schema{Type: "array", Items: s}
+	}
+	return s
 }

@@ -88,8 +88,9 @@ func (a *api) shardRoutes() []route {
 		}, {
 			method: http.MethodPost, path: "/orphans/confirm", name: "orphansConfirm", admin: true,
 			summary: "Allow the leader to terminate the VMs without a record. The body names all of them.",
-			shards:  true, body: ConfirmOrphansRequest{}, answer: fleet.Answers[fleet.OrphansAnswer]{},
-			do: a.confirmOrphans,
+			shards:  true, body: ConfirmOrphansRequest{},
+			answer: fleet.Answers[fleet.ConfirmAnswer]{},
+			do:     a.confirmOrphans,
 		}, {
 			method: http.MethodGet, path: "/config/status", name: "configStatus",
 			summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
@@ -125,14 +126,14 @@ func (a *api) confirmOrphans(c *call) (int, any, error) {
 }
 
 // answer returns the HTTP status and the body for the answers of shards.
-func answer[T any, P fleet.Answer[T]](answers []T) (int, any, error) {
-	return statusOf[T, P](answers), fleet.Answers[T]{Shards: answers}, nil
+func answer[T fleet.Result](answers []T) (int, any, error) {
+	return statusOf(answers), fleet.Answers[T]{Shards: answers}, nil
 }
 
 // statusOf returns 200 if every shard succeeded. If one of several shards failed, it returns 502, and the answers say
 // which shards failed. If the only shard failed, it returns the status for that error.
-func statusOf[T any, P fleet.Answer[T]](answers []T) int {
-	failed := fleet.Failed[T, P](answers)
+func statusOf[T fleet.Result](answers []T) int {
+	failed := fleet.Failed(answers)
 	switch {
 	case len(failed) == 0:
 		return http.StatusOK

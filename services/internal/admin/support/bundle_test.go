@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -144,7 +145,8 @@ func TestHiddenValuesInTexts(t *testing.T) {
 	const phrase = "restore the former leader"
 	b := &Bundle{}
 	text := "invalid value '" + phrase + "', line 2: echo wait for the instance"
-	if err := b.Add("events.json", "", Events, []fleet.JournalEvent{{Message: text}}); err != nil {
+	if err := b.Add("events.json", "", Events, fleet.HistoryAnswer{
+		Message: &nstancev1.ListEventsResponse{Events: []*nstancev1.JournalEvent{{Message: text}}}}); err != nil {
 		t.Fatal(err)
 	}
 	secrets := map[string]string{"phrase": phrase, "line": "echo wait for the instance"}
@@ -196,12 +198,19 @@ func TestTexts(t *testing.T) {
 	}
 }
 
+// explanation has the members of a fleet.ExplanationAnswer.
+type explanation struct {
+	fleet.ExplanationAnswer
+	*nstancev1.ExplainGroupResponse
+}
+
 // typesOfShapes maps each kind of document to the Go type of such a document.
 var typesOfShapes = map[Kind]reflect.Type{
-	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[fleet.Status](),
+	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[nstancev1.GetShardStatusResponse](),
 	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
-	Groups:        reflect.TypeFor[[]fleet.Group](), Explanations: reflect.TypeFor[[]fleet.Explanation](),
-	Events: reflect.TypeFor[[]fleet.JournalEvent](), Lock: reflect.TypeFor[record.Lock](),
+	Groups:        reflect.TypeFor[nstancev1.ListGroupsResponse](),
+	Explanations:  reflect.TypeFor[[]explanation](), Events: reflect.TypeFor[nstancev1.ListEventsResponse](),
+	Lock:         reflect.TypeFor[record.Lock](),
 	ServerReport: reflect.TypeFor[record.ServerReport](),
 }
 
@@ -276,7 +285,11 @@ func hasPath(typ reflect.Type, path []string) bool {
 		return false
 	}
 	for _, f := range reflect.VisibleFields(typ) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name == path[0] {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == path[0]+"_json" { // free JSON
+			return true
+		}
+		if name == path[0] {
 			return hasPath(f.Type, path[1:])
 		}
 	}

@@ -10,10 +10,10 @@ const (
 	Configuration Kind = "configuration"  // config.Shard, as JSON
 	DynamicGroups Kind = "dynamic groups" // the content of groups/, as JSON
 	Doctor        Kind = "doctor"         // the findings of nstance-admin doctor
-	Status        Kind = "status"         // fleet.Status
-	Groups        Kind = "groups"         // a list of fleet.Group
-	Explanations  Kind = "explanations"   // a list of fleet.Explanation
-	Events        Kind = "events"         // a list of fleet.JournalEvent
+	Status        Kind = "status"         // fleet.StatusAnswer
+	Groups        Kind = "groups"         // fleet.GroupsAnswer
+	Explanations  Kind = "explanations"   // a list of fleet.ExplanationAnswer
+	Events        Kind = "events"         // ListEventsResponse
 	Lock          Kind = "lock"           // record.Lock
 	ServerReport  Kind = "server report"  // record.ServerReport
 	Objects       Kind = "objects"        // a list of names, sizes and times
@@ -28,17 +28,19 @@ var shapes = map[Kind]shape{
 		with("findings.*.", words, "check result next"),
 	Status: shape{}.with("", plain, `cluster_id leader_id version term leader_since lease_left heir_id standby_ids.*
 		groups instances agents_connected`).with("", present, "refused_etag").withProblems("").withErrors("errors.*."),
-	Groups: shape{}.with("*.", plain, `group static overridden deleting template size actual_size healthy blocked_since
-		blocked_until paused outdated instance_type subnet_pool kind arch defaults.* instance_ids.* provider_ids.*`).
-		with("*.", words, "blocked_reason rollout_waits").with("*.", present, "vars.* spec").withGroup("*.config."),
+	Groups: shape{}.with("groups.*.", plain, `group is_static overridden deleting template size actual_size healthy
+		blocked_since blocked_until paused outdated instance_type subnet_pool kind arch defaults.* instance_ids.*
+		provider_ids.*`).
+		with("groups.*.", words, "blocked_reason rollout_waits").with("groups.*.", present, "vars.* spec").
+		withGroup("groups.*.merged."),
 	Explanations: shape{}.with("*.", plain, `group planned_at term desired unhealthy_guard next_plan_at
 		rollout_until blocked_until actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause
 		actions.*.deadline instances.*.instance_id instances.*.rule instances.*.rule_name instances.*.cause
 		instances.*.until instances.*.work instances.*.drain_deadline`).
 		with("*.", words, "blocked_reason rollout_waits actions.*.reason instances.*.failed_check instances.*.refused").
 		withErrors("*.errors.*."),
-	Events: shape{}.with("*.", plain, "at kind group instance_id replaces cause took_seconds term position").
-		with("*.", words, "actor message"),
+	Events: shape{}.with("events.*.", plain, `at kind group instance_id replaces cause took_seconds term
+		position`).with("events.*.", words, "actor message"),
 	Lock: shape{}.with("", plain, `schema leader_id incarnation machine term revision lease_ms renew_ms heir.id
 		heir.incarnation released renewed_at addresses.election addresses.registration addresses.operator
 		addresses.agent`),
@@ -55,9 +57,9 @@ func (s shape) with(prefix string, t *treatment, fields string) shape {
 	return s
 }
 
-// withErrors adds the fields of a fleet.Event about an error to the shape.
+// withErrors adds the fields of an ErrorEvent to the shape.
 func (s shape) withErrors(prefix string) shape {
-	return s.with(prefix, plain, "type at group instance_id kind").with(prefix, words, "reason")
+	return s.with(prefix, plain, "at group instance_id kind resolved").with(prefix, words, "message")
 }
 
 // withProblems adds the problems of a refused configuration to the shape.

@@ -48,22 +48,21 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 		return detail, "", err
 	}
 	only := []string{shard}
-	var answers []fleet.GroupAnswer
 	switch do := fleet.RolloutAction(action); do {
 	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
-		answers = p.Fleet.Rollout(r.Context(), only, name, do)
+		err = errorOf(p.Fleet.Rollout(r.Context(), only, name, do))
 	case "scale":
-		size, err := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
-		if err != nil {
+		size, parseErr := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
+		if parseErr != nil {
 			return detail, "", &httpError{http.StatusBadRequest, "The size is not a number of instances.",
 				"Go back and type a number from 0 to 2147483647."}
 		}
 		detail = fmt.Sprintf("%s to size %d", detail, size)
-		answers = p.Fleet.Scale(r.Context(), only, name, uint32(size))
+		err = errorOf(p.Fleet.Scale(r.Context(), only, name, uint32(size)))
 	default:
 		return detail, "", &httpError{http.StatusNotFound, "There is no such action.", ""}
 	}
-	return detail, groupPath(shard, name) + "?done=" + url.QueryEscape(action), errorOf(answers)
+	return detail, groupPath(shard, name) + "?done=" + url.QueryEscape(action), err
 }
 
 // deleteInstance deletes an instance.
@@ -98,8 +97,8 @@ func confirm(r *http.Request, want string) error {
 		fmt.Sprintf("Go back and type %q to confirm.", want)}
 }
 
-func errorOf[T any, P fleet.Answer[T]](answers []T) error {
-	if failed := fleet.Failed[T, P](answers); len(failed) > 0 {
+func errorOf[T fleet.Result](answers []T) error {
+	if failed := fleet.Failed(answers); len(failed) > 0 {
 		return failed[0]
 	}
 	return nil

@@ -98,6 +98,8 @@ func TestRefusedActions(t *testing.T) {
 		{"unknown action", operator, "POST", groupPath + "/stop", confirmed, nil, 404},
 		{"unknown group", operator, "POST", "/ui/shards/a/groups/nobody/pause", url.Values{"confirm": {"nobody"}}, nil,
 			404},
+		{"unknown group scales", operator, "POST", "/ui/shards/a/groups/nobody/scale",
+			url.Values{"confirm": {"nobody"}, "size": {"9"}}, nil, 404},
 		{"unknown shard", operator, "POST", "/ui/shards/c/groups/workers/pause", confirmed, nil, 404},
 	} {
 		header := map[string]string{}

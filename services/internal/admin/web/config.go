@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"sync"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
 // configView shows the configurations of all shards.
@@ -18,7 +18,7 @@ type configView struct {
 // error of reading the bucket.
 type shardConfig struct {
 	Shard           string
-	Config          fleet.Config
+	Config          *nstancev1.GetConfigStatusResponse
 	Err, CompareErr *problem
 	Comparison      *Comparison
 }
@@ -35,7 +35,7 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	for i, answer := range p.Fleet.ConfigStatus(r.Context(), names) {
-		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Config
+		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Message
 		if answer.Err != nil {
 			problem := errorView(answer.Err)
 			view.Shards[i].Err = &problem

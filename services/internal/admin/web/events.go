@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -31,17 +32,18 @@ type eventsView struct {
 // entry is one event of a shard.
 type entry struct {
 	Shard string
-	fleet.JournalEvent
+	*nstancev1.JournalEvent
 }
 
 // Anchor identifies the entry in a page.
-func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.Position }
+func (e entry) Anchor() string { return "e-" + e.Shard + "-" + e.GetPosition() }
 
 // Permalink returns the address of a page with this entry and the events of the hour before it. The entry remains the
 // newest one on that page.
 func (e entry) Permalink() string {
-	query := url.Values{"shard": {e.Shard}, "until": {e.At.Add(time.Millisecond).UTC().Format(time.RFC3339Nano)},
-		"since": {e.At.Add(-time.Hour).UTC().Format(time.RFC3339Nano)}}
+	at := fleet.Time(e.GetAt())
+	query := url.Values{"shard": {e.Shard}, "until": {at.Add(time.Millisecond).Format(time.RFC3339Nano)},
+		"since": {at.Add(-time.Hour).Format(time.RFC3339Nano)}}
 	return Path + "events?" + query.Encode() + "#" + e.Anchor()
 }
 
@@ -122,10 +124,10 @@ func badFilter(name string, err error) error {
 
 // matches reports whether the filter selects an event that has just happened. A filter with an end time (Until) selects
 // no such event. The start time needs no check, because it is in the past.
-func (f eventFilter) matches(shard string, e fleet.JournalEvent) bool {
-	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.Group) &&
-		(f.Instance == "" || f.Instance == e.ID) && (f.Kind == "" || f.Kind == e.Kind) &&
-		(f.Cause == "" || f.Cause == e.Cause)
+func (f eventFilter) matches(shard string, e *nstancev1.JournalEvent) bool {
+	return f.Until == "" && (f.Shard == "" || f.Shard == shard) && (f.Group == "" || f.Group == e.GetGroup()) &&
+		(f.Instance == "" || f.Instance == e.GetInstanceId()) && (f.Kind == "" || f.Kind == e.GetKind()) &&
+		(f.Cause == "" || f.Cause == e.GetCause())
 }
 
 func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
@@ -152,14 +154,16 @@ func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 		if answer.Err != nil {
 			view.Failed = append(view.Failed, errorView(answer.Err))
 		}
-		for _, e := range answer.Events {
+		for _, e := range answer.Message.GetEvents() {
 			view.Events = append(view.Events, entry{answer.Shard, e})
 		}
 	}
-	slices.SortStableFunc(view.Events, func(a, b entry) int { return a.At.Compare(b.At) })
+	slices.SortStableFunc(view.Events, func(a, b entry) int {
+		return fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt()))
+	})
 	slices.Reverse(view.Events)
 	if len(view.Events) > maxEvents {
-		filter.Until = view.Events[maxEvents-1].At.UTC().Format(time.RFC3339Nano)
+		filter.Until = fleet.Time(view.Events[maxEvents-1].GetAt()).Format(time.RFC3339Nano)
 		filter.Since, filter.Period = history.Since.UTC().Format(time.RFC3339Nano), ""
 		view.Events, view.Earlier = view.Events[:maxEvents], Path+"events?"+filter.query().Encode()
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -16,11 +17,11 @@ type fleetView struct{ Shards []shardView }
 type shardView struct {
 	Shard  string
 	Err    *problem
-	Status fleet.Status
-	Groups []fleet.Group
+	Status *nstancev1.GetShardStatusResponse
+	Groups []*nstancev1.GroupStatus
 	// Desired, Actual and Healthy are sums over the shard's groups.
 	Desired, Actual, Healthy uint32
-	Alerts                   []fleet.Event
+	Alerts                   []alert
 	Replacements             statistics
 	// LostSince is when the shard stopped answering. Lock is the election lock of a shard that does not answer. It is
 	// nil if the shard answers or if the page cannot read the bucket.
@@ -53,15 +54,12 @@ func (p *page) shards(r *http.Request, names []string) []shardView {
 	wg.Wait()
 	views := make([]shardView, len(names))
 	for i, name := range names {
-		view := shardView{Shard: name, Groups: groups[i].Groups, Alerts: p.hub.alerts(name, ""),
-			Replacements: p.hub.statistics(name, "")}
-		if status := statuses[i].Status; status != nil {
-			view.Status = *status
-		}
+		view := shardView{Shard: name, Status: statuses[i].Message, Groups: groups[i].Message.GetGroups(),
+			Alerts: p.hub.alerts(name, ""), Replacements: p.hub.statistics(name, "")}
 		for _, g := range view.Groups {
-			view.Desired += g.Size
-			view.Actual += g.ActualSize
-			view.Healthy += g.Healthy
+			view.Desired += g.GetSize()
+			view.Actual += g.GetActualSize()
+			view.Healthy += g.GetHealthy()
 		}
 		for _, err := range []*fleet.Error{statuses[i].Err, groups[i].Err} {
 			if err != nil {

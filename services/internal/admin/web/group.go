@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -19,7 +20,7 @@ const instancesPerPage = 250
 // groupView shows one group of a shard.
 type groupView struct {
 	Shard string
-	Group fleet.Group
+	Group *nstancev1.GroupStatus
 	// Classes count the group's instances by class. The page shows them as a bar.
 	Classes []count
 	Total   int
@@ -28,11 +29,11 @@ type groupView struct {
 	Instances []row
 	// Page counts from 1.
 	Page, Pages int
-	Plan        *fleet.Explanation
+	Plan        *nstancev1.ExplainGroupResponse
 	PlanErr     *problem
 	// Rules count the instances by the planning rule that classifies them.
 	Rules        []ruleCount
-	Alerts       []fleet.Event
+	Alerts       []alert
 	Replacements statistics
 	Rollout      *rolloutView
 	// MayChange means that the person may change the group, so that the page has forms. Done is the result of the form
@@ -66,7 +67,7 @@ type rolloutView struct {
 type row struct {
 	Shard string
 	Class string
-	fleet.Instance
+	*nstancev1.InstanceStatus
 }
 
 // classes are the classes of instances. Classes that need attention come first.
@@ -74,16 +75,16 @@ var classes = []string{"unhealthy", "silent", "unregistered", "unknown", "stoppi
 
 // classOf returns "deleted" for a deleted instance, and "drifted" for a healthy but outdated one. For other instances
 // it returns their health.
-func classOf(i fleet.Instance) string {
+func classOf(i *nstancev1.InstanceStatus) string {
 	switch {
-	case i.State == "deleted":
+	case i.GetState() == "deleted":
 		return "deleted"
-	case i.Health == "healthy" && (i.InfraDrift || i.RuntimeDrift):
+	case i.GetHealth() == "healthy" && (i.GetInfraDrift() || i.GetRuntimeDrift()):
 		return "drifted"
-	case !slices.Contains(classes, i.Health):
+	case !slices.Contains(classes, i.GetHealth()):
 		return "unknown"
 	}
-	return i.Health
+	return i.GetHealth()
 }
 
 func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
@@ -106,15 +107,15 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	view := &groupView{Shard: shard, Group: groups[0].Groups[0], Alerts: p.hub.alerts(shard, name),
+	view := &groupView{Shard: shard, Group: groups[0].Message.GetGroups()[0], Alerts: p.hub.alerts(shard, name),
 		Replacements: p.hub.statistics(shard, name), Class: r.FormValue("class")}
-	view.list(shard, instances[0].Instances, r.FormValue("page"))
+	view.list(shard, instances[0].Message.GetInstances(), r.FormValue("page"))
 	if err := plans[0].Err; err != nil {
 		problem := errorView(err)
 		view.PlanErr = &problem
 	} else {
-		view.Plan = plans[0].Explanation
-		view.Rules = countRules(view.Plan.Instances)
+		view.Plan = plans[0].Message
+		view.Rules = countRules(view.Plan.GetInstances())
 	}
 	view.MayChange, view.Done = clientOf(r).MayChange(), doneText(r.FormValue("done"))
 	view.Rollout = progressOf(view.Group, view.Replacements)
@@ -123,7 +124,7 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 
 // list counts the instances of each class, such as "silent", and selects the instances of one page. Instances that need
 // attention come first.
-func (v *groupView) list(shard string, instances []fleet.Instance, page string) {
+func (v *groupView) list(shard string, instances []*nstancev1.InstanceStatus, page string) {
 	v.Total = len(instances)
 	counts := map[string]int{}
 	var rows []row
@@ -172,10 +173,10 @@ func (v *groupView) Next() int {
 	return v.Page + 1
 }
 
-func countRules(verdicts []fleet.Verdict) (rules []ruleCount) {
+func countRules(verdicts []*nstancev1.InstanceVerdict) (rules []ruleCount) {
 	counts := map[ruleCount]int{}
 	for _, v := range verdicts {
-		counts[ruleCount{Rule: v.Rule, Name: v.RuleName}]++
+		counts[ruleCount{Rule: v.GetRule(), Name: v.GetRuleName()}]++
 	}
 	for rule, n := range counts {
 		rule.Count = n
@@ -186,14 +187,15 @@ func countRules(verdicts []fleet.Verdict) (rules []ruleCount) {
 }
 
 // progressOf returns the progress of a group's rollout, or nil if there is none.
-func progressOf(g fleet.Group, s statistics) *rolloutView {
-	if g.Outdated == 0 && !g.Paused && g.RolloutWaits == "" {
+func progressOf(g *nstancev1.GroupStatus, s statistics) *rolloutView {
+	outdated, waits := g.GetOutdated(), g.GetRolloutWaits()
+	if outdated == 0 && !g.GetPaused() && waits == "" {
 		return nil
 	}
-	total := max(g.ActualSize, g.Outdated)
-	v := &rolloutView{Done: total - g.Outdated, Total: total, Paused: g.Paused, Waits: g.RolloutWaits}
-	if !g.Paused && g.RolloutWaits == "" {
-		v.ETA = s.Pace * time.Duration(g.Outdated)
+	total := max(g.GetActualSize(), outdated)
+	v := &rolloutView{Done: total - outdated, Total: total, Paused: g.GetPaused(), Waits: waits}
+	if !g.GetPaused() && waits == "" {
+		v.ETA = s.Pace * time.Duration(outdated)
 	}
 	return v
 }

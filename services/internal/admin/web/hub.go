@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
@@ -29,12 +30,18 @@ type hub struct {
 
 // followed is what the hub knows about one shard.
 type followed struct {
-	alerts map[alertKey]fleet.Event
+	alerts map[alertKey]alert
 	// lost is the reason why the hub does not receive the shard's events, or nil if it receives them. since is the time
 	// at which lost was set.
 	lost         *fleet.Error
 	since        time.Time
 	replacements replacements
+}
+
+// alert is an active error of a shard.
+type alert struct {
+	Shard string
+	*nstancev1.ErrorEvent
 }
 
 type alertKey struct{ kind, group, id string }
@@ -45,7 +52,7 @@ type change struct {
 	shard  string
 	number uint64
 	event  *fleet.Event
-	entry  *fleet.JournalEvent
+	entry  *nstancev1.JournalEvent
 }
 
 // listener receives the changes for one open page.
@@ -59,7 +66,7 @@ func newHub(f *fleet.Fleet, now func() time.Time) *hub {
 	h := &hub{fleet: f, now: now, ended: make(chan struct{}), shards: map[string]*followed{},
 		pages: map[*listener]struct{}{}}
 	for _, shard := range f.Shards() {
-		h.shards[shard] = &followed{alerts: map[alertKey]fleet.Event{}}
+		h.shards[shard] = &followed{alerts: map[alertKey]alert{}}
 	}
 	return h
 }
@@ -96,12 +103,12 @@ func (h *hub) followJournal(ctx context.Context, shard string) {
 	for ctx.Err() == nil {
 		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
 		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
-		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e fleet.JournalEvent) {
-			position = e.Position
+		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
+			position = e.GetPosition()
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.shards[shard].replacements.add(e)
-			h.publish(change{shard: shard, entry: &e})
+			h.publish(change{shard: shard, entry: e})
 		})
 		_ = tasks.Sleep(ctx, retryPause)
 	}
@@ -115,12 +122,12 @@ func (h *hub) addEvent(e fleet.Event) {
 		s.lost = nil
 		h.publish(change{shard: e.Shard})
 	}
-	if e.Stream == "error" {
-		key := alertKey{e.Kind, e.Group, e.ID}
-		if e.Type == "resolved" {
+	if err := e.Error.Of; err != nil {
+		key := alertKey{err.GetKind(), err.GetGroup(), err.GetInstanceId()}
+		if err.GetResolved() {
 			delete(s.alerts, key)
 		} else {
-			s.alerts[key] = e
+			s.alerts[key] = alert{e.Shard, err}
 		}
 	}
 	if e.Snapshot {
@@ -185,17 +192,18 @@ func (h *hub) lastChange() uint64 {
 }
 
 // alerts returns the sorted active alerts of a shard, or of one group if group is not empty.
-func (h *hub) alerts(shard, group string) []fleet.Event {
+func (h *hub) alerts(shard, group string) []alert {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var alerts []fleet.Event
-	for _, alert := range h.shards[shard].alerts {
-		if group == "" || alert.Group == group {
-			alerts = append(alerts, alert)
+	var alerts []alert
+	for key, active := range h.shards[shard].alerts {
+		if group == "" || key.group == group {
+			alerts = append(alerts, active)
 		}
 	}
-	slices.SortFunc(alerts, func(a, b fleet.Event) int {
-		return strings.Compare(fmt.Sprintln(a.Group, a.Kind, a.ID), fmt.Sprintln(b.Group, b.Kind, b.ID))
+	slices.SortFunc(alerts, func(a, b alert) int {
+		return strings.Compare(fmt.Sprintln(a.GetGroup(), a.GetKind(), a.GetInstanceId()),
+			fmt.Sprintln(b.GetGroup(), b.GetKind(), b.GetInstanceId()))
 	})
 	return alerts
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -22,8 +23,8 @@ type instanceView struct {
 	// Predecessor is the instance that this instance replaced, and Successor the instance that replaced this one.
 	Predecessor, Successor string
 	Steps                  []step
-	Verdict                *fleet.Verdict
-	Actions                []fleet.PlannedAction
+	Verdict                *nstancev1.InstanceVerdict
+	Actions                []*nstancev1.PlannedAction
 	// MayChange means that the page has a form. Confirm is the text that the person must type. Done is the result of
 	// the form that was sent last.
 	MayChange     bool
@@ -32,7 +33,7 @@ type instanceView struct {
 
 // step is one event in the life of an instance.
 type step struct {
-	fleet.JournalEvent
+	*nstancev1.JournalEvent
 	// Name is the kind of the event, in words for people.
 	Name string
 	// Of is empty if the event is about the page's instance. Otherwise it is the ID of the predecessor or successor
@@ -61,21 +62,21 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 	wg.Wait()
 	view := instanceView{Shard: shard, MayChange: clientOf(r).MayChange(), Confirm: lastCharacters(id),
 		Done: doneText(r.FormValue("done"))}
-	view.Instance.ID = id.String()
-	switch {
+	life := events[0].Message.GetEvents()
+	switch i := instances[0].Message.GetInstance(); {
 	case instances[0].Err == nil:
-		view.row = row{shard, classOf(*instances[0].Instance), *instances[0].Instance}
-	case len(events[0].Events) == 0:
+		view.row = row{shard, classOf(i), i}
+	case len(life) == 0:
 		return instances[0].Err
 	default:
 		problem := errorView(instances[0].Err)
-		view.Missing, view.row.Shard, view.Class = &problem, shard, "unknown"
-		view.Group = events[0].Events[0].Group
+		view.Missing = &problem
+		view.row = row{shard, "unknown", &nstancev1.InstanceStatus{InstanceId: id.String(), Group: life[0].GetGroup()}}
 	}
-	if plan := plans[0].Explanation; plan != nil {
-		view.Actions, view.Verdict = plan.Actions, &plan.Instances[0]
+	if plan := plans[0].Message; plans[0].Err == nil {
+		view.Actions, view.Verdict = plan.GetActions(), plan.GetInstances()[0]
 	}
-	p.addLife(r, &view, events[0].Events)
+	p.addLife(r, &view, life)
 	return p.renderLive(w, r, http.StatusOK, "instance", "Instance "+id.String(), live, view)
 }
 
@@ -92,38 +93,41 @@ func (p *page) instanceOf(r *http.Request) (shard string, id ident.ID, err error
 
 // addLife adds the timeline: the instance's own events, the events that led to its predecessor's replacement, and the
 // creation of its successor.
-func (p *page) addLife(r *http.Request, view *instanceView, events []fleet.JournalEvent) {
+func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.JournalEvent) {
 	for _, e := range events {
-		view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind)})
-		if e.Kind == "instance_creating" {
-			view.Predecessor = e.Replaces
+		view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind())})
+		if e.GetKind() == "instance_creating" {
+			view.Predecessor = e.GetReplaces()
 		}
 	}
 	only := []string{view.row.Shard}
 	if view.Predecessor != "" {
 		before := p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: view.Predecessor})[0]
-		for _, e := range before.Events {
-			switch e.Kind {
+		for _, e := range before.Message.GetEvents() {
+			switch e.GetKind() {
 			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_pending_deletion":
-				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind), Of: view.Predecessor})
+				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind()),
+					Of: view.Predecessor})
 			}
 		}
 	}
-	if len(events) > 0 && view.Group != "" {
-		filter := fleet.HistoryFilter{Group: view.Group, Kinds: []string{"instance_creating"}, Since: events[0].At}
-		for _, e := range p.Fleet.History(r.Context(), only, filter)[0].Events {
-			if e.Replaces == view.Instance.ID {
-				view.Successor = e.ID
-				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.Kind), Of: e.ID})
+	if len(events) > 0 && view.GetGroup() != "" {
+		filter := fleet.HistoryFilter{Group: view.GetGroup(), Kinds: []string{"instance_creating"},
+			Since: fleet.Time(events[0].GetAt())}
+		for _, e := range p.Fleet.History(r.Context(), only, filter)[0].Message.GetEvents() {
+			if e.GetReplaces() == view.GetInstanceId() {
+				view.Successor = e.GetInstanceId()
+				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind()),
+					Of: e.GetInstanceId()})
 			}
 		}
 	}
 	slices.SortStableFunc(view.Steps, func(a, b step) int {
-		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Term, b.Term))
+		return cmp.Or(fleet.Time(a.GetAt()).Compare(fleet.Time(b.GetAt())), cmp.Compare(a.GetTerm(), b.GetTerm()))
 	})
 	for i := range view.Steps {
 		if view.Steps[i].First = i == 0; i > 0 {
-			view.Steps[i].Took = view.Steps[i].At.Sub(view.Steps[i-1].At)
+			view.Steps[i].Took = fleet.Time(view.Steps[i].GetAt()).Sub(fleet.Time(view.Steps[i-1].GetAt()))
 		}
 	}
 }

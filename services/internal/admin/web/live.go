@@ -99,15 +99,15 @@ func (s *liveStream) sendChange(c change) error {
 	}
 	switch {
 	case s.events:
-		if c.entry == nil || !f.matches(c.shard, *c.entry) {
+		if c.entry == nil || !f.matches(c.shard, c.entry) {
 			return nil
 		}
-		return s.sendTemplate("entry", at, "events", "entry", entry{c.shard, *c.entry})
+		return s.sendTemplate("entry", at, "events", "entry", entry{c.shard, c.entry})
 	case c.event == nil && c.entry == nil: // the shard was lost or found
 		return s.send("stale", at, "")
-	case c.event != nil && c.event.Instance != nil && f.Group != "":
-		i := *c.event.Instance
-		if i.Group != f.Group {
+	case c.event != nil && c.event.Instance.Of.GetInstance() != nil && f.Group != "":
+		i := c.event.Instance.Of.GetInstance()
+		if i.GetGroup() != f.Group {
 			return nil
 		}
 		if err := s.sendTemplate("row", at, "group", "row", row{c.shard, classOf(i), i}); err != nil {
@@ -128,18 +128,18 @@ func (s *liveStream) concerns(c change) bool {
 	f := s.filter
 	if c.entry != nil {
 		if f.Instance != "" {
-			return c.entry.ID == f.Instance || c.entry.Replaces == f.Instance
+			return c.entry.GetInstanceId() == f.Instance || c.entry.GetReplaces() == f.Instance
 		}
-		return slices.Contains(lifeKinds, c.entry.Kind) && (f.Group == "" || c.entry.Group == f.Group)
+		return slices.Contains(lifeKinds, c.entry.GetKind()) && (f.Group == "" || c.entry.GetGroup() == f.Group)
 	}
-	e := c.event
+	group, instance := c.event.Subject()
 	switch {
 	case f.Instance != "":
-		return e.ID == f.Instance
+		return instance == f.Instance
 	case f.Group != "":
-		return e.Group == f.Group
+		return group == f.Group
 	}
-	return e.Stream != "instance" // the groups' events have the sums
+	return c.event.Instance.Of == nil // the groups' events have the sums
 }
 
 // message is the data of a server-sent event "row" or "entry".
@@ -156,7 +156,7 @@ func (s *liveStream) sendTemplate(event, at, page, name string, data any) error 
 	m := message{HTML: strings.TrimSpace(b.String())}
 	switch data := data.(type) {
 	case row:
-		m.ID = "i-" + data.ID
+		m.ID = "i-" + data.GetInstanceId()
 	case entry:
 		m.ID = data.Anchor()
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -20,7 +21,12 @@ import (
 func parseTemplates(p *page) map[string]*template.Template {
 	functions := template.FuncMap{
 		"asset":    func(name string) string { return Path + "assets/" + p.assets + "/" + name },
-		"stamp":    stamp,
+		"instant":  instant,
+		"stamp":    func(t any) string { return stamp(instant(t)) },
+		"lease":    fleet.LeaseText,
+		"blocked":  fleet.Blocked,
+		"guard":    fleet.GuardText,
+		"idle":     fleet.Idle,
 		"took":     took,
 		"words":    words,
 		"tone":     tone,
@@ -64,6 +70,14 @@ func eventsPath(shard, group, id string) string {
 		}
 	}
 	return Path + "events?" + query.Encode()
+}
+
+// instant returns the time in a value of a template: a time.Time, or a time of a message.
+func instant(value any) time.Time {
+	if t, ok := value.(*timestamppb.Timestamp); ok {
+		return fleet.Time(t)
+	}
+	return value.(time.Time)
 }
 
 // stamp formats a time in UTC. It returns "" for the zero time.

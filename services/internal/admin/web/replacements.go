@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -33,35 +34,36 @@ type replacement struct {
 }
 
 // add takes the next event of the journal.
-func (r *replacements) add(e fleet.JournalEvent) {
+func (r *replacements) add(e *nstancev1.JournalEvent) {
 	if r.failed == nil {
 		r.failed, r.running = map[string]time.Time{}, map[string]replacement{}
 	}
-	switch e.Kind {
+	id, at := e.GetInstanceId(), fleet.Time(e.GetAt())
+	switch e.GetKind() {
 	case "instance_lost", "instance_unhealthy":
-		if _, known := r.failed[e.ID]; !known {
-			r.failed[e.ID] = e.At
+		if _, known := r.failed[id]; !known {
+			r.failed[id] = at
 		}
 	case "instance_creating":
-		if e.Replaces == "" {
+		if e.GetReplaces() == "" {
 			return
 		}
-		began, ok := r.failed[e.Replaces]
+		began, ok := r.failed[e.GetReplaces()]
 		if !ok {
-			began = e.At
+			began = at
 		}
-		delete(r.failed, e.Replaces)
-		r.running[e.ID] = replacement{group: e.Group, began: began}
+		delete(r.failed, e.GetReplaces())
+		r.running[id] = replacement{group: e.GetGroup(), began: began}
 	case "instance_healthy":
-		delete(r.failed, e.ID)
-		if done, ok := r.running[e.ID]; ok {
-			done.end = e.At
+		delete(r.failed, id)
+		if done, ok := r.running[id]; ok {
+			done.end = at
 			r.done = append(r.done, done)
-			delete(r.running, e.ID)
+			delete(r.running, id)
 		}
 	case "instance_deleted":
-		delete(r.running, e.ID)
-		r.forget(e.At)
+		delete(r.running, id)
+		r.forget(at)
 	}
 }
 

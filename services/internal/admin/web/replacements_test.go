@@ -5,34 +5,38 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 )
 
 // TestReplacements shows how replacements are measured: from the failure of the old instance, or else from the request
 // for the new one, until the new one is healthy.
 func TestReplacements(t *testing.T) {
 	now := time.Date(2026, 7, 28, 10, 0, 0, 0, time.UTC)
-	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds-600) * time.Second) }
+	at := func(seconds int) *timestamppb.Timestamp {
+		return timestamppb.New(now.Add(time.Duration(seconds-600) * time.Second))
+	}
 	var r replacements
-	for _, e := range []fleet.JournalEvent{
-		{At: at(-100000), Kind: "instance_creating", ID: "old", Replaces: "older", Group: "g"},
-		{At: at(-99000), Kind: "instance_healthy", ID: "old"}, // more than a day ago
-		{At: at(0), Kind: "instance_unhealthy", ID: "a"},
-		{At: at(1), Kind: "instance_healthy", ID: "a"}, // it recovered
-		{At: at(10), Kind: "instance_unhealthy", ID: "a"},
-		{At: at(20), Kind: "instance_lost", ID: "a"},
-		{At: at(30), Kind: "instance_creating", ID: "b", Replaces: "a", Group: "g"},
-		{At: at(31), Kind: "instance_deleted", ID: "a"},
-		{At: at(40), Kind: "instance_healthy", ID: "b"}, // 30 s
-		{At: at(41), Kind: "instance_healthy", ID: "b"}, // not a second replacement
-		{At: at(50), Kind: "instance_creating", ID: "c", Replaces: "b", Group: "g"},
-		{At: at(60), Kind: "instance_healthy", ID: "c"}, // 10 s
-		{At: at(50), Kind: "instance_creating", ID: "d", Replaces: "x", Group: "other"},
-		{At: at(70), Kind: "instance_healthy", ID: "d"}, // 20 s
-		{At: at(80), Kind: "instance_creating", ID: "e", Replaces: "y", Group: "g"},
-		{At: at(90), Kind: "instance_deleted", ID: "e"}, // never healthy
-		{At: at(95), Kind: "instance_creating", ID: "f", Group: "g"},
-		{At: at(99), Kind: "instance_healthy", ID: "f"}, // replaces nothing
+	for _, e := range []*nstancev1.JournalEvent{
+		{At: at(-100000), Kind: "instance_creating", InstanceId: "old", Replaces: "older", Group: "g"},
+		{At: at(-99000), Kind: "instance_healthy", InstanceId: "old"}, // more than a day ago
+		{At: at(0), Kind: "instance_unhealthy", InstanceId: "a"},
+		{At: at(1), Kind: "instance_healthy", InstanceId: "a"}, // it recovered
+		{At: at(10), Kind: "instance_unhealthy", InstanceId: "a"},
+		{At: at(20), Kind: "instance_lost", InstanceId: "a"},
+		{At: at(30), Kind: "instance_creating", InstanceId: "b", Replaces: "a", Group: "g"},
+		{At: at(31), Kind: "instance_deleted", InstanceId: "a"},
+		{At: at(40), Kind: "instance_healthy", InstanceId: "b"}, // 30 s
+		{At: at(41), Kind: "instance_healthy", InstanceId: "b"}, // not a second replacement
+		{At: at(50), Kind: "instance_creating", InstanceId: "c", Replaces: "b", Group: "g"},
+		{At: at(60), Kind: "instance_healthy", InstanceId: "c"}, // 10 s
+		{At: at(50), Kind: "instance_creating", InstanceId: "d", Replaces: "x", Group: "other"},
+		{At: at(70), Kind: "instance_healthy", InstanceId: "d"}, // 20 s
+		{At: at(80), Kind: "instance_creating", InstanceId: "e", Replaces: "y", Group: "g"},
+		{At: at(90), Kind: "instance_deleted", InstanceId: "e"}, // never healthy
+		{At: at(95), Kind: "instance_creating", InstanceId: "f", Group: "g"},
+		{At: at(99), Kind: "instance_healthy", InstanceId: "f"}, // replaces nothing
 	} {
 		r.add(e)
 	}
@@ -58,13 +62,13 @@ func TestReplacements(t *testing.T) {
 func TestProgress(t *testing.T) {
 	pace := statistics{Count: 9, Pace: 10 * time.Second}
 	for _, test := range []struct {
-		group fleet.Group
+		group *nstancev1.GroupStatus
 		want  string
 	}{
-		{fleet.Group{ActualSize: 10}, "<nil>"},
-		{fleet.Group{ActualSize: 10, Outdated: 4}, "&{6 10 false  40s}"},
-		{fleet.Group{ActualSize: 10, Outdated: 4, Paused: true}, "&{6 10 true  0s}"},
-		{fleet.Group{ActualSize: 10, Outdated: 4, RolloutWaits: "the window"}, "&{6 10 false the window 0s}"},
+		{&nstancev1.GroupStatus{ActualSize: 10}, "<nil>"},
+		{&nstancev1.GroupStatus{ActualSize: 10, Outdated: 4}, "&{6 10 false  40s}"},
+		{&nstancev1.GroupStatus{ActualSize: 10, Outdated: 4, Paused: true}, "&{6 10 true  0s}"},
+		{&nstancev1.GroupStatus{ActualSize: 10, Outdated: 4, RolloutWaits: "windows"}, "&{6 10 false windows 0s}"},
 	} {
 		if got := fmt.Sprint(progressOf(test.group, pace)); got != test.want {
 			t.Errorf("%+v: %s, want %s", test.group, got, test.want)

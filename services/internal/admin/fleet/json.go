@@ -1,0 +1,116 @@
+package fleet
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Message writes a message of the protocol as JSON. The members have the names and the order of the message's fields. A
+// field with its default is written too, except a message or an optional field that is not set. [JSONName] says which
+// names differ. A number of 64 bits is a number, and not a text as in the usual JSON of protobuf.
+type Message[M proto.Message] struct {
+	Of M `json:"-"`
+}
+
+func messageOf[M proto.Message](m M) Message[M] { return Message[M]{m} }
+
+// Descriptor describes the message.
+func (m Message[M]) Descriptor() protoreflect.MessageDescriptor {
+	return m.Of.ProtoReflect().Descriptor()
+}
+
+// MarshalJSON returns the message as JSON.
+func (m Message[M]) MarshalJSON() ([]byte, error) {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m.Of)
+	if err != nil {
+		return nil, err
+	}
+	return rewrite(text, m.Descriptor())
+}
+
+// JSONName returns the name of a field in the JSON of a [Message]. A text that holds JSON, such as merged_json, is
+// written as that JSON, and its name loses the suffix _json. The name is empty for fields that are left out: the shard,
+// because its name stands beside the message, and the token of the next page, because the fleet reads all pages.
+func JSONName(field protoreflect.FieldDescriptor) string {
+	if field.Name() == "shard" || field.Name() == "next_page_token" {
+		return ""
+	}
+	return strings.TrimSuffix(string(field.Name()), "_json")
+}
+
+// IsMessage reports whether a field holds messages of Nstance, and no map, time or duration.
+func IsMessage(field protoreflect.FieldDescriptor) bool {
+	return field.Message() != nil && !field.IsMap() && field.Message().ParentFile().Package() == "nstance.v1"
+}
+
+// rewrite returns the JSON of a message in the form that [Message] describes.
+func rewrite(text []byte, message protoreflect.MessageDescriptor) ([]byte, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(text, &members); err != nil {
+		return nil, err
+	}
+	var out [][]byte
+	fields := message.Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		value, ok := members[string(field.Name())]
+		name := JSONName(field)
+		if !ok || name == "" {
+			continue
+		}
+		var err error
+		switch {
+		case name != string(field.Name()):
+			var quoted string
+			if err = json.Unmarshal(value, &quoted); json.Valid([]byte(cmp.Or(quoted, "null"))) {
+				value = json.RawMessage(cmp.Or(quoted, "null"))
+			}
+		case field.Kind() == protoreflect.Uint64Kind || field.Kind() == protoreflect.Int64Kind:
+			value = bytes.Trim(value, `"`)
+		case !IsMessage(field):
+		case field.IsList():
+			var elements []json.RawMessage
+			err = json.Unmarshal(value, &elements)
+			texts := make([][]byte, len(elements))
+			for n := 0; n < len(elements) && err == nil; n++ {
+				texts[n], err = rewrite(elements[n], field.Message())
+			}
+			value = slices.Concat([]byte{'['}, bytes.Join(texts, []byte{','}), []byte{']'})
+		default:
+			value, err = rewrite(value, field.Message())
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, slices.Concat([]byte(`"`+name+`":`), value))
+	}
+	return slices.Concat([]byte{'{'}, bytes.Join(out, []byte{','}), []byte{'}'}), nil
+}
+
+// object returns one JSON object with the members of several structs and messages. It leaves out messages that are nil.
+func object(parts ...any) ([]byte, error) {
+	var members [][]byte
+	for _, part := range parts {
+		var text []byte
+		var err error
+		if m, ok := part.(proto.Message); !ok {
+			text, err = json.Marshal(part)
+		} else if m.ProtoReflect().IsValid() {
+			text, err = messageOf(m).MarshalJSON()
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(text) > len("{}") {
+			members = append(members, text[1:len(text)-1])
+		}
+	}
+	return slices.Concat([]byte{'{'}, bytes.Join(members, []byte{','}), []byte{'}'}), nil
+}
