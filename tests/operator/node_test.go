@@ -267,9 +267,11 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 }
 
 // testMachine creates two individual Machines. A user deletes the first Machine in Kubernetes. A client deletes the
-// instance of the second Machine on the shard.
+// instance of the second Machine on the shard. Afterwards it creates an NstanceMachine of a pool for an instance that is
+// gone: it never gets a Machine, so the operator deletes it.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
+	var gone string
 	for _, deletedBy := range []string{"kubernetes", "server"} {
 		name := "single-" + deletedBy
 		l.machine(t, name, "west")
@@ -295,11 +297,19 @@ func (l *lab) testMachine(t *testing.T) {
 		} else {
 			l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", name, "--wait=false")
 		}
+		gone = id
 		await(t, "gone, deleted by "+deletedBy, patience, func(ctx context.Context) error {
 			return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.Machine{}, in(name)),
 				l.gone(ctx, &v1beta1.NstanceMachine{}, in(name)))
 		})
 	}
+	late := &v1beta1.NstanceMachine{ObjectMeta: objectMeta("late"), Spec: v1beta1.NstanceMachineSpec{
+		GroupRef: v1beta1.GroupReference{Name: machines}, Shard: "west", InstanceID: gone}}
+	late.Labels = map[string]string{clusterv1.ClusterNameLabel: clusterName, clusterv1.MachinePoolNameLabel: "none"}
+	l.create(ctx, t, late)
+	await(t, "gone without a Machine", patience, func(ctx context.Context) error {
+		return l.gone(ctx, &v1beta1.NstanceMachine{}, in("late"))
+	})
 	if err := l.poolRuns(ctx, machines, 0); err != nil {
 		t.Errorf("the group's pool has changed: %v", err)
 	}
