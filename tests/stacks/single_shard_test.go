@@ -145,11 +145,11 @@ func singleShard(t *testing.T, calls *ledger) {
 		stack.Write(t, "flips_override.tf", "")
 		stack.With(map[string]any{"config": map[string]any{
 			"server": map[string]any{"health_check_interval": "soon", "healthcheck_interval": "5s"},
-			"groups": map[string]any{"default": map[string]any{"workers": map[string]any{"max_unhealty": "10%",
+			"groups": map[string]any{"default": map[string]any{"workers": map[string]any{"max_unhealth": "10%",
 				"rollout": map[string]any{"canry": 1}, "disruption": map[string]any{"window": []string{}},
 				"purchase": map[string]any{"spot_percnt": 50}}}},
 		}}).PlanFails(t, "config.server.health_check_interval: ", "config.server.healthcheck_interval: ",
-			"config.groups.default.workers.max_unhealty: ", "config.groups.default.workers.rollout.canry: ",
+			"config.groups.default.workers.max_unhealth: ", "config.groups.default.workers.rollout.canry: ",
 			"config.groups.default.workers.disruption.window: ", "config.groups.default.workers.purchase.spot_percnt: ")
 	})
 

@@ -71,7 +71,7 @@ func TestBadConfig(t *testing.T) {
 		"beyond 2^53": {docs.Merge(good, size),
 			"config.defaults.args.Count: 9007199254740993 is too large to be kept exactly"},
 		"a quoted key":   {with("vars x", 1.0), `config["vars x"]: there is no such field`},
-		"a misspelt key": {with("templats", 1.0), `did you mean "templates"?`},
+		"a misspelt key": {with("groupz", 1.0), `did you mean "groups"?`},
 		"null in a list": {with("server", map[string]any{"dynamic_subnet_pools": []any{nil}}),
 			"config.server.dynamic_subnet_pools[0]: want a text, have null"},
 		"null as a field": {with("server", map[string]any{"request_timeout": nil}), ""},

@@ -2,9 +2,9 @@
 //
 //	go run ./services/internal/mutate/mutants ./services/internal/journal ./services/contract/...
 //
-// It builds the tests of each package once, with all bugs of [mutate.Plant] in it, and runs each test alone to see which
-// bugs it reaches. For each bug it then runs the tests that reach it, the fastest first. A bug is noticed if a test fails
-// or does not end.
+// It builds the tests of each package once, with all bugs of [mutate.Plant] in it, and runs each test alone to see
+// which bugs it reaches. For each bug it then runs the tests that reach it, the fastest first. A bug is noticed if a
+// test fails or does not end.
 package main
 
 import (
