@@ -82,6 +82,7 @@ func TestStateOf(t *testing.T) {
 		{libvirt.DomainShutdown, 0, infra.Stopping},
 		{libvirt.DomainShutoff, libvirt.DomainShutoffShutdown, infra.Stopped},
 		{libvirt.DomainShutoff, libvirt.DomainShutoffFailed, infra.Failed},
+		{libvirt.DomainShutoff, libvirt.DomainShutoffCrashed, infra.Failed},
 		{libvirt.DomainCrashed, 0, infra.Failed},
 	} {
 		if got, _ := stateOf(test.state, int32(test.reason)); got != test.want {
@@ -91,20 +92,28 @@ func TestStateOf(t *testing.T) {
 }
 
 // TestOffWithoutReason checks a VM whose domain is off for an unknown reason. The VM is Pending while its create
-// request may still start it, and otherwise Stopped.
+// request may still start it, and otherwise Stopped. A domain that runs, or that ended for a known reason, was started.
 func TestOffWithoutReason(t *testing.T) {
 	now := time.Now()
 	p := New(Config{Now: func() time.Time { return now }})
 	for name, test := range map[string]struct {
 		created, starting time.Duration // ago; starting 0: not
+		running           bool
+		reason            string
 		want              infra.State
 	}{
+		"runs":                   {created: time.Minute, running: true, want: infra.Running},
+		"ended early":            {created: time.Minute, reason: "shut down by its guest", want: infra.Stopped},
 		"being prepared":         {created: time.Minute, want: infra.Pending},
 		"prepared too long":      {created: 3 * time.Minute, want: infra.Stopped},
 		"being started":          {created: time.Minute, starting: time.Second, want: infra.Pending},
 		"started, then it ended": {created: time.Minute, starting: 20 * time.Second, want: infra.Stopped},
 	} {
-		d := domain{host: &host{name: "a"}, state: infra.Stopped, metadata: metadata{Created: now.Add(-test.created)}}
+		d := domain{host: &host{name: "a"}, state: infra.Stopped, reason: test.reason,
+			metadata: metadata{Created: now.Add(-test.created)}}
+		if test.running {
+			d.state = infra.Running
+		}
 		if test.starting > 0 {
 			d.metadata.Starting = now.Add(-test.starting)
 		}

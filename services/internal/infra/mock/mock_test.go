@@ -92,6 +92,20 @@ func TestStatesChangeWithTheClock(t *testing.T) {
 	wantClass(t, err, infra.Conflict) // an instance ID is never reusable
 }
 
+// TestKilledWhileItBoots checks that a VM that is killed before it runs does not boot.
+func TestKilledWhileItBoots(t *testing.T) {
+	clock := newClock()
+	p := mock.New(mock.Config{Now: clock.Now, Boot: 10 * time.Second})
+	p.SetCapacity(mock.Place{}, 1)
+	req := request(t)
+	if err := p.Kill(create(t, p, req).ProviderID); err != nil {
+		t.Fatal(err)
+	}
+	clock.Sleep(t.Context(), time.Minute)
+	wantState(t, p, req.Tags.Instance, infra.Stopped)
+	create(t, p, request(t)) // there is room again
+}
+
 func TestStatesByScript(t *testing.T) {
 	clock := newClock()
 	p := mock.New(mock.Config{Now: clock.Now, Boot: -1})
@@ -186,6 +200,10 @@ func TestLateCalls(t *testing.T) {
 	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate)
 	wantState(t, p, kept.Tags.Instance, infra.Running)
 	clock.Sleep(t.Context(), time.Second)
+	out.Late = 0
+	if got, err := p.Get(t.Context(), vm.ProviderID); err != nil || got.State != infra.Deleted {
+		t.Errorf("after the late delete: %s, %v", got.State, err)
+	}
 	wantState(t, p, kept.Tags.Instance, infra.Deleted)
 }
 
@@ -247,11 +265,12 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("%s in %s: %q, want %q", step.typ, step.subnet, got, step.want)
 		}
 	}
-	room, err := p.HasRoom(t.Context(), []string{"a", "b"})
+	p.SetCapacity(mock.Place{Subnet: "d"}, 1)
+	room, err := p.HasRoom(t.Context(), []string{"a", "b", "d"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]bool{"a": true, "b": false}, room); diff != "" {
+	if diff := cmp.Diff(map[string]bool{"a": true, "b": false, "d": true}, room); diff != "" {
 		t.Errorf("room (-want +got):\n%s", diff)
 	}
 	for range 2 {
