@@ -186,3 +186,22 @@ func TestUserdata(t *testing.T) {
 		t.Errorf("no userdata became %v, %v", text, err)
 	}
 }
+
+// TestLaunchTemplateHasTheImage checks that args need no image if they name a launch template.
+func TestLaunchTemplateHasTheImage(t *testing.T) {
+	req := request()
+	req.Args = map[string]any{"LaunchTemplate": map[string]any{"LaunchTemplateId": "lt-1"}}
+	if _, err := runInstances(req, "zone-a"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFirstInterfaceIsPrimary checks that the first network interface gets device index 0 if none has it.
+func TestFirstInterfaceIsPrimary(t *testing.T) {
+	in := &ec2.RunInstancesInput{NetworkInterfaces: []types.InstanceNetworkInterfaceSpecification{{},
+		{DeviceIndex: ptr(int32(1))}}}
+	place(in, "subnet-1", "zone-a")
+	if index := in.NetworkInterfaces[0].DeviceIndex; index == nil || *index != 0 {
+		t.Errorf("interfaces %+v", in.NetworkInterfaces)
+	}
+}

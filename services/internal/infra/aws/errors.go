@@ -243,10 +243,8 @@ func classify(what, call string, tries *attempts, err error) error {
 		// the next attempt. infra.Wrap would return Indeterminate because of the deadline, so make the error without
 		// it.
 		return &infra.Error{Class: infra.Throttled, Op: what, Quota: quotaOf(call, cause.code, ""), Err: cause}
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
-		class = infra.Indeterminate
 	case cause.code == "" && sent == 0:
-		class = infra.Denied // nothing was sent: no credentials, or no endpoint
+		class = infra.Denied // nothing was sent: no credentials, or no endpoint. If ctx ended, infra.Wrap replaces it.
 	case cause.code == "":
 		class = infra.Indeterminate
 	case ambiguous && class != infra.Conflict:

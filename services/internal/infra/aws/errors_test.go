@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,8 +16,10 @@ import (
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/infra"
 )
@@ -49,7 +52,7 @@ var documented = map[infra.Class]string{
 }
 
 func TestErrorTextIsOneLine(t *testing.T) {
-	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "caf\xe9": "caf\uFFFD",
+	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "a\u2028b\u2029": "a b ", "caf\xe9": "caf\uFFFD",
 		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
 		if got := oneLine(text, 10); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
@@ -215,6 +218,10 @@ func TestClassesOfAnswers(t *testing.T) {
 			fmt.Fprint(w,
 				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></RunInstancesResponse>`)
 		}}, infra.Conflict, 1, "i-1 of this request was terminated"},
+		"ending under this token": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w,
+				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>shutting-down</name></instanceState></item></instancesSet></RunInstancesResponse>`)
+		}}, infra.Conflict, 1, "i-1 of this request was terminated"},
 		"other tags under this token": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			fmt.Fprint(w,
 				`<RunInstancesResponse><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState>
@@ -247,6 +254,66 @@ func TestEndedContextIsIndeterminate(t *testing.T) {
 	_, err := against(t, s.url, nil).Create(ctx, request())
 	if infra.ClassOf(err) != infra.Indeterminate || !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v of class %q", err, infra.ClassOf(err))
+	}
+}
+
+// TestClassOfAnEndedCall checks that a call whose context ended counts as throttled only if it had no effect: each
+// attempt that was sent was throttled.
+func TestClassOfAnEndedCall(t *testing.T) {
+	late, limit := context.DeadlineExceeded, error(&limitedError{context.DeadlineExceeded})
+	for _, c := range []struct {
+		sent, turned int
+		err          error
+		want         infra.Class
+	}{
+		{0, 0, context.Canceled, infra.Indeterminate}, {0, 0, late, infra.Indeterminate},
+		{1, 0, late, infra.Indeterminate}, {2, 1, late, infra.Indeterminate}, {2, 1, limit, infra.Indeterminate},
+		{1, 1, context.Canceled, infra.Indeterminate},
+		{1, 1, late, infra.Throttled}, {1, 1, limit, infra.Throttled}, {0, 0, limit, infra.Throttled},
+	} {
+		err := classify("create", "RunInstances", &attempts{sent: c.sent, turned: c.turned}, c.err)
+		if infra.ClassOf(err) != c.want {
+			t.Errorf("%d of %d attempts throttled, %v: class %q, want %q", c.turned, c.sent, c.err, infra.ClassOf(err),
+				c.want)
+		}
+	}
+}
+
+// TestCallsAreBounded checks the limits of a call to AWS.
+func TestCallsAreBounded(t *testing.T) {
+	cfg, err := SDK(t.Context(), config.Provider{Region: "us-west-2"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, ok := cfg.HTTPClient.(*awshttp.BuildableClient)
+	if !ok || client.GetDialer().Timeout != dialTimeout || client.GetTransport().ResponseHeaderTimeout != answerTimeout {
+		t.Errorf("the client is %+v", cfg.HTTPClient)
+	}
+	full := apiError("InsufficientInstanceCapacity")
+	for name, r := range map[string]sdk.Retryer{"creates": creating(), "others": cfg.Retryer()} {
+		pause, err := r.RetryDelay(100, full)
+		if r.MaxAttempts() != maxAttempts || pause > maxBackoff || err != nil || r.IsErrorRetryable(full) {
+			t.Errorf("%s: %d attempts, a pause of %v, %v, repeats a refusal: %v", name, r.MaxAttempts(), pause, err,
+				r.IsErrorRetryable(full))
+		}
+	}
+}
+
+func TestProfileMustExist(t *testing.T) {
+	t.Setenv("AWS_CONFIG_FILE", filepath.Join(t.TempDir(), "none"))
+	_, err := SDK(t.Context(), config.Provider{Region: "us-west-2", Options: map[string]string{
+		contract.OptionProfile: "mistyped"}}, nil)
+	if err == nil || !strings.Contains(err.Error(), "mistyped") {
+		t.Errorf("loaded a profile that does not exist: %v", err)
+	}
+}
+
+// TestDefaults checks that a provider without optional settings can make every call.
+func TestDefaults(t *testing.T) {
+	p, err := New(Config{Zone: "zone-a"})
+	if err != nil || p.cfg.PageSize == 0 || p.cfg.Log == nil || p.cfg.Now == nil || p.cfg.Sleep == nil ||
+		p.cfg.Answers == nil {
+		t.Errorf("%+v, %v", p.cfg, err)
 	}
 }
 

@@ -102,7 +102,8 @@ func TestVerdictsOfTargetGroups(t *testing.T) {
 				target("i-fault", "unhealthy", "Elb.InternalError"), target("i-idle", "unused", "Target.NotInUse"),
 				target("i-leaves", "draining", "Target.DeregistrationInProgress"),
 				target("i-sick-leaves", "unhealthy.draining", ""),
-				target("i-dark", "unavailable", "Target.HealthCheckDisabled"), {}},
+				target("i-dark", "unavailable", "Target.HealthCheckDisabled"), {},
+				{Target: &elbtypes.TargetDescription{Id: sdk.String("i-odd")}}},
 			"two": {target("i-well", "initial", "Elb.InitialHealthChecking"),
 				target("i-half", "unhealthy", "Target.ResponseCodeMismatch"), target("i-sick", "healthy", ""),
 				target("i-twice", "unhealthy", "Target.FailedHealthChecks")},
@@ -156,5 +157,10 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	wantClass(t, "throttled", ask(), infra.Throttled)
 	r.cloud.Faults().Fail(fault.Match{Service: "elasticloadbalancing", Action: "DeregisterTargets"}, 1,
 		http.StatusForbidden, "AccessDenied", "no")
+	r.cloud.Faults().Fail(fault.Match{Service: "elasticloadbalancing", Action: "DeregisterTargets"}, 1,
+		http.StatusBadRequest, "InvalidTarget", "no")
 	wantClass(t, "a refused deregistration", p.Deregister(t.Context(), "web", vm), infra.Denied, arn)
+	if err := p.Deregister(t.Context(), "web", vm); err != nil {
+		t.Errorf("a target that is gone: %v", err)
+	}
 }

@@ -2,10 +2,18 @@ package aws
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/asn1"
 	"encoding/base64"
+	"math/big"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/smallstep/pkcs7"
 )
 
 func TestHostileProofIsParsedInLinearTime(t *testing.T) {
@@ -51,6 +59,52 @@ func TestBERSize(t *testing.T) {
 	} {
 		if size, err := berSize(c.ber, 0); size != c.want || (err == nil) != (c.want > 0) {
 			t.Errorf("%x: size %d (%v), want %d", c.ber, size, err, c.want)
+		}
+	}
+}
+
+// TestSignatures checks that a proof needs exactly one signature, and a digest that nobody can forge.
+func TestSignatures(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := x509.ParseCertificate(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		digest     asn1.ObjectIdentifier
+		signatures int
+		valid      bool
+	}{
+		"one signature":  {pkcs7.OIDDigestAlgorithmSHA256, 1, true},
+		"two signatures": {pkcs7.OIDDigestAlgorithmSHA256, 2, false},
+		"no signature":   {pkcs7.OIDDigestAlgorithmSHA256, 0, false},
+		"SHA-1":          {pkcs7.OIDDigestAlgorithmSHA1, 1, false},
+	} {
+		signed, err := pkcs7.NewSignedData([]byte(`{"instanceId": "i-1"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		signed.SetDigestAlgorithm(c.digest)
+		for range c.signatures {
+			if err := signed.AddSigner(certificate, key, pkcs7.SignerInfoConfig{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		proof, err := signed.Finish()
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, err := parseIdentity([]byte(base64.StdEncoding.EncodeToString(proof)), []*x509.Certificate{certificate})
+		if (err == nil) != c.valid || c.valid && doc.InstanceID != "i-1" {
+			t.Errorf("%s: %+v, %v, want valid %v", name, doc, err, c.valid)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,11 +43,13 @@ type network struct {
 	used       []int32 // device indexes in use on this machine
 	answersIn  int     // checks until the attached address answers
 	zone       string
-	fail       map[string][]error // errors of each call, in order
+	free       types.NetworkInterfaceStatus // status without an attachment
+	fail       map[string][]error           // errors of each call, in order
 }
 
 func newNetwork() *network {
 	return &network{now: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), zone: "zone-a", used: []int32{0},
+		free: types.NetworkInterfaceStatusAvailable,
 		states: map[string]types.InstanceStateName{self: types.InstanceStateNameRunning,
 			other: types.InstanceStateNameRunning}, fail: map[string][]error{}}
 }
@@ -93,7 +96,7 @@ func (n *network) DescribeNetworkInterfaces(_ context.Context, in *ec2.DescribeN
 	out := types.NetworkInterface{NetworkInterfaceId: ptr(in.NetworkInterfaceIds[0]), AvailabilityZone: &n.zone,
 		PrivateIpAddress: ptr(leader),
 		Ipv6Addresses:    []types.NetworkInterfaceIpv6Address{{Ipv6Address: ptr("2001:db8::9")}},
-		Status:           types.NetworkInterfaceStatusAvailable}
+		Status:           n.free}
 	if n.attachment != "" {
 		out.Status = types.NetworkInterfaceStatusInUse
 		out.Attachment = &types.NetworkInterfaceAttachment{AttachmentId: ptr(n.attachment), InstanceId: ptr(n.holder),
@@ -214,6 +217,10 @@ func TestTakeOver(t *testing.T) {
 			n.status, n.left = types.AttachmentStatusDetaching, 2
 		}, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
 			"attach " + self + " 1", "describe"}},
+		"holder's state not known": {newNetwork().held(types.InstanceStateNameRunning), func(n *network) {
+			n.fail["instance"] = []error{apiError("RequestLimitExceeded")}
+		}, []string{"describe", "instance " + other, "detach eni-attach-1 false", "describe", "instance " + self,
+			"attach " + self + " 1", "describe"}},
 		"throttled": {newNetwork(), func(n *network) {
 			n.fail["describe"] = []error{apiError("RequestLimitExceeded")}
 		}, []string{"describe", "describe", "instance " + self, "attach " + self + " 1", "describe"}},
@@ -245,7 +252,7 @@ func TestTakeOver(t *testing.T) {
 // not release it within firmAfter.
 func TestInterfaceIsDetachedByForce(t *testing.T) {
 	n := newNetwork().held(types.InstanceStateNameRunning)
-	n.stubborn = true
+	n.stubborn, n.settle = true, 2
 	began := n.now
 	if err := n.provider(t).Acquire(t.Context(), self); err != nil {
 		t.Fatal(err)
@@ -259,7 +266,7 @@ func TestInterfaceIsDetachedByForce(t *testing.T) {
 	if diff := cmp.Diff([]string{"detach eni-attach-1 false", "detach eni-attach-1 true"}, detached); diff != "" {
 		t.Errorf("detached (-want +got):\n%s", diff)
 	}
-	if took := n.now.Sub(began); took < firmAfter || took > 2*firmAfter {
+	if took := n.now.Sub(began); took < firmAfter || took > 3*firmAfter {
 		t.Errorf("it took %s", took)
 	}
 }
@@ -273,6 +280,9 @@ func TestAcquireErrors(t *testing.T) {
 		"no such interface": {func(n *network, _ *Provider) {
 			n.fail["describe"] = []error{apiError("InvalidNetworkInterfaceID.NotFound")}
 		}, infra.NotFound, "there is no eni-1 in this account and region"},
+		"not allowed to look": {func(n *network, _ *Provider) {
+			n.fail["describe"] = []error{apiError("UnauthorizedOperation")}
+		}, infra.Denied, "DescribeNetworkInterfaces"},
 		"another zone": {func(n *network, _ *Provider) {
 			n.zone = "zone-b"
 		}, infra.Invalid, "eni-1 is in zone-b, the shard is in zone-a"},
@@ -285,6 +295,9 @@ func TestAcquireErrors(t *testing.T) {
 		}, infra.Denied, "AttachNetworkInterface"},
 		"primary interface": {func(n *network, _ *Provider) {
 			n.held(types.InstanceStateNameRunning).index = 0
+		}, infra.Invalid, "must be one that can be detached"},
+		"attached to something else": {func(n *network, _ *Provider) {
+			n.held(types.InstanceStateNameRunning).holder = ""
 		}, infra.Invalid, "must be one that can be detached"},
 		"never configured": {func(n *network, _ *Provider) {
 			n.answersIn = 1 << 30
@@ -333,6 +346,8 @@ func TestRelease(t *testing.T) {
 			zone: "zone-a"}, []string{"describe", "detach a false"}},
 		"already detaching": {&network{attachment: "a", holder: self, status: types.AttachmentStatusDetaching, index: 1,
 			zone: "zone-a"}, []string{"describe"}},
+		"already detached": {&network{attachment: "a", holder: self, status: types.AttachmentStatusDetached, index: 1,
+			zone: "zone-a"}, []string{"describe"}},
 		"gone by then": {&network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1,
 			zone: "zone-a",
 			fail: map[string][]error{"detach": {apiError("InvalidAttachmentID.NotFound")}}},
@@ -345,10 +360,42 @@ func TestRelease(t *testing.T) {
 			t.Errorf("%s: calls (-want +got):\n%s", name, diff)
 		}
 	}
-	n := &network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a",
-		fail: map[string][]error{"detach": {apiError("UnauthorizedOperation")}}}
-	if err := n.provider(t).Release(t.Context(), self); infra.ClassOf(err) != infra.Denied {
-		t.Errorf("not allowed: %v", err)
+	for _, call := range []string{"describe", "detach"} {
+		n := &network{attachment: "a", holder: self, status: types.AttachmentStatusAttached, index: 1, zone: "zone-a",
+			fail: map[string][]error{call: {apiError("UnauthorizedOperation")}}}
+		if err := n.provider(t).Release(t.Context(), self); infra.ClassOf(err) != infra.Denied {
+			t.Errorf("not allowed to %s: %v", call, err)
+		}
+	}
+}
+
+// TestInterfaceInTransition checks that an interface without an attachment is attached only if it is available, and
+// that the answer of EC2 may lack attachments.
+func TestInterfaceInTransition(t *testing.T) {
+	for status, attached := range map[types.NetworkInterfaceStatus]bool{types.NetworkInterfaceStatusAvailable: true,
+		types.NetworkInterfaceStatusInUse: false, types.NetworkInterfaceStatusAssociated: false} {
+		n := newNetwork()
+		n.free = status
+		err := n.provider(t).Acquire(t.Context(), self)
+		if tried := slices.Contains(n.calls, "attach "+self+" 1"); tried != attached || (err == nil) != attached {
+			t.Errorf("%s: attached %v, %v", status, tried, err)
+		}
+	}
+	one := types.InstanceNetworkInterface{Attachment: &types.InstanceNetworkInterfaceAttachment{DeviceIndex: ptr(
+		int32(1))}}
+	if index := freeIndex([]types.InstanceNetworkInterface{{}, one}); index != 2 {
+		t.Errorf("free index %d, want 2", index)
+	}
+}
+
+// TestAddressesOfInterface checks that the leader's address may be any address of its interface.
+func TestAddressesOfInterface(t *testing.T) {
+	got := addressesOf(types.NetworkInterface{PrivateIpAddress: ptr("10.0.0.4"),
+		PrivateIpAddresses: []types.NetworkInterfacePrivateIpAddress{{PrivateIpAddress: ptr("10.0.0.4")},
+			{PrivateIpAddress: ptr("10.0.0.5")}, {}},
+		Ipv6Addresses: []types.NetworkInterfaceIpv6Address{{Ipv6Address: ptr("2001:db8::4")}}})
+	if text := listText(got); text != "10.0.0.4, 10.0.0.5, 2001:db8::4" {
+		t.Errorf("addresses %s", text)
 	}
 }
 

@@ -121,6 +121,20 @@ func TestInstanceIsAsAskedFor(t *testing.T) {
 	}
 }
 
+// TestTimeOfAnyClock creates an instance at a time with a monotonic clock and a time zone, and repeats the request.
+func TestTimeOfAnyClock(t *testing.T) {
+	r := newTestCloud(t)
+	p, req := r.open(nil), r.request()
+	req.Tags.CreatedAt = time.Now().In(time.FixedZone("there", 3600))
+	vm, err := p.Create(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := p.Create(t.Context(), req); err != nil || again.ProviderID != vm.ProviderID {
+		t.Errorf("the repeat made %s, %v, want %s", again.ProviderID, err, vm.ProviderID)
+	}
+}
+
 func TestInterfacesOfArgs(t *testing.T) {
 	r := newTestCloud(t)
 	req := r.request()
@@ -140,6 +154,16 @@ func TestWrongArgsMakeNoCall(t *testing.T) {
 	req.Args["SecurityGroupIDs"] = []any{"sg-1"}
 	_, err := r.open(nil).Create(t.Context(), req)
 	wantClass(t, "unknown field", err, infra.Invalid, "args.SecurityGroupIDs", `did you mean "SecurityGroupIds"?`)
+	for what, change := range map[string]func(*infra.CreateRequest){
+		"no type":   func(req *infra.CreateRequest) { req.InstanceType = "" },
+		"no subnet": func(req *infra.CreateRequest) { req.Subnet = "" },
+		"no image":  func(req *infra.CreateRequest) { req.Args = nil },
+	} {
+		req := r.request()
+		change(&req)
+		_, err := r.open(nil).Create(t.Context(), req)
+		wantClass(t, what, err, infra.Invalid)
+	}
 	if n := r.calls("RunInstances"); n != 0 {
 		t.Errorf("%d calls", n)
 	}
@@ -327,6 +351,48 @@ func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	wantClass(t, "there", p.Delete(t.Context(), there), infra.Denied, "UnauthorizedOperation")
 }
 
+// ending is an EC2 where another caller terminates the instance just before TerminateInstances, which is then denied.
+type ending struct {
+	aws.EC2
+	before func()
+}
+
+func (e ending) TerminateInstances(ctx context.Context, in *ec2.TerminateInstancesInput, o ...func(*ec2.Options)) (
+	*ec2.TerminateInstancesOutput, error) {
+	e.before()
+	return e.EC2.TerminateInstances(ctx, in, o...)
+}
+
+func TestDeleteOfAnEndingInstanceWithTagPolicy(t *testing.T) {
+	r := newTestCloud(t)
+	var before func()
+	p := r.open(func(cfg *aws.Config) { cfg.EC2 = ending{cfg.EC2, func() { before() }} })
+	killed, gone := r.create(p), r.create(p)
+	r.cloud.EC2().Settle()
+	denied := func() {
+		r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 1, http.StatusForbidden,
+			"UnauthorizedOperation", "injected")
+	}
+	before = func() { denied(); r.cloud.EC2().Kill(killed.ProviderID) }
+	if err := p.Delete(t.Context(), killed); err != nil {
+		t.Errorf("terminated: %v", err)
+	}
+	before = func() {
+		denied()
+		r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, 1, http.StatusBadRequest,
+			"InvalidInstanceID.NotFound", "injected")
+	}
+	if err := p.Delete(t.Context(), gone); err != nil {
+		t.Errorf("not found: %v", err)
+	}
+	before = func() {
+		denied()
+		r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, 1, http.StatusForbidden,
+			"UnauthorizedOperation", "injected")
+	}
+	wantClass(t, "not known", p.Delete(t.Context(), gone), infra.Denied)
+}
+
 func TestDescribeType(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
@@ -359,6 +425,9 @@ func TestSubnets(t *testing.T) {
 	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || !room[small] ||
 		r.calls("DescribeSubnets") != before {
 		t.Errorf("asked again immediately: %v, %v, %d calls", room, err, r.calls("DescribeSubnets")-before)
+	}
+	if room, err = p.HasRoom(t.Context(), []string{r.b}); err != nil || !room[r.b] {
+		t.Errorf("another subnet: %v, %v", room, err)
 	}
 	r.clock.Add(int64(time.Minute))
 	if room, err = p.HasRoom(t.Context(), subnets[:2]); err != nil || room[small] || !room[r.a] {
