@@ -67,6 +67,37 @@ func TestVMIDIsUsed(t *testing.T) {
 	}
 }
 
+// TestOtherInstanceHasTheVMID checks that a VM is not taken for that of another instance with the same VMID.
+func TestOtherInstanceHasTheVMID(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	vm := create(t, p, req)
+	description := pve.Config(vmid(t, vm))["description"]
+	pve.SetConfig(vmid(t, vm), "description", strings.ReplaceAll(description, req.Tags.Instance.String(),
+		request(t).Tags.Instance.String()))
+	_, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance)
+	wantClass(t, err, infra.NotFound, "belongs to another instance")
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, err, infra.Conflict, "was made by another request")
+	wantClass(t, p.Delete(t.Context(), vm), infra.Invalid, "")
+}
+
+// TestHostname checks that a VM has the requested hostname, or the instance ID.
+func TestHostname(t *testing.T) {
+	t.Parallel()
+	p := open(t, fakepve.Start(t))
+	named, unnamed := request(t), request(t)
+	named.Hostname = "web-1"
+	if vm := create(t, p, named); vm.Hostname != "web-1" {
+		t.Errorf("hostname %q", vm.Hostname)
+	}
+	if vm := create(t, p, unnamed); vm.Hostname != unnamed.Tags.Instance.String() {
+		t.Errorf("hostname %q", vm.Hostname)
+	}
+}
+
 // TestCloneCollision sends one request through two servers. The first server clones the VM just before the second one
 // calls clone. If the template is on the VM's node, the second call is refused. If the template is on another node, the
 // task of the second call fails. Only one VM exists at the end.

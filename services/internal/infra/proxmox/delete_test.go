@@ -88,8 +88,12 @@ func TestDeletedBeforeStart(t *testing.T) {
 	pve.Inject(fakepve.Fault{Call: uploadCall, RequestLost: true})
 	_, err := p.Create(t.Context(), req)
 	wantClass(t, err, infra.Indeterminate, "EOF")
-	if vm := find(t, p, req); vm.State != infra.Pending {
+	vm := find(t, p, req)
+	if vm.State != infra.Pending {
 		t.Errorf("the VM is %s", vm.State)
+	}
+	if states := list(t, p); states[vm.ProviderID] != infra.Pending {
+		t.Errorf("listed: %v, want the VM that has no tags yet", states)
 	}
 	if err := p.Delete(t.Context(), find(t, p, req)); err != nil {
 		t.Fatal(err)

@@ -133,6 +133,29 @@ func TestNextEndpoint(t *testing.T) {
 	wantClass(t, err, infra.Indeterminate, "connection refused")
 }
 
+// TestLostAnswerIsNotSentElsewhere loses the answer of a call that changes something, of a cluster with two endpoints.
+// The provider must not repeat the call at the other endpoint, because the first node may have executed it.
+func TestLostAnswerIsNotSentElsewhere(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	raw["endpoints"] += "," + strings.Replace(raw["endpoints"], "127.0.0.1", "localhost", 1)
+	p := openWith(t, raw, new(atomic.Int64))
+	pve.Inject(fakepve.Fault{Call: cloneCall, AnswerLost: true})
+	_, err := p.Create(t.Context(), request(t))
+	wantClass(t, err, infra.Indeterminate, "EOF")
+	clones := 0
+	for _, call := range pve.Calls() {
+		if call == cloneCall {
+			clones++
+		}
+	}
+	if clones != 1 {
+		t.Errorf("%d clones, want 1", clones)
+	}
+	pve.AwaitTasks(t.Context())
+}
+
 // TestNextEndpointAfterFaults puts an endpoint before the cluster that is not a node with a quorum. All calls must
 // succeed by the second endpoint, even those that change something.
 func TestNextEndpointAfterFaults(t *testing.T) {

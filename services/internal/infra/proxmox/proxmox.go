@@ -361,7 +361,7 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 		m, ok := p.recall(r)
 		// If a VM was started and runs, its metadata no longer change, so the remembered metadata are up to date.
 		// Another server may have started or deleted any other VM, so read its metadata.
-		if status == "stopped" || status == "running" && (!ok || !m.Started) {
+		if status == "stopped" || status == "running" && !m.Started {
 			config, err := p.readConfig(ctx, node, r.VMID)
 			switch class := infra.ClassOf(p.client.classify("", err)); {
 			case isUnreachable(err) || class == infra.NotFound:
