@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
+	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 )
 
 func alias(cfg *Config) {
@@ -121,6 +123,39 @@ func TestAliasIsTakenInARace(t *testing.T) {
 	c.wantHolder("b")
 }
 
+// TestAliasAfterPassingErrors checks that Acquire goes on after an error that may be temporary, and after the holder is
+// gone, but not after a refusal.
+func TestAliasAfterPassingErrors(t *testing.T) {
+	const update = "compute.instances.updateNetworkInterface"
+	for name, test := range map[string]struct {
+		call string
+		with *rest.Error
+		want infra.Class
+	}{
+		"the holder is gone": {update, &rest.Error{Code: 404, Reason: "notFound"}, ""},
+		"not ready":          {update, &rest.Error{Code: 400, Reason: "resourceNotReady"}, ""},
+		"not allowed":        {update, &rest.Error{Code: 403, Reason: "forbidden"}, infra.Denied},
+		"not allowed to look": {"compute.instances.get", &rest.Error{Code: 403, Reason: "forbidden"},
+			infra.Denied},
+	} {
+		c := newTestCloud(t)
+		p := c.open(alias)
+		a, b := c.addServer("a"), c.addServer("b")
+		if err := p.Acquire(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		c.server.Refuse(test.call, test.with)
+		if err := p.Acquire(t.Context(), b); test.want != "" {
+			wantClass(t, name, err, test.want)
+			c.wantHolder("a")
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else {
+			c.wantHolder("b")
+		}
+	}
+}
+
 func TestAliasKeepsOtherRanges(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(alias)
@@ -189,6 +224,8 @@ func TestInstanceGroups(t *testing.T) {
 		}
 		members(1)
 	}
+	c.server.Refuse("compute.instanceGroups.removeInstances", &rest.Error{Code: 403, Reason: "forbidden"})
+	wantClass(t, "a refused removal", p.Deregister(t.Context(), "web", vm), infra.Denied)
 	for range 2 {
 		if err := p.Deregister(t.Context(), "web", vm); err != nil {
 			t.Fatal(err)
@@ -244,6 +281,16 @@ func TestImages(t *testing.T) {
 	c.ahead.Add(int64(time.Minute))
 	c.fake.AddImage("debian-cloud", "debian-12-v2", "debian-12")
 	c.fake.AddImage("debian-cloud", "debian-11-v9", "debian-11")
+	for name, change := range map[string]map[string]any{
+		"debian-12-v8": {"status": "PENDING"}, "debian-12-v9": {"deprecated": map[string]any{"state": "DEPRECATED"}},
+	} {
+		c.fake.AddImage("debian-cloud", name, "debian-12")
+		c.fake.Do(func() { maps.Copy(c.fake.Find("projects/debian-cloud/global/images/"+name).Body, change) })
+	}
+	c.ahead.Add(int64(time.Minute))
+	c.fake.AddImage("debian-cloud", "debian-13-v2", "debian-13")
+	c.ahead.Add(int64(time.Minute))
+	c.fake.AddImage("debian-cloud", "debian-13-v1", "debian-13") // a newer one
 	c.fake.AddImage("p", "base-1", "")
 	for what, test := range map[string]struct {
 		query infra.ImageQuery
@@ -251,10 +298,14 @@ func TestImages(t *testing.T) {
 	}{
 		"newest of a family": {infra.ImageQuery{Owners: []string{"debian-cloud"}, Newest: true,
 			Filters: map[string][]string{"family": {"debian-12"}}}, "projects/debian-cloud/global/images/debian-12-v2"},
+		"newest by its time": {infra.ImageQuery{Owners: []string{"debian-cloud"}, Newest: true,
+			Filters: map[string][]string{"family": {"debian-13"}}}, "projects/debian-cloud/global/images/debian-13-v1"},
+		"not ready, on request": {infra.ImageQuery{Owners: []string{"debian-cloud"},
+			Filters: map[string][]string{"status": {"PENDING"}}}, "projects/debian-cloud/global/images/debian-12-v8"},
 		"oldest": {infra.ImageQuery{Owners: []string{"debian-cloud"}, Filters: map[string][]string{
 			"name": {"debian-12-*"}}}, "projects/debian-cloud/global/images/debian-12-v1"},
 		"by name": {infra.ImageQuery{Owners: []string{"self", "debian-cloud"}, Sort: "name",
-			Filters: map[string][]string{"architecture": {"x86_64"}}}, "projects/p/global/images/base-1"},
+			Filters: map[string][]string{"architecture": {"X86_64"}}}, "projects/p/global/images/base-1"},
 	} {
 		if got, err := p.Resolve(t.Context(), test.query); err != nil || got != test.want {
 			t.Errorf("%s: %q, %v, want %q", what, got, err, test.want)

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	api "google.golang.org/api/compute/v1"
+	"google.golang.org/api/googleapi"
+
 	"github.com/nstance-kit/nstance/services/internal/infra"
 	"github.com/nstance-kit/nstance/services/internal/infra/infratest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
@@ -276,11 +279,15 @@ func TestRequest(t *testing.T) {
 		"too long":    func(r *infra.CreateRequest) { r.Userdata = make([]byte, 300<<10) },
 		"no time":     func(r *infra.CreateRequest) { r.Tags.CreatedAt = time.Time{} },
 		"no subnet":   func(r *infra.CreateRequest) { r.Subnet = "" },
+		"no type":     func(r *infra.CreateRequest) { r.InstanceType = "" },
 	} {
 		req := c.request()
 		change(&req)
 		_, err := p.Create(t.Context(), req)
 		wantClass(t, what, err, infra.Invalid)
+	}
+	if n := c.server.Count("compute.instances.insert"); n != 1 {
+		t.Errorf("%d inserts, want only that of the first request", n)
 	}
 }
 
@@ -348,6 +355,61 @@ func TestPurchasedAsSpot(t *testing.T) {
 	}
 	if vm := c.create(p, c.request()); vm.Tags.Spot {
 		t.Errorf("tags %+v", vm.Tags)
+	}
+	standard, err := p.instance(c.request())
+	if restart := standard.Scheduling.AutomaticRestart; err != nil || restart == nil || *restart {
+		t.Errorf("scheduling %+v, %v", standard.Scheduling, err)
+	}
+}
+
+// TestRefusedDelete checks that a refused deletion is an error, unless the VM is gone.
+func TestRefusedDelete(t *testing.T) {
+	c := newTestCloud(t)
+	p := c.open(nil)
+	vm := c.create(p, c.request())
+	c.server.Refuse("compute.instances.delete", &rest.Error{Code: 403, Reason: "forbidden"})
+	wantClass(t, "not allowed", p.Delete(t.Context(), vm), infra.Denied)
+	c.server.Refuse("compute.instances.delete", &rest.Error{Code: 404, Reason: "notFound"})
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Errorf("gone: %v", err)
+	}
+}
+
+// TestClassesOfStatuses checks the classes of answers without a reason.
+func TestClassesOfStatuses(t *testing.T) {
+	for status, want := range map[int]infra.Class{400: infra.Invalid, 401: infra.Denied, 403: infra.Denied,
+		404: infra.NotFound, 408: infra.Indeterminate, 409: infra.Conflict, 412: infra.Conflict, 429: infra.Throttled,
+		500: infra.Indeterminate, 503: infra.Indeterminate} {
+		if got := classOf(&googleapi.Error{Code: status}); got != want {
+			t.Errorf("status %d is %q, want %q", status, got, want)
+		}
+	}
+}
+
+// TestDescribe checks that a VM's addresses are those of all its interfaces, because an agent may call from any of
+// them. The first interface has the VM's own IPv4 and IPv6 addresses.
+func TestDescribe(t *testing.T) {
+	p := newTestCloud(t).open(nil)
+	second := &api.NetworkInterface{NetworkIP: "10.0.1.4", Ipv6Address: "2001:db8:1::4",
+		Ipv6AccessConfigs: []*api.AccessConfig{{ExternalIpv6: "2001:db8:1::5"}}}
+	vm := p.describe(&api.Instance{Name: "name", Hostname: "host.example", Status: "RUNNING", StatusMessage: "fine",
+		NetworkInterfaces: []*api.NetworkInterface{{NetworkIP: "10.0.0.4", Ipv6Address: "2001:db8:0:0:0:0:0:4",
+			AccessConfigs:     []*api.AccessConfig{{NatIP: "192.0.2.4"}, {NatIP: "192.0.2.4"}},
+			Ipv6AccessConfigs: []*api.AccessConfig{{ExternalIpv6: "2001:db8::5"}}}, second}})
+	want := []string{"10.0.0.4", "2001:db8::4", "192.0.2.4", "2001:db8::5", "10.0.1.4", "2001:db8:1::4",
+		"2001:db8:1::5"}
+	if !slices.Equal(vm.Addresses, want) || vm.IPv4 != "10.0.0.4" || vm.IPv6 != "2001:db8::4" ||
+		vm.Hostname != "host.example" || vm.EndReason != "" {
+		t.Errorf("%+v, want the addresses %v", vm, want)
+	}
+	vm = p.describe(&api.Instance{Name: "name", Status: "TERMINATED", StatusMessage: "a\nfault",
+		NetworkInterfaces: []*api.NetworkInterface{{NetworkIP: "10.0.0.4",
+			Ipv6AccessConfigs: []*api.AccessConfig{{ExternalIpv6: "2001:db8::5"}}}, second}})
+	if vm.IPv6 != "2001:db8::5" || vm.Hostname != "name" || vm.EndReason != "a fault" {
+		t.Errorf("%+v", vm)
+	}
+	if vm = p.describe(&api.Instance{NetworkInterfaces: []*api.NetworkInterface{{}, second}}); vm.IPv6 != "" {
+		t.Errorf("IPv6 %s of the second interface", vm.IPv6)
 	}
 }
 
