@@ -42,8 +42,8 @@ func TestParsePartialLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 	if len(problems) > 0 || len(s.Groups["default"]) != 1 || len(s.Templates["t"].Args) != 1 {
 		t.Errorf("null: %v, %+v", problems, s)
 	}
-	misspelt := strings.NewReplacer("encryption_key", "encryption_kye", `"g": {`, `"g": {"max_unhealth": "3", `).Replace(
-		src)
+	misspelt := strings.NewReplacer("encryption_key", "encryption_kye", `"g": {`,
+		`"g": {"max_unhealth": "3", `).Replace(src)
 	if got := paths(misspelt, "templates", "server"); !slices.Contains(got, "groups.default.g.max_unhealth") ||
 		!slices.Contains(got, "cluster.secrets.encryption_kye") {
 		t.Errorf("misspelt: %q", got)
