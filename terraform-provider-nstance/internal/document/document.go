@@ -156,10 +156,10 @@ func Update(v tftypes.Value, have, now any) tftypes.Value {
 	if reflect.DeepEqual(have, now) {
 		return v
 	}
-	from, wasObject := have.(map[string]any)
+	from, _ := have.(map[string]any)
 	to, isObject := now.(map[string]any)
 	members, ok := membersOf(v)
-	if !wasObject || !isObject || !ok {
+	if !isObject || !ok {
 		return Decode(now)
 	}
 	members = maps.Clone(members) // tftypes shares the map
@@ -169,12 +169,9 @@ func Update(v tftypes.Value, have, now any) tftypes.Value {
 		}
 	}
 	for name, value := range to {
-		before, there := from[name]
-		member, written := members[name]
-		switch {
-		case there && written:
-			members[name] = Update(member, before, value)
-		case !there || !reflect.DeepEqual(before, value):
+		if member, written := members[name]; written {
+			members[name] = Update(member, from[name], value)
+		} else {
 			members[name] = Decode(value)
 		}
 	}

@@ -87,9 +87,12 @@ func TestUpdate(t *testing.T) {
 		return tftypes.NewValue(tftypes.Map{ElementType: tftypes.String}, map[string]tftypes.Value{"k": text(value)})
 	}
 	// The document of v has 1m for 60s, and no null.
-	v := object(map[string]tftypes.Value{"time": text("60s"), "unset": null, "vars": texts("v"),
-		"group": object(map[string]tftypes.Value{"size": tftypes.NewValue(tftypes.Number, 2), "drain": text("60s"),
-			"unset": null})})
+	form := func() tftypes.Value {
+		return object(map[string]tftypes.Value{"time": text("60s"), "unset": null, "vars": texts("v"),
+			"group": object(map[string]tftypes.Value{"size": tftypes.NewValue(tftypes.Number, 2), "drain": text("60s"),
+				"unset": null})})
+	}
+	v := form()
 	const have = `{"time": "1m", "vars": {"k": "v"}, "group": {"size": 2, "drain": "1m"}}`
 	for now, want := range map[string]string{
 		have: `{"time": "60s", "unset": null, "vars": {"k": "v"}, "group": {"size": 2, "drain": "60s", "unset": null}}`,
@@ -107,24 +110,37 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", now, diff)
 		}
 	}
+	if !v.Equal(form()) {
+		t.Error("the value itself has changed")
+	}
 	if !Update(v, nil, nil).Equal(v) {
 		t.Error("a value without a change has another form")
 	}
 }
 
-func TestMergeUnknown(t *testing.T) {
+func TestMerge(t *testing.T) {
 	unknown := tftypes.NewValue(tftypes.DynamicPseudoType, tftypes.UnknownValue)
 	known := object(map[string]tftypes.Value{"a": text("x")})
+	null := tftypes.NewValue(tftypes.String, nil)
+	texts := tftypes.NewValue(tftypes.Map{ElementType: tftypes.String}, map[string]tftypes.Value{"b": text("y")})
 	for name, test := range map[string]struct{ below, over, want tftypes.Value }{
-		"the patch":            {known, unknown, unknown},
-		"what is patched":      {unknown, known, unknown},
-		"what a text replaces": {object(map[string]tftypes.Value{"a": unknown}), known, known},
+		"nothing; the patch is a map": {known, texts,
+			object(map[string]tftypes.Value{"a": text("x"), "b": text("y")})},
+		"nothing; a map is patched": {texts, known,
+			object(map[string]tftypes.Value{"a": text("x"), "b": text("y")})},
+		"nothing; the patch is null": {known, null, known},
+		"the patch":                      {known, unknown, unknown},
+		"what is patched":                {unknown, known, unknown},
+		"what a text replaces":           {object(map[string]tftypes.Value{"a": unknown}), known, known},
 		"a member": {object(map[string]tftypes.Value{"b": unknown}), known,
 			object(map[string]tftypes.Value{"a": text("x"), "b": unknown})},
 	} {
 		if got := Merge(test.below, test.over); !got.Equal(test.want) {
-			t.Errorf("%s is unknown: %v, want %v", name, got, test.want)
+			t.Errorf("unknown: %s: %v, want %v", name, got, test.want)
 		}
+	}
+	if !known.Equal(object(map[string]tftypes.Value{"a": text("x")})) {
+		t.Error("what was merged has changed")
 	}
 }
 
