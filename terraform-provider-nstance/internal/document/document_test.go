@@ -129,9 +129,9 @@ func TestMerge(t *testing.T) {
 		"nothing; a map is patched": {texts, known,
 			object(map[string]tftypes.Value{"a": text("x"), "b": text("y")})},
 		"nothing; the patch is null": {known, null, known},
-		"the patch":                      {known, unknown, unknown},
-		"what is patched":                {unknown, known, unknown},
-		"what a text replaces":           {object(map[string]tftypes.Value{"a": unknown}), known, known},
+		"the patch":                  {known, unknown, unknown},
+		"what is patched":            {unknown, known, unknown},
+		"what a text replaces":       {object(map[string]tftypes.Value{"a": unknown}), known, known},
 		"a member": {object(map[string]tftypes.Value{"b": unknown}), known,
 			object(map[string]tftypes.Value{"a": text("x"), "b": unknown})},
 	} {
