@@ -232,6 +232,21 @@ func TestInstanceGroups(t *testing.T) {
 		}
 		members(0)
 	}
+	// The call is accepted, and its operation fails.
+	failed := compute.Failure{Code: "PERMISSIONS_ERROR", Message: "no", Status: 403}
+	for _, change := range []struct {
+		kind string
+		call func() error
+	}{
+		{"addInstances", func() error { return p.Register(t.Context(), "web", vm) }},
+		{"removeInstances", func() error { return p.Deregister(t.Context(), "web", vm) }},
+	} {
+		c.fake.Fail(compute.Fault{Type: change.kind, Failure: &failed, Times: 1})
+		wantClass(t, change.kind, change.call(), infra.Denied)
+		if err := change.call(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	c.fake.SetDelay("delete", time.Minute)
 	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
