@@ -166,9 +166,14 @@ func (d *decoder) wrong(v hujson.Value, path, want string) {
 	switch literal, _ := v.Value.(hujson.Literal); {
 	case v.Value.Kind() == 'n':
 		f.hint = "leave the field out"
-	case want == "an object" && strings.Count(path, ".") == 2 && strings.HasPrefix(path, "groups."):
-		_, name, _ := strings.Cut(path[:strings.LastIndex(path, ".")], ".")
-		f.hint = "groups are below their tenant: " + join([]any{"groups", ident.DefaultTenant, name})
+	case want == "an object" && strings.HasPrefix(path, "groups"):
+		if at, err := SplitPath(path); err == nil && len(at) == 3 {
+			tenant, name, ok := strings.Cut(fmt.Sprint(at[1]), "/")
+			if !ok {
+				tenant, name = ident.DefaultTenant, tenant
+			}
+			f.hint = "groups are below their tenant: " + join([]any{"groups", tenant, name})
+		}
 	case strings.HasPrefix(want, "a text") && literal != nil:
 		f.hint = "put it in quotes: " + strconv.Quote(string(literal))
 	case literal.Kind() == '"' && (want == "a whole number" || want == "true or false") &&

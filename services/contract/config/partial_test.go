@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -48,10 +49,14 @@ func TestParsePartialLeavesOutWhatFollowsFromUnknownValues(t *testing.T) {
 		!slices.Contains(got, "cluster.secrets.encryption_kye") {
 		t.Errorf("misspelt: %q", got)
 	}
-	_, problems = config.ParsePartial([]byte(`{"groups": {"web": {"template": "t"}}}`))
-	if text := problems.Error(); !strings.Contains(text, "groups.web.template: want an object, have a text (groups "+
-		"are below their tenant: groups.default.web)") {
-		t.Errorf("a group without its tenant: %s", text)
+	for name, want := range map[string]string{
+		"web":      `groups.web.template: want an object, have a text (groups are below their tenant: groups.default.web)`,
+		"acme/web": `groups["acme/web"].template: want an object, have a text (groups are below their tenant: groups.acme.web)`,
+	} {
+		_, problems := config.ParsePartial(fmt.Appendf(nil, `{"groups": {%q: {"template": "t"}}}`, name))
+		if text := problems.Error(); !strings.Contains(text, want) {
+			t.Errorf("the group %s without its tenant: %s", name, text)
+		}
 	}
 	for _, src := range []string{`null`, `"x"`, `[]`, `{"server": {"shard": null, "shrad": null}}`} {
 		if got := paths(src); len(got) == 0 {
