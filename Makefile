@@ -63,13 +63,13 @@ publish: ## Publish dist/ as a release on GitHub (VERSION=v0.2.0; needs gh and i
 	@VERSION='$(VERSION)' scripts/publish.sh
 
 sim: ## Simulate shards with faults (SEED=n repeats one world, DURATION=60s)
-	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/sim -run TestWorlds -count=1 -timeout=0 -v
+	SIM_SEED='$(SEED)' SIM_DURATION='$(DURATION)' go test ./services/internal/proof/sim -run TestWorlds -count=1 -timeout=0 -v
 
 sim-swarm: ## Simulate N=2000 worlds on all cores and shrink failures
-	SIM_SWARM='$(or $(N),2000)' go test ./services/internal/sim -run TestWorlds -count=1 -timeout=0 -v
+	SIM_SWARM='$(or $(N),2000)' go test ./services/internal/proof/sim -run TestWorlds -count=1 -timeout=0 -v
 
-mutants: ## List the deliberate bugs that a package's own tests do not notice (PKG=./services/internal/journal)
-	go run ./services/internal/mutate/mutants $(PKG)
+mutants: ## List the deliberate bugs that a package's own tests do not notice (PKG=./services/internal/server/journal)
+	go run ./services/internal/proof/mutate/mutants $(PKG)
 
 chaos: ## Run every fault against shards of real processes (45 minutes)
 	@scripts/chaos.sh long

@@ -13,7 +13,7 @@ if [ "$pattern" = short ]; then
 fi
 echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), $(nproc) cores, $(go version | cut -d' ' -f3)"
 echo "== end to end: real server, real agents in another process"
-go test ./services/internal/bench -run '^$' -bench "$pattern" -benchtime 1x -timeout 60m
+go test ./services/internal/proof/bench -run '^$' -bench "$pattern" -benchtime 1x -timeout 60m
 echo "== hot paths"
-go test ./services/internal/plan ./services/internal/agentapi ./services/internal/registerapi ./services/internal/filegen \
+go test ./services/internal/server/plan ./services/internal/server/serve/agentapi ./services/internal/server/serve/registerapi ./services/internal/server/filegen \
 	-run '^$' -bench "$pattern" -benchtime "$times" -benchmem -timeout 20m

@@ -20,7 +20,7 @@ race='lease leader shardstate execute tasks watch peer transport agentapi operat
 # transport and operator/shards have such tests too: the step race runs them with -short.
 long='bench plan election proof operator operator/pool operator/machine operator/drain operator/ondemand'
 
-# Packages of other steps. services/internal/sim has the step sim; the others are in the rest.
+# Packages of other steps. services/internal/proof/sim has the step sim; the others are in the rest.
 others='/services/internal/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
 
 internal() {
@@ -59,7 +59,7 @@ step_long() {
 # The same simulations in every run. `make sim` and `make sim-swarm` run others: a fault that they find must not block
 # an unrelated change.
 step_sim() {
-	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-400} go test ./services/internal/sim -count=1 -timeout 10m -v
+	SIM_FIRST=1 SIM_WORLDS=${SIM_WORLDS:-400} go test ./services/internal/proof/sim -count=1 -timeout 10m -v
 }
 
 # The Terraform provider under tofu. An empty mirror makes sure that nothing comes from a registry.
@@ -141,7 +141,7 @@ step_lint() {
 
 # Deliberate bugs, which the simulator must find. Without MUTANTS=quick it runs all of them.
 step_mutants() {
-	MUTANTS=quick go test -tags mutation ./services/internal/sim -run TestMutants -count=1 -timeout 10m
+	MUTANTS=quick go test -tags mutation ./services/internal/proof/sim -run TestMutants -count=1 -timeout 10m
 }
 
 # The fake clouds and the documentation of the Terraform modules.
@@ -151,14 +151,14 @@ step_cloud() {
 
 # Further tests of AWS, which are part of unit: `make test-aws` runs them too.
 step_aws() {
-	go test ./services/internal/infra/aws/... ./services/contract/secretstore/... ./services/contract/keyring/... ./services/internal/agent/notice/... \
+	go test ./services/internal/server/infra/aws/... ./services/store/secretstore/... ./services/store/keyring/... ./services/internal/agent/notice/... \
 		-timeout 10m
 }
 
 # Tests of Google Cloud. All but the modules are part of unit and cloud: `make test-gcp` runs them too.
 step_gcp() {
-	go test ./services/internal/infra/gcp/... ./services/contract/cloud/gcp/... ./services/contract/objstore/gcs/... \
-		./services/contract/secretstore/googlesecretmanager/... ./services/contract/keyring/gcp/... ./tests/cloud/fakegcp/... ./tests/modules/... \
+	go test ./services/internal/server/infra/gcp/... ./services/contract/cloud/gcp/... ./services/store/objstore/gcs/... \
+		./services/store/secretstore/googlesecretmanager/... ./services/store/keyring/gcp/... ./tests/cloud/fakegcp/... ./tests/modules/... \
 		-timeout 10m
 	scripts/modules.sh gcp/account gcp/cluster gcp/network gcp/shard
 }
@@ -191,7 +191,7 @@ step_gcpstack() {
 # VMs of a real libvirtd, in namespaces: the provider alone, and a shard; and a shard of VMs on a fake cluster of Proxmox
 # VE. It needs root.
 step_libvirt() {
-	go test ./services/internal/infra/libvirt/... ./tests/cloud/libvirtd -count=1 -timeout 10m
+	go test ./services/internal/server/infra/libvirt/... ./tests/cloud/libvirtd -count=1 -timeout 10m
 	scripts/libvirt.sh
 	scripts/onprem.sh
 }
@@ -230,7 +230,7 @@ step_web() {
 		return 1
 	}
 	make -s build GO_BUILD="go build -tags grpcnotrace"
-	go test ./services/internal/admin/web/browsertest -count=1 -timeout 5m -v -args -bin="$PWD/bin" -chromium="$chromium" \
+	go test ./services/internal/admin/serve/web/browsertest -count=1 -timeout 5m -v -args -bin="$PWD/bin" -chromium="$chromium" \
 		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}"
 }
 

@@ -21,8 +21,8 @@ var notPauses = []string{
 	"services/contract/config/types_group.go passes", "services/contract/config/window.go past",
 	"services/internal/agent/session.go delays.InitialInterval",
 	"services/internal/agent/session.go delays.MaxInterval",
-	"services/internal/infra/aws/identity.go length", "services/internal/plan/pace.go p.Every",
-	"services/internal/sim/server.go rate", "services/internal/sim/shrink.go parts",
+	"services/internal/server/infra/aws/identity.go length", "services/internal/server/plan/pace.go p.Every",
+	"services/internal/proof/sim/server.go rate", "services/internal/proof/sim/shrink.go parts",
 }
 
 // doublings returns the positions in a file at which a variable grows to a multiple of itself, and those at which a

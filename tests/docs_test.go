@@ -175,7 +175,7 @@ func TestDocumentListsEvents(t *testing.T) {
 	}
 	for _, c := range []struct{ heading, source, constant string }{
 		{"\n## Kinds\n", "../services/contract/record/event.go", `EventKind = "([a-z_]+)"`},
-		{"\n## Causes\n", "../services/internal/plan/causes.go", `Cause = "([a-z_]+)"`},
+		{"\n## Causes\n", "../services/internal/server/plan/causes.go", `Cause = "([a-z_]+)"`},
 	} {
 		code, err := os.ReadFile(c.source)
 		if err != nil {

@@ -30,31 +30,31 @@ const module = "github.com/nstance-kit/nstance/"
 // includes the packages in the folders below it.
 var layers = [][]string{
 	{"services/contract/ident", "services/contract/pasted", "services/contract/reconnect", "services/contract/suggest",
-		"services/contract/highwater", "services/contract/googlecloud"},
-	{"services/contract/cloud", "services/contract/awscloud"},
+		"services/contract/highwater", "services/store/googlecloud"},
+	{"services/contract/cloud", "services/store/awscloud"},
 	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
 	{"services/contract/config"},
-	{"services/contract/bootscript", "services/contract/envelope", "services/contract/keyring",
+	{"services/contract/bootscript", "services/contract/envelope", "services/store/keyring",
 		"services/contract/authority"},
-	{"services/contract/objstore"},
-	{"services/contract/secretstore", "services/contract/clusterstate"},
+	{"services/store/objstore"},
+	{"services/store/secretstore", "services/store/clusterstate"},
 	{"services/api"},
 	{"services/dev"}, // the development cluster, for nstance-dev and the tests
 	// These packages are pure, or do not depend on a shard's state.
-	{"services/internal/election"},
-	{"services/internal/plan", "services/internal/lease", "services/internal/filegen", "services/internal/tasks",
-		"services/internal/watch", "services/internal/mutate",
-		"services/internal/metrics", "services/internal/health",
-		"services/internal/transport", "services/internal/peer", "services/internal/systemd"},
-	{"services/internal/infra", "services/internal/layer2", "services/internal/cache", "services/internal/journal",
-		"services/internal/traces",
-		"services/internal/shardconfig"},
-	{"services/internal/shardstate", "services/internal/execute", "services/internal/leader"},
-	{"services/internal/registerapi", "services/internal/agentapi", "services/internal/operatorapi",
-		"services/internal/vmaddress"},
+	{"services/internal/server/lead/election"},
+	{"services/internal/server/plan", "services/internal/server/lead/lease", "services/internal/server/filegen", "services/internal/daemon/tasks",
+		"services/internal/server/watch", "services/internal/proof/mutate",
+		"services/internal/server/metrics", "services/internal/server/health",
+		"services/internal/server/serve/transport", "services/internal/server/lead/peer", "services/internal/daemon/systemd"},
+	{"services/internal/server/infra", "services/internal/server/lead/layer2", "services/internal/server/journal/cache", "services/internal/server/journal",
+		"services/internal/server/journal/traces",
+		"services/internal/server/shardconfig"},
+	{"services/internal/server/shardstate", "services/internal/server/act/execute", "services/internal/server/act/leader"},
+	{"services/internal/server/serve/registerapi", "services/internal/server/serve/agentapi", "services/internal/server/serve/operatorapi",
+		"services/internal/server/serve/vmaddress"},
 	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin",
 		"services/internal/dev",
-		"services/internal/sim", "services/internal/bench", "services/internal/proof"},
+		"services/internal/proof/sim", "services/internal/proof/bench", "services/internal/proof/linear"},
 	{"services/cmd"},
 }
 
@@ -151,13 +151,13 @@ func unlinked(program string, forbidden ...string) rule {
 
 // providers forbids imports of concrete providers, except in packages that put a program together.
 func providers(p pkg) (complaints []string) {
-	if within(p.ImportPath, "services/internal/server", "services/internal/sim", "services/internal/bench",
+	if within(p.ImportPath, "services/internal/server", "services/internal/proof/sim", "services/internal/proof/bench",
 		"services/cmd/nstance-server", "services/cmd/nstance-admin") {
 		return nil
 	}
 	for _, path := range p.Imports {
-		if within(path, "services/internal/infra") && path != "services/internal/infra" &&
-			path != "services/internal/infra/infratest" && path != "services/internal/infra/nocloud" &&
+		if within(path, "services/internal/server/infra") && path != "services/internal/server/infra" &&
+			path != "services/internal/server/infra/infratest" && path != "services/internal/server/infra/nocloud" &&
 			!within(p.ImportPath, path) {
 			complaints = append(complaints, "imports the provider "+path)
 		}
@@ -166,7 +166,7 @@ func providers(p pkg) (complaints []string) {
 }
 
 // purePackages make decisions and have no side effects. They get the time and all events as arguments.
-var purePackages = []string{"services/internal/plan", "services/internal/election"}
+var purePackages = []string{"services/internal/server/plan", "services/internal/server/lead/election"}
 
 // pure keeps I/O, clocks, randomness and concurrency out of the pure packages. Their tests may use everything.
 func pure(p pkg) (complaints []string) {
@@ -220,26 +220,26 @@ func impurities(name string, text []byte) (complaints []string) {
 var rules = map[string]rule{
 	"direction":          direction,
 	"concrete providers": providers,
-	"plan: ident, config, record and reconnect": only("services/internal/plan", "services/contract/ident",
+	"plan: ident, config, record and reconnect": only("services/internal/server/plan", "services/contract/ident",
 		"services/contract/config", "services/contract/record", "services/contract/reconnect"),
-	"election: record and the store's tokens": only("services/internal/election", "services/contract/objstore",
+	"election: record and the store's tokens": only("services/internal/server/lead/election", "services/store/objstore",
 		"services/contract/reconnect", "services/contract/record"),
 	"plan and election are pure":     pure,
 	"render knows texts, not config": only("services/contract/render"),
 	"contract stands alone":          never("services/contract", "services/internal", "services/cmd", "services/api"),
 	"tests: contract and api":        never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
 	"provider: contract":             never("terraform-provider-nstance", "services/internal", "services/cmd"),
-	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/sim",
-		"services/internal/infra/infratest", "services/internal/infra/mock", "services/internal/plan/plantest",
-		"services/internal/mutate"),
+	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/proof/sim",
+		"services/internal/server/infra/infratest", "services/internal/server/infra/mock", "services/internal/proof/plantest",
+		"services/internal/proof/mutate"),
 	"the provider holds no test code": exactly("terraform-provider-nstance",
 		unlinked("terraform-provider-nstance", "github.com/hashicorp/terraform-plugin-testing",
 			"terraform-provider-nstance/internal/acctest")),
 	"the agent cannot change a cloud": unlinked("services/cmd/nstance-agent",
 		"github.com/aws", "cloud.google.com", "google.golang.org/api", "github.com/Azure", "k8s.io", "sigs.k8s.io",
-		"services/internal/infra", "services/internal/plan", "services/internal/execute", "services/internal/lease",
-		"services/internal/election", "services/contract/objstore", "services/contract/secretstore",
-		"services/contract/clusterstate"),
+		"services/internal/server/infra", "services/internal/server/plan", "services/internal/server/act/execute", "services/internal/server/lead/lease",
+		"services/internal/server/lead/election", "services/store/objstore", "services/store/secretstore",
+		"services/store/clusterstate"),
 	// TestProviderReadsScalingGroups is for the SDK of Auto Scaling, of which the provider uses only reading calls.
 	"the Terraform provider cannot change a cloud": unlinked("terraform-provider-nstance",
 		"github.com/aws/aws-sdk-go-v2/service/ec2", "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2",
@@ -280,7 +280,7 @@ var sdkNames = regexp.MustCompile(`\bautoscaling\.(\w+)|\.client\.(\w+)\(`)
 // one package imports the SDK, and it uses only calls that describe.
 func TestProviderReadsScalingGroups(t *testing.T) {
 	const sdk, user = "github.com/aws/aws-sdk-go-v2/service/autoscaling",
-		"terraform-provider-nstance/internal/machinegroup/aws"
+		"terraform-provider-nstance/internal/client/machinegroup/aws"
 	for _, p := range list(t) {
 		if !within(p.ImportPath, "terraform-provider-nstance") || !slices.Contains(p.Imports, sdk) {
 			continue
@@ -321,23 +321,23 @@ func TestImports(t *testing.T) {
 func TestRulesDetectViolations(t *testing.T) {
 	for name, bad := range map[string]pkg{
 		"direction": {ImportPath: "services/contract/record",
-			Imports: []string{"services/contract/clusterstate"}},
-		"concrete providers": {ImportPath: "services/internal/execute",
-			Imports: []string{"services/internal/infra/tmux"}},
-		"plan: ident, config, record and reconnect": {ImportPath: "services/internal/plan",
-			Imports: []string{"services/contract/objstore"}},
-		"election: record and the store's tokens": {ImportPath: "services/internal/election",
-			Imports: []string{"services/internal/lease"}},
-		"plan and election are pure": {ImportPath: "services/internal/election", Imports: []string{"log/slog"}},
+			Imports: []string{"services/store/clusterstate"}},
+		"concrete providers": {ImportPath: "services/internal/server/act/execute",
+			Imports: []string{"services/internal/server/infra/tmux"}},
+		"plan: ident, config, record and reconnect": {ImportPath: "services/internal/server/plan",
+			Imports: []string{"services/store/objstore"}},
+		"election: record and the store's tokens": {ImportPath: "services/internal/server/lead/election",
+			Imports: []string{"services/internal/server/lead/lease"}},
+		"plan and election are pure": {ImportPath: "services/internal/server/lead/election", Imports: []string{"log/slog"}},
 		"render knows texts, not config": {ImportPath: "services/contract/render",
 			Imports: []string{"services/contract/config"}},
 		"contract stands alone": {ImportPath: "services/contract/config",
-			XTestImports: []string{"services/internal/plan"}},
+			XTestImports: []string{"services/internal/server/plan"}},
 		"tests: contract and api": {ImportPath: "tests/system", Imports: []string{"services/internal/server"}},
-		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/shard",
-			Imports: []string{"services/internal/lease"}},
+		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/resource/shard",
+			Imports: []string{"services/internal/server/lead/lease"}},
 		"commands hold no test code": {ImportPath: "services/cmd/nstance-server",
-			Deps: []string{"services/internal/infra/mock"}},
+			Deps: []string{"services/internal/server/infra/mock"}},
 		"the provider holds no test code": {ImportPath: "terraform-provider-nstance",
 			Deps: []string{"terraform-provider-nstance/internal/acctest"}},
 		"the agent cannot change a cloud": {ImportPath: "services/cmd/nstance-agent",
@@ -352,8 +352,8 @@ func TestRulesDetectViolations(t *testing.T) {
 		}
 	}
 	for name := range rules {
-		if complaints := rules[name](pkg{ImportPath: "services/internal/shardstate",
-			Imports: []string{"time", "services/internal/infra"}}); len(complaints) > 0 {
+		if complaints := rules[name](pkg{ImportPath: "services/internal/server/shardstate",
+			Imports: []string{"time", "services/internal/server/infra"}}); len(complaints) > 0 {
 			t.Errorf("%s complains about what is allowed: %v", name, complaints)
 		}
 	}
@@ -386,23 +386,23 @@ func cloudWords() []string {
 func cloudPlaces() []string {
 	places := []string{
 		// These folders and files list the clouds, or the kinds of stores, that programs support.
-		"services/contract/cloud/all/", "services/contract/keyring/all/", "services/contract/objstore/open/",
-		"services/contract/secretstore/open/", "services/internal/agent/notice/clouds.go",
+		"services/contract/cloud/all/", "services/store/keyring/all/", "services/store/objstore/open/",
+		"services/store/secretstore/open/", "services/internal/agent/notice/clouds.go",
 		"services/internal/operator/capacity/clouds.go", "services/cmd/nstance-server/main.go",
 		"services/cmd/nstance-admin/main.go",
 		// Kinds of secrets store.
-		"services/contract/secretstore/aws/", "services/contract/secretstore/googlesecretmanager/",
+		"services/store/secretstore/aws/", "services/store/secretstore/googlesecretmanager/",
 		// Code that the packages of one cloud share.
-		"services/contract/awscloud/", "services/contract/googlecloud/",
-		"terraform-provider-nstance/internal/machinegroup/all/",
+		"services/store/awscloud/", "services/store/googlecloud/",
+		"terraform-provider-nstance/internal/client/machinegroup/all/",
 	}
 	for _, block := range all.Blocks() {
-		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/infra/"+block.Name+"/",
-			"services/contract/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
+		places = append(places, "services/contract/cloud/"+block.Name+"/", "services/internal/server/infra/"+block.Name+"/",
+			"services/store/keyring/"+block.Name+"/", "services/internal/agent/notice/"+block.Name+".go",
 			"services/internal/operator/capacity/"+block.Name+".go",
-			"terraform-provider-nstance/internal/machinegroup/"+block.Name+"/")
+			"terraform-provider-nstance/internal/client/machinegroup/"+block.Name+"/")
 		for _, store := range block.ObjectStores {
-			places = append(places, "services/contract/objstore/"+store.Name+"/")
+			places = append(places, "services/store/objstore/"+store.Name+"/")
 		}
 	}
 	return places
@@ -415,9 +415,9 @@ var cloudExceptions = map[string]string{
 	"services/dev/":                                          "the development cluster uses tmux and an S3 server",
 	"services/internal/dev/":                                 "the development cluster uses tmux and an S3 server",
 	"services/cmd/dev-s3/":                                   "an S3 server for development",
-	"services/internal/sim/":                                 "test code: the simulator replaces the cloud",
-	"services/internal/proof/doc.go":                         "test code: the store is an S3 server",
-	"services/contract/objstore/objstoretest/":               "test code: the conformance suite",
+	"services/internal/proof/sim/":                           "test code: the simulator replaces the cloud",
+	"services/internal/proof/linear/doc.go":                  "test code: the store is an S3 server",
+	"services/store/objstore/objstoretest/":                  "test code: the conformance suite",
 	"terraform-provider-nstance/internal/acctest/":           "test code: a server with a real store and real VMs",
 	"services/contract/config/types.go":                      "S3 is also the protocol of other stores",
 	"terraform-provider-nstance/internal/provider/schema.go": "S3 is also the protocol of other stores",

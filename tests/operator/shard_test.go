@@ -27,11 +27,11 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
-	"github.com/nstance-kit/nstance/services/contract/objstore/file"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore/file"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 	"github.com/nstance-kit/nstance/tests/kube"
 )
 

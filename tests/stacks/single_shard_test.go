@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 	"github.com/nstance-kit/nstance/tests/modules"
 	"github.com/nstance-kit/nstance/tests/stacks/lab"

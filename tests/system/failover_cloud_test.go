@@ -24,9 +24,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/dev/local"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
 )

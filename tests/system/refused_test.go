@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/dev/local"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 )
 
 // TestRefusedConfiguration gives a running shard configurations that its servers cannot run. It does that in three

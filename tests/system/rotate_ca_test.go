@@ -19,9 +19,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/dev/local"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 )
 
 const (

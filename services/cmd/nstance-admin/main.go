@@ -8,8 +8,8 @@ import (
 	"syscall"
 
 	"github.com/nstance-kit/nstance/services/internal/admin"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/aws"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
 )
 
 var version = "dev" // set by the linker

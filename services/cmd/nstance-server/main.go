@@ -13,14 +13,14 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/aws"
-	"github.com/nstance-kit/nstance/services/internal/infra/gcp"
-	"github.com/nstance-kit/nstance/services/internal/infra/libvirt"
-	"github.com/nstance-kit/nstance/services/internal/infra/proxmox"
-	"github.com/nstance-kit/nstance/services/internal/infra/tmux"
 	"github.com/nstance-kit/nstance/services/internal/server"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/gcp"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/libvirt"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/proxmox"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/tmux"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 )
 
 // version is set at link time by a release build.

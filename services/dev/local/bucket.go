@@ -19,15 +19,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/s3"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 // State opens the bucket of the stack, as the Terraform provider and nstance-admin do.

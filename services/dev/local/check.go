@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 const windowPrefix = "nstance-agent-"

@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 func (a *app) clusterCommand() *cobra.Command {

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
 )
 
 // lead writes what a server of shard dev-1 that leads in this bucket writes: the home and a lock.

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 )
 
 const (

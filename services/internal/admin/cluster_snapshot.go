@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 func (a *app) snapshotCommand(s *secretFlags) *cobra.Command {

@@ -16,10 +16,10 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // populate makes a cluster with one shard and one instance in the bucket, and returns the instance's record.

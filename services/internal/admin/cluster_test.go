@@ -20,18 +20,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/dev/s3"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 const encryptionKey = "thisisatest32bytekey123456789012"

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // compared holds two configurations of a shard: the stored one in the bucket, and a new one in a file.

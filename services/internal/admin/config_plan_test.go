@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // TestConfigPlan runs "config plan" and "config diff" with the first configuration of a shard, an unchanged one, one

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // terminal returns a pseudoterminal whose input is the given lines.

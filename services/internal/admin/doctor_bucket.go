@@ -9,15 +9,15 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/store/secretstore/open"
 )
 
 // nextFor returns what to do about an error of the bucket. If the error has no hint, nextFor returns `otherwise`.

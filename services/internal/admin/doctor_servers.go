@@ -19,9 +19,9 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // portTime is the time limit of a connection to one port.

@@ -11,12 +11,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 // usageError means that the command line is wrong.

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
-	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
 )
 
 // parity has one entry for each command that calls shards. args are the command's arguments. request is one or two HTTP

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/httpapi"
-	"github.com/nstance-kit/nstance/services/internal/admin/web"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 type serveOptions struct {

@@ -9,11 +9,11 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/web"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // pageBucket implements web.Bucket. It only reads.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/web"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
 )
 
 // page returns the bucket of the shard, opened for the web page. The page's clock is ahead of the real time by the

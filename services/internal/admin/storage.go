@@ -13,17 +13,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
-	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	keysources "github.com/nstance-kit/nstance/services/store/keyring/all"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/store/secretstore/open"
 )
 
 // bucketFlags hold the location of a bucket.

@@ -26,7 +26,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
-	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 // secretsOf contains secrets. Each key describes the place where a test plants the secret.

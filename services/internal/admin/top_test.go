@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // mainContext returns the context for nstance-admin when TestMain runs it in a separate process.

@@ -21,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
 	"github.com/nstance-kit/nstance/services/internal/agent/machine"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
-	"github.com/nstance-kit/nstance/services/internal/systemd"
+	"github.com/nstance-kit/nstance/services/internal/daemon/systemd"
 )
 
 // farewell is the time limit for telling the server why the agent ends.

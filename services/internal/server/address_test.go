@@ -16,11 +16,11 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/agentapi"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
-	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/agentapi"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
 )
 
 // nonceProvider passes the boot script and the instance ID of each new VM to the test. The boot script contains only

@@ -8,12 +8,12 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/contract/render"
-	"github.com/nstance-kit/nstance/services/internal/filegen"
-	"github.com/nstance-kit/nstance/services/internal/leader"
-	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/plan"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 const (

@@ -7,8 +7,8 @@ import (
 	"fmt"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 // clusterKeys are the keys of the cluster that a leader needs.

@@ -6,9 +6,9 @@ import (
 	"slices"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/metrics"
 )
 
 // elect takes part in the election until ctx ends. If a term cannot begin or ends with an error, elect releases the

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // unreadable is a store with a fault: keys that start with prefix cannot be read. The fault begins when the first

@@ -18,10 +18,10 @@ import (
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/health"
-	"github.com/nstance-kit/nstance/services/internal/registerapi"
-	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/health"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 )
 
 // endpoints are the listeners of a server: the election listener and those of the three services.

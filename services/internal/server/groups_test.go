@@ -10,7 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // readCounter is a store that counts the reads of one object.

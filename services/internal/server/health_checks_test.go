@@ -13,7 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/agent"
 	"github.com/nstance-kit/nstance/services/internal/agent/folder"
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 )
 
 // quietMachine is a machine without addresses and metrics.

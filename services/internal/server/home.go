@@ -5,9 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
 )
 
 // homeLogEvery is the time between two log lines about a bucket that is not the home of the shard.

@@ -5,11 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
 
 // copyBucket replaces the shard's bucket by a copy, as a replication or a restore elsewhere makes it.

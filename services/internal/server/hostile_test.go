@@ -10,7 +10,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport/transporttest"
 )
 
 // TestHostileWorkloadCA checks that no port of a leader accepts a client certificate that the workload CA has signed.

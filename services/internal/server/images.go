@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/plan"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 const (

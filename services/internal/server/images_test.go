@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 )
 
 // TestNewImageRolls checks that a leader that finds a new image replaces the VMs of a group with on_image_change. A

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/journal"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/server/journal"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // openJournal starts the journal of a term. When ctx ends, the journal writes the events that are not stored yet. The

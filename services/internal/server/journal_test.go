@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/journal"
+	"github.com/nstance-kit/nstance/services/internal/server/journal"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // checkEndOfTerm checks that the journal says why a term ended.

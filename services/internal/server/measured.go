@@ -6,7 +6,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 // measuredProvider gives every call of a provider a timeout and counts the call by its error class. It has the methods

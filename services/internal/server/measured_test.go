@@ -12,7 +12,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
 // fullProvider has every capability. It records the context of its last call.
@@ -104,7 +104,7 @@ func (p *fullProvider) Verify(ctx context.Context, _ *config.Shard) error {
 // The keys of the map are the interfaces. A capability is an exported interface with methods that take a context.
 func providerInterfaces(t *testing.T) map[string][]string {
 	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), "../infra/infra.go", nil, 0)
+	file, err := parser.ParseFile(token.NewFileSet(), "infra/infra.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/traces"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/traces"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/metrics"
 )
 
 // TestMetricsOfAShard checks the metrics of a leader: those of its groups, CAs and bucket, and the reason for the

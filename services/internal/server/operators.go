@@ -7,14 +7,14 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/journal"
-	"github.com/nstance-kit/nstance/services/internal/leader"
-	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/metrics"
-	"github.com/nstance-kit/nstance/services/internal/operatorapi"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/journal"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/metrics"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // operatorLeader returns what the operator service needs to answer requests during a term.

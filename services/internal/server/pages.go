@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/health"
-	"github.com/nstance-kit/nstance/services/internal/metrics"
+	"github.com/nstance-kit/nstance/services/internal/server/health"
+	"github.com/nstance-kit/nstance/services/internal/server/metrics"
 )
 
 // pages returns the pages that nstance-server adds to the health port.

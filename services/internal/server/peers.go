@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/nstance-kit/nstance/services/internal/peer"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/peer"
 )
 
 // openPeers creates the network over which the shard's servers exchange election messages. It serves that network at

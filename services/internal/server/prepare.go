@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
 )
 
 // openBucket opens the shard's bucket. It makes no request.

@@ -10,12 +10,12 @@ import (
 
 	contractcloud "github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/election"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/layer2"
-	"github.com/nstance-kit/nstance/services/internal/leader"
-	"github.com/nstance-kit/nstance/services/internal/plan"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
+	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/layer2"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // ownMachine is the machine that this server runs on, together with the shard's provider.

@@ -12,13 +12,13 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
-	"github.com/nstance-kit/nstance/services/internal/layer2"
-	"github.com/nstance-kit/nstance/services/internal/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/layer2"
+	"github.com/nstance-kit/nstance/services/store/keyring"
 )
 
 // changeCloud changes the cloud of the testShard's server.

@@ -16,11 +16,11 @@ import (
 	"unicode"
 
 	"github.com/nstance-kit/nstance/services/contract/bootscript"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
 )
 
 // Environment variables of ReportHealth. The boot script sets them.

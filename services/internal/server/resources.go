@@ -9,19 +9,19 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/highwater"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
-	keysources "github.com/nstance-kit/nstance/services/contract/keyring/all"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
-	secrets "github.com/nstance-kit/nstance/services/contract/secretstore/open"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	keysources "github.com/nstance-kit/nstance/services/store/keyring/all"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
+	secrets "github.com/nstance-kit/nstance/services/store/secretstore/open"
 )
 
 // trialTimeout is the timeout for the trial of a configuration while the server runs with another one.

@@ -9,7 +9,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 )
 
 // TestHostileRollbackWhileNoServerRuns simulates an attacker who can write to the bucket. After the last server has

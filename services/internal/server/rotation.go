@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 
-	"github.com/nstance-kit/nstance/services/internal/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 )
 
 // pollCA checks on a standby, once in each term, whether the CA has changed. One check per term is enough: after a

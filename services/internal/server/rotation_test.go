@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 )
 
 // TestFollowWorkloadCA rotates the workload CA while a shard runs. The leader restarts, and its next term sends both

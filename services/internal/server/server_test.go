@@ -20,13 +20,13 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/mem"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/infra/mock"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
 
 const testKey = "thisisatest32bytekey123456789012"
@@ -241,7 +241,7 @@ func TestLeaderEndpointIsPublic(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	p.await("the leader's page", func() bool { code, body := page(); return code == 200 && body == "leader term=1\n" })
-	// The election port accepts only TLS connections with a server's certificate. The tests of services/internal/peer
+	// The election port accepts only TLS connections with a server's certificate. The tests of services/internal/server/lead/peer
 	// check which certificates it refuses.
 	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(
 		t.Context(), "tcp", r.ports[1])

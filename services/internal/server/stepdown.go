@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/lease"
-	"github.com/nstance-kit/nstance/services/internal/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
 )
 
 // stepDownPause is how long a server that stepped down takes no part in the election, so that another server can lead.

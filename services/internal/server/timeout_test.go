@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // deadlineStore records the longest timeout of any request for an instance record.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/internal/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // configRefused is a metric that is 1 while the newest configuration is refused.

@@ -6,11 +6,11 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/infra"
-	"github.com/nstance-kit/nstance/services/internal/journal"
-	"github.com/nstance-kit/nstance/services/internal/operatorapi"
-	"github.com/nstance-kit/nstance/services/internal/shardstate"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/journal"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // failingRemover returns an error from its first calls. failures is the number of these calls.

@@ -24,11 +24,11 @@ import (
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
-	"github.com/nstance-kit/nstance/services/contract/clusterstate"
-	"github.com/nstance-kit/nstance/services/contract/keyring"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/services/contract/secretstore"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
 )
 

@@ -14,11 +14,11 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/cloud"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/bucket"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/diagnostic"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/servers"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
 )
 
 // The provider reads these environment variables in place of attributes that the operator block does not set.

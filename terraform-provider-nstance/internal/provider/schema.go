@@ -15,8 +15,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/objstore/open"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/name"
+	"github.com/nstance-kit/nstance/services/store/objstore/open"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 )
 
 // Schema implements provider.Provider.

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/oauth2"
 	"google.golang.org/api/option"
 
-	"github.com/nstance-kit/nstance/services/contract/googlecloud"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/credentials"
 )
 

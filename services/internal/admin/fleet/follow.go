@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // Event is an event in a shard: one of Group, Instance and Error is set. If Snapshot is set, the event describes state

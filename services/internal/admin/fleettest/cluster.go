@@ -23,7 +23,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 )
 
 // Now is the time of all clocks in the tests.

@@ -18,7 +18,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 )
 
 // Shard is the operator API of one leader, with state in memory. Set the fields before the API is served. Change them

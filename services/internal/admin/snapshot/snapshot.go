@@ -23,8 +23,8 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // Schema is the version of the manifest.

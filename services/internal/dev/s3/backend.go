@@ -13,8 +13,8 @@ import (
 
 	"github.com/johannesboyne/gofakes3"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/file"
 )
 
 // maxObject is the maximum size of an object in bytes. It limits the memory that an upload needs. Objects of Nstance

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore/file"
+	"github.com/nstance-kit/nstance/services/store/objstore/file"
 )
 
 // FuzzRequest checks that the server answers every request, and that the bucket can be listed afterwards.

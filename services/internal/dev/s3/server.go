@@ -26,9 +26,9 @@ import (
 	"github.com/johannesboyne/gofakes3"
 	"github.com/spf13/cobra"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore/file"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/dev/httpserver"
+	"github.com/nstance-kit/nstance/services/store/objstore/file"
 )
 
 // Options are the flags of dev-s3.

@@ -23,9 +23,9 @@ import (
 	"github.com/aws/smithy-go"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
-	"github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
+	"github.com/nstance-kit/nstance/services/store/objstore/s3"
 )
 
 var anyKeys = credentials.NewStaticCredentialsProvider("dev", "dev", "")

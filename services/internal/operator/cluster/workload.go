@@ -21,8 +21,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 const (

@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // coordinator runs one task for each pending drain. Whenever an instance or a shard changes, it compares its tasks with

@@ -16,8 +16,8 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
 )
 
 // task drains the Nodes of one instance.

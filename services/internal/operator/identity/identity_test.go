@@ -40,11 +40,11 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
-	"github.com/nstance-kit/nstance/services/internal/operatorapi"
-	"github.com/nstance-kit/nstance/services/internal/registerapi"
-	"github.com/nstance-kit/nstance/services/internal/registerapi/leadertest"
-	"github.com/nstance-kit/nstance/services/internal/transport"
-	"github.com/nstance-kit/nstance/services/internal/transport/transporttest"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/registerapi"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/registerapi/leadertest"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport/transporttest"
 )
 
 // front is the registration service of a real leader. A test can make it drop answers and redirect clients.

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (

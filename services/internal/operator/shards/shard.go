@@ -13,7 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/tasks"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
-	store "github.com/nstance-kit/nstance/services/contract/objstore/s3"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
+	store "github.com/nstance-kit/nstance/services/store/objstore/s3"
 )
 
 // hermetic isolates the test from the machine's AWS profiles and variables.

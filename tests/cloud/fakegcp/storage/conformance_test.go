@@ -9,10 +9,10 @@ import (
 	"google.golang.org/api/option"
 	api "google.golang.org/api/storage/v1"
 
-	"github.com/nstance-kit/nstance/services/contract/googlecloud"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
-	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/rest"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/storage"
 )

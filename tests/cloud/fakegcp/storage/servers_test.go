@@ -16,10 +16,10 @@ import (
 	"google.golang.org/api/option"
 	api "google.golang.org/api/storage/v1"
 
-	"github.com/nstance-kit/nstance/services/contract/googlecloud"
-	"github.com/nstance-kit/nstance/services/contract/objstore"
-	"github.com/nstance-kit/nstance/services/contract/objstore/gcs"
-	"github.com/nstance-kit/nstance/services/contract/objstore/objstoretest"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/gcs"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 )
 
 // TestConformanceFakeGCSServer runs the conformance suite against fake-gcs-server, which is not part of this

@@ -1,0 +1,359 @@
+package browsertest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
+)
+
+// instanceID returns an instance ID that contains the number n.
+func instanceID(n int) string { return fmt.Sprintf("wrk06gx5zsg2nrrqcrz%09d0", n) }
+
+// newShard returns a shard with one group of n instances. The instance with index 1 is silent. The last instance is the
+// replacement of an instance that is gone.
+func newShard(n int) *fleettest.Shard {
+	at := func(ago time.Duration) *timestamppb.Timestamp { return timestamppb.New(fleettest.Now.Add(-ago)) }
+	s := &fleettest.Shard{LongPages: true,
+		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-2", Term: 7,
+			HeirId: "server-1", StandbyIds: []string{"server-1"}, LeaseLeft: durationpb.New(8400 * time.Millisecond),
+			ConfigEtag: "5d41402abc4b2a76"},
+		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
+			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
+			Healthy: uint32(n - 1), Outdated: uint32(n / 3), Template: "worker", Kind: "wrk", Etag: "etag-1",
+			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
+		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {PlannedAt: at(0), Term: 7,
+			Desired: uint32(n), BlockedReason: "1 instance is silent", NextPlanAt: at(-30 * time.Second),
+			Actions: []*nstancev1.PlannedAction{{Kind: "mark_deleting", InstanceId: instanceID(1), Cause: "silent",
+				Reason: "it runs but is silent, and enough others are healthy"}}}},
+		InstanceEvents: make(chan *nstancev1.InstanceEvent, 10), GroupEvents: make(chan *nstancev1.GroupEvent, 10),
+		ErrorEvents: make(chan *nstancev1.ErrorEvent, 10), JournalEvents: make(chan *nstancev1.JournalEvent, 10),
+	}
+	s.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_SNAPSHOT_END}
+	s.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_SNAPSHOT_END}
+	s.ErrorEvents <- &nstancev1.ErrorEvent{Kind: "capacity", Group: "workers", At: at(4 * time.Minute),
+		Message: "the zone has no m5.large left"}
+	for i := range n {
+		instance := &nstancev1.InstanceStatus{InstanceId: instanceID(i), Group: "workers", State: "registered",
+			Health: "healthy", InstanceType: "m5.large", Ipv4: fmt.Sprintf("10.0.%d.%d", i/250, i%250+1),
+			Template: "worker", Kind: "wrk", ProviderId: fmt.Sprintf("i-%017x", i), ProviderState: "running",
+			Zone: "us-west-2a", AgentVersion: "0.2.0", CreatedAt: at(20 * time.Hour), RegisteredAt: at(20 * time.Hour),
+			LastReportAt: at(3 * time.Second), CertificateNotAfter: at(-24 * time.Hour), InfraDrift: i > 0 && i%3 == 0}
+		verdict := &nstancev1.InstanceVerdict{InstanceId: instance.InstanceId, Rule: 14, RuleName: "healthy"}
+		if i == 1 {
+			instance.Health, instance.HealthMessage = "silent", "no report for 41 s"
+			verdict.Rule, verdict.RuleName = 9, "silent"
+		}
+		s.Instances = append(s.Instances, instance)
+		s.Explanations["workers"].Instances = append(s.Explanations["workers"].Instances, verdict)
+	}
+	last := instanceID(n - 1)
+	for i, e := range []*nstancev1.JournalEvent{
+		{Kind: "leader_started", Actor: "leader", Message: "server server-2, version 0.2.0", At: at(30 * time.Hour)},
+		{Kind: "instance_lost", InstanceId: instanceID(9999), Cause: "lost", Actor: "provider", At: at(9 * time.Minute),
+			Message: "the connection of its agent was closed and the provider says terminated"},
+		{Kind: "instance_pending_deletion", InstanceId: instanceID(9999), Cause: "lost", Actor: "leader",
+			At: at(9*time.Minute - 2*time.Millisecond)},
+		{Kind: "instance_creating", InstanceId: last, Replaces: instanceID(9999), Actor: "leader",
+			At: at(9*time.Minute - 3*time.Millisecond), Message: "replaces an instance that is lost"},
+		{Kind: "instance_created", InstanceId: last, Actor: "provider", At: at(9*time.Minute - 900*time.Millisecond)},
+		{Kind: "instance_registered", InstanceId: last, Actor: "agent", At: at(8*time.Minute + 22*time.Second)},
+		{Kind: "instance_healthy", InstanceId: last, Actor: "agent", At: at(8*time.Minute + 21*time.Second)},
+		{Kind: "alert_raised", Cause: "capacity", Actor: "leader", At: at(4 * time.Minute),
+			Message: "the zone has no m5.large left"},
+	} {
+		e.Position, e.Term = fmt.Sprintf("7-%d", i+1), 7
+		if e.GetInstanceId() != "" || e.GetCause() == "capacity" {
+			e.Group = "workers"
+		}
+		s.History = append(s.History, e)
+	}
+	return s
+}
+
+// logins accepts one token.
+func logins(token string) (web.Client, bool) {
+	return web.Client{Name: "olivia", Role: web.RoleOperator}, token == "olivias-token-of-24-chars"
+}
+
+// bucket is a bucket in which the newest configuration of the shard us-west-2b is not yet in force.
+type bucket struct{}
+
+func (bucket) Lock(context.Context, string) web.Lock {
+	return web.Lock{Holder: "server-5", Heir: "server-6", Term: 12, RenewedAt: fleettest.Now.Add(-4 * time.Minute),
+		Lease: 15 * time.Second, Waits: "the lease of server-5 has ended: another server takes over now, if one runs",
+		Next: "start a server of the shard if none runs"}
+}
+
+func (bucket) Compare(_ context.Context, shard string) (web.Comparison, error) {
+	if shard != "us-west-2b" {
+		return web.Comparison{Same: true}, nil
+	}
+	return web.Comparison{Rolling: []string{"default/workers"},
+		Effects: []string{"Instances that were made from another configuration are replaced, in waves of up to " +
+			"max_surge, in the groups: default/workers."},
+		Diff: []web.DiffLine{{Text: "--- in force", Class: "removed"}, {Text: "+++ newest", Class: "added"},
+			{Text: "@@ -12,3 +12,3 @@", Class: "position"}, {Text: `     "workers": {`},
+			{Text: `-      "size": 12, "instance_type": "m5.large"`, Class: "removed"},
+			{Text: `+      "size": 12, "instance_type": "m6i.larger"`, Class: "added"}, {Text: "     }"}}}, nil
+}
+
+// serve serves the page of three shards and returns its address. The second shard refused a configuration, and the
+// third has no leader.
+func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, bool)) string {
+	t.Helper()
+	c := fleettest.NewCluster(t, "example")
+	b := newShard(12)
+	b.Config.RefusedEtag, b.Status.RefusedEtag = "7d793037a0760186", "7d793037a0760186"
+	b.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.default.workers.instance_type", Line: 14,
+		Column: 36, Message: "the provider does not know the type m6i.larger"}}
+	addrA, _ := c.Serve(t, "us-west-2a", a)
+	addrB, _ := c.Serve(t, "us-west-2b", b)
+	addrC, _ := c.Serve(t, "us-west-2c", &fleettest.Shard{
+		Before: func(string) error { return fleettest.NotLeader("us-west-2c", "", "") }})
+	servers, err := endpoints.Parse("us-west-2a=" + addrA + ",us-west-2b=" + addrB + ",us-west-2c=" + addrC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet.New(fleet.Options{Servers: servers, Timeout: patience, Now: fleettest.Clock, Rand: fleettest.Rand(1),
+		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour)})
+	t.Cleanup(f.Close)
+	page := web.New(web.Options{Fleet: f, Bucket: bucket{}, Login: login,
+		Local:   web.Client{Name: "local", Role: web.RoleOperator},
+		Version: "0.2.0", Timeout: patience, Now: fleettest.Clock, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = page.Run(ctx) // it returns nil
+	}()
+	server := httptest.NewServer(page)
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		server.Close()
+	})
+	return server.URL + web.Path
+}
+
+// The limits for a group of 5,000 instances. The aims are 100 ms for the first byte and for a changed row, and 1 s for
+// the page. The limits are five times the aims, because other programs may keep the processors busy.
+const (
+	manyInstances = 5000
+	maxFirstByte  = 500 * time.Millisecond
+	maxBytes      = 300 << 10
+	maxRender     = 5 * time.Second
+	maxUpdate     = 500 * time.Millisecond
+)
+
+// TestManyInstances measures the page of a group of 5,000 instances. It measures the time to the first byte, the number
+// of bytes, and the time until the page is shown. It also measures the time from an event of an instance until the
+// instance's row has changed.
+func TestManyInstances(t *testing.T) {
+	b := startBrowser(t)
+	if b == nil {
+		return
+	}
+	shard := newShard(manyInstances)
+	url := serve(t, shard, nil) + "shards/us-west-2a/groups/workers"
+	b.open(url)
+	b.awaitLive()
+	var firstByte, render time.Duration
+	var bytes int
+	for range 5 { // the fastest counts, because other programs use the processors
+		b.open(url)
+		b.awaitLive()
+		timing := evaluate[struct {
+			FirstByte float64 `json:"firstByte"`
+			Render    float64 `json:"render"`
+			Bytes     int     `json:"bytes"`
+		}](b, `(() => {const n = performance.getEntriesByType("navigation")[0]; return {firstByte: n.responseStart -
+			n.requestStart, render: n.loadEventEnd - n.startTime, bytes: n.transferSize}})()`)
+		bytes = timing.Bytes
+		firstByte = least(firstByte, milliseconds(timing.FirstByte))
+		render = least(render, milliseconds(timing.Render))
+	}
+	t.Logf("%d instances: first byte %v, %d bytes, shown after %v", manyInstances, firstByte, bytes, render)
+	if firstByte > maxFirstByte || bytes > maxBytes || bytes == 0 || render > maxRender {
+		t.Errorf("want at most %v, %d bytes, %v", maxFirstByte, maxBytes, maxRender)
+	}
+	var update time.Duration
+	for i := range 5 { // the page may replace its whole table in between, so the observer watches all of it
+		evaluate[bool](b, `window.changed = new Promise((done) => new MutationObserver((_, observer) => {
+			const text = document.getElementById("i-`+instanceID(1)+`")?.innerText;
+			if (text?.includes("round `+fmt.Sprint(i)+`")) {
+				observer.disconnect();
+				done(performance.timeOrigin + performance.now());
+			}
+		}).observe(document.body, {childList: true, subtree: true})), true`)
+		sent := time.Now()
+		shard.InstanceEvents <- &nstancev1.InstanceEvent{Type: nstancev1.InstanceEvent_TYPE_UNHEALTHY,
+			Instance: &nstancev1.InstanceStatus{InstanceId: instanceID(1), Group: "workers", State: "registered",
+				Health: "unhealthy", HealthMessage: fmt.Sprintf("round %d", i)}}
+		at := evaluate[float64](b, "window.changed")
+		update = least(update, milliseconds(at-float64(sent.UnixNano())/1e6))
+	}
+	t.Logf("a row changed %v after the event", update)
+	if update > maxUpdate {
+		t.Errorf("want at most %v", maxUpdate)
+	}
+	b.checkSamePage()
+	b.checkConsole()
+}
+
+// least returns the smaller duration. a = 0 means that no duration is known yet. least then returns b.
+func least(a, b time.Duration) time.Duration {
+	if a == 0 {
+		return b
+	}
+	return min(a, b)
+}
+
+func milliseconds(n float64) time.Duration {
+	return time.Duration(n * float64(time.Millisecond)).Round(100 * time.Microsecond)
+}
+
+// TestAccessibility runs axe-core on every page in both themes. No page may have a serious fault, violate its content
+// security policy, or write an error to the console. It also makes the screenshots of the documentation.
+func TestAccessibility(t *testing.T) {
+	b := startBrowser(t)
+	if b == nil {
+		return
+	}
+	axe, err := os.ReadFile(*axeFlag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := serve(t, newShard(24), logins)
+	b.open(url)
+	b.await("input[name=token]")
+	b.checkAccessibility(string(axe), "login")
+	b.do(chromedp.SendKeys(chromedp.CSS("input[name=token]"), "olivias-token-of-24-chars\n"))
+	b.awaitLive()
+	for _, theme := range []string{"light", "dark"} {
+		b.useTheme(theme)
+		for _, page := range []struct{ name, path, picture string }{
+			{"fleet", "", "light"}, {"shard", "shards/us-west-2a", ""},
+			{"group", "shards/us-west-2a/groups/workers", "dark"},
+			{"instance", "shards/us-west-2a/instances/" + instanceID(23), "light"}, {"events", "events", ""},
+			{"config", "config#c-us-west-2b", "light"}, {"leaderless", "shards/us-west-2c", ""},
+		} {
+			b.open(url + page.path)
+			b.awaitLive()
+			if page.picture == theme {
+				b.picture("page-" + page.name)
+			}
+			b.checkConsole()
+			evaluate[bool](b, "document.querySelectorAll('details').forEach((d) => d.open = true), true")
+			b.checkAccessibility(string(axe), page.name+" "+theme)
+		}
+		b.open(url + "nothing")
+		b.await(".notice")
+		b.checkAccessibility(string(axe), "error "+theme)
+		b.checkConsole("404 (Not Found)")
+	}
+}
+
+// checkAccessibility fails the test for every fault that axe-core calls serious or critical.
+func (b *browser) checkAccessibility(axe, name string) {
+	b.t.Helper()
+	text := evaluate[string](b, axe+`; axe.run(document).then((found) => JSON.stringify(found.violations.map((v) =>
+		({id: v.id, impact: v.impact, help: v.help, nodes: v.nodes.map((n) => n.html).slice(0, 3)}))))`)
+	var violations []struct {
+		ID, Impact, Help string
+		Nodes            []string
+	}
+	if err := json.Unmarshal([]byte(text), &violations); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, v := range violations {
+		report := b.t.Logf
+		if v.Impact == "serious" || v.Impact == "critical" {
+			report = b.t.Errorf
+		}
+		report("%s: %s (%s): %s\n%s", name, v.ID, v.Impact, v.Help, strings.Join(v.Nodes, "\n"))
+	}
+}
+
+// TestKeyboard checks that the Tab key reaches the content first and then all links. It also checks that the focus
+// stays on the same link when a change arrives.
+func TestKeyboard(t *testing.T) {
+	b := startBrowser(t)
+	if b == nil {
+		return
+	}
+	shard := newShard(3)
+	b.open(serve(t, shard, nil))
+	b.awaitLive()
+	focused := func() string { return evaluate[string](b, "document.activeElement.innerText") }
+	b.do(chromedp.KeyEvent(kb.Tab))
+	if got := focused(); got != "Skip to the content" {
+		t.Errorf("the first stop is %q", got)
+	}
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.do(chromedp.KeyEvent(kb.Tab))
+	if got := focused(); got != "us-west-2a" {
+		t.Errorf("the first stop in the content is %q", got)
+	}
+	shard.Do(func() { shard.Groups[0].Size = 77 })
+	shard.GroupEvents <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: shard.Groups[0]}
+	b.do(chromedp.WaitVisible(chromedp.Search("//td[text()='77']")))
+	if got := focused(); got != "us-west-2a" {
+		t.Errorf("after a change the focus is on %q", got)
+	}
+	b.checkSamePage()
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.await("#g-workers")
+	b.checkConsole()
+}
+
+// TestViewer shows that a viewer sees no form, and that a form which a viewer sends anyway changes nothing.
+func TestViewer(t *testing.T) {
+	b := startBrowser(t)
+	if b == nil {
+		return
+	}
+	shard := newShard(3)
+	url := serve(t, shard, func(string) (web.Client, bool) {
+		return web.Client{Name: "victor", Role: web.RoleViewer}, true
+	})
+	b.open(url + "shards/us-west-2a/groups/workers")
+	b.await("input[name=token]")
+	b.do(chromedp.SendKeys(chromedp.CSS("input[name=token]"), "any\n"))
+	b.await("#instances")
+	if n := evaluate[int](b, "document.querySelectorAll('main form').length"); n != 0 {
+		t.Error(n, "forms")
+	}
+	if cookie := evaluate[string](b, "document.cookie"); cookie != "" {
+		t.Error("a script reads the cookie:", cookie)
+	}
+	status := evaluate[int](b, `fetch(location.pathname + "/scale", {method: "POST", body: new URLSearchParams({size: 0,
+		confirm: "workers"})}).then((answer) => answer.status)`)
+	if status != http.StatusForbidden {
+		t.Error("status", status)
+	}
+	shard.Do(func() {
+		if len(shard.Upserts) > 0 {
+			t.Error(shard.Upserts)
+		}
+	})
+	b.checkConsole("403 (Forbidden)")
+}

@@ -1,0 +1,224 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+)
+
+// hub follows all shards. It knows the active alerts, counts replacements, and passes changes on to open pages. It is
+// safe for concurrent use.
+type hub struct {
+	fleet *fleet.Fleet
+	now   func() time.Time
+	// ended is closed when the method run returns. The streams to open pages then end, too.
+	ended chan struct{}
+
+	mu     sync.Mutex
+	shards map[string]*followed
+	// changes is the number of changes so far, in all shards.
+	changes uint64
+	pages   map[*listener]struct{}
+}
+
+// followed is what the hub knows about one shard.
+type followed struct {
+	alerts map[alertKey]alert
+	// lost is the reason why the hub does not receive the shard's events, or nil if it receives them. since is the time
+	// at which lost was set.
+	lost         *fleet.Error
+	since        time.Time
+	replacements replacements
+}
+
+// alert is an active error of a shard.
+type alert struct {
+	Shard string
+	*nstancev1.ErrorEvent
+}
+
+type alertKey struct{ kind, group, id string }
+
+// change is an event of a shard, or a change of the connection to the shard. If event and entry are nil, the connection
+// was lost or restored.
+type change struct {
+	shard  string
+	number uint64
+	event  *fleet.Event
+	entry  *nstancev1.JournalEvent
+}
+
+// listener receives the changes for one open page.
+type listener struct {
+	changes chan change
+	// missed holds a value if the channel `changes` had no room for a change.
+	missed chan struct{}
+}
+
+func newHub(f *fleet.Fleet, now func() time.Time) *hub {
+	h := &hub{fleet: f, now: now, ended: make(chan struct{}), shards: map[string]*followed{},
+		pages: map[*listener]struct{}{}}
+	for _, shard := range f.Shards() {
+		h.shards[shard] = &followed{alerts: map[alertKey]alert{}}
+	}
+	return h
+}
+
+// retryPause is the time between two attempts to follow a shard after a refusal or a lost stream of its journal.
+const retryPause = 2 * time.Second
+
+// run follows the shards until ctx ends. Call it once.
+func (h *hub) run(ctx context.Context) {
+	defer close(h.ended)
+	var wg sync.WaitGroup
+	for shard := range h.shards {
+		wg.Go(func() { h.followState(ctx, shard) })
+		wg.Go(func() { h.followJournal(ctx, shard) })
+	}
+	wg.Wait()
+}
+
+func (h *hub) followState(ctx context.Context, shard string) {
+	for ctx.Err() == nil {
+		// FollowShards returns before ctx ends if a shard rejects this client, for example because the client's
+		// identity has expired. Try again after a pause.
+		h.fleet.FollowShards(ctx, []string{shard}, fleet.Watcher{
+			Event: func(e fleet.Event) { h.addEvent(e) },
+			Lost:  func(err *fleet.Error, _ time.Duration) { h.setLost(shard, err) },
+			Found: func(shard string) { h.setLost(shard, nil) },
+		})
+		_ = tasks.Sleep(ctx, retryPause)
+	}
+}
+
+func (h *hub) followJournal(ctx context.Context, shard string) {
+	var position string
+	for ctx.Err() == nil {
+		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
+		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
+		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
+			position = e.GetPosition()
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.shards[shard].replacements.add(e)
+			h.publish(change{shard: shard, entry: e})
+		})
+		_ = tasks.Sleep(ctx, retryPause)
+	}
+}
+
+func (h *hub) addEvent(e fleet.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.shards[e.Shard]
+	if s.lost != nil { // the first event after the shard refused
+		s.lost = nil
+		h.publish(change{shard: e.Shard})
+	}
+	if err := e.Error.Of; err != nil {
+		key := alertKey{err.GetKind(), err.GetGroup(), err.GetInstanceId()}
+		if err.GetResolved() {
+			delete(s.alerts, key)
+		} else {
+			s.alerts[key] = alert{e.Shard, err}
+		}
+	}
+	if e.Snapshot {
+		return
+	}
+	h.publish(change{shard: e.Shard, event: &e})
+}
+
+// setLost records err as the reason why a shard cannot be followed. A nil err means that the shard is followed again.
+// setLost also forgets the shard's alerts. A new connection begins with the alerts that are active then.
+func (h *hub) setLost(shard string, err *fleet.Error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.shards[shard]
+	if s.lost == nil {
+		s.since = h.now()
+	}
+	s.lost = err
+	clear(s.alerts)
+	h.publish(change{shard: shard})
+}
+
+// publish sends a change to all open pages. The caller must hold mu.
+func (h *hub) publish(c change) {
+	h.changes++
+	c.number = h.changes
+	for l := range h.pages {
+		select {
+		case l.changes <- c:
+		default:
+			select {
+			case l.missed <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// listenerRoom is the number of changes that can wait for a slow browser. If more changes wait, the browser reads the
+// whole page again.
+const listenerRoom = 256
+
+// listen adds a listener. number is the number of the last change before the listener was added. end removes the
+// listener.
+func (h *hub) listen() (l *listener, number uint64, end func()) {
+	l = &listener{changes: make(chan change, listenerRoom), missed: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pages[l] = struct{}{}
+	return l, h.changes, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.pages, l)
+	}
+}
+
+// lastChange returns the number of the last change.
+func (h *hub) lastChange() uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changes
+}
+
+// alerts returns the sorted active alerts of a shard, or of one group if group is not empty.
+func (h *hub) alerts(shard, group string) []alert {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var alerts []alert
+	for key, active := range h.shards[shard].alerts {
+		if group == "" || key.group == group {
+			alerts = append(alerts, active)
+		}
+	}
+	slices.SortFunc(alerts, func(a, b alert) int {
+		return strings.Compare(fmt.Sprintln(a.GetGroup(), a.GetKind(), a.GetInstanceId()),
+			fmt.Sprintln(b.GetGroup(), b.GetKind(), b.GetInstanceId()))
+	})
+	return alerts
+}
+
+// lost returns the reason why the shard cannot be followed, and when that began. The reason is nil while the shard is
+// followed.
+func (h *hub) lost(shard string) (*fleet.Error, time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shards[shard].lost, h.shards[shard].since
+}
+
+// statistics returns the statistics of the replacements in a shard, or in one group if group is not empty.
+func (h *hub) statistics(shard, group string) statistics {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.shards[shard].replacements.statistics(group, h.now())
+}

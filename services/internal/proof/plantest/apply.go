@@ -1,0 +1,271 @@
+package plantest
+
+import (
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// start begins one action. As with the real executor, the next snapshot shows the work in progress, and the result
+// follows later.
+func (f *Fleet) start(a plan.Action) {
+	vm := f.VM(a.Instance)
+	switch a.Kind {
+	case plan.Create:
+		if f.Reserve == 0 {
+			f.startCreate(a)
+			return
+		}
+		spot := 0
+		if a.Spot {
+			spot = 1
+		}
+		f.pending++
+		f.pendingSpot += spot
+		f.after(f.Reserve, f.term, func() {
+			f.pending--
+			f.pendingSpot -= spot
+			f.startCreate(a)
+		})
+	case plan.Mark:
+		f.work(vm, plan.MarkingDeleting, f.Write, func() {
+			vm.State, vm.DeletingAt, vm.DeleteReason, vm.DeleteDeadline = record.Deleting, f.Now, a.Why(), a.Deadline
+			if a.Cause == plan.CauseUnregistered {
+				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, a.Reason, f.Now)
+			}
+			if (plan.Deletion{Cause: a.Cause}).FailsRollout(plan.Drifted(&f.Group, f.Image, &vm.Instance)) {
+				f.rolloutFailures++
+			}
+		})
+	case plan.Drain:
+		f.work(vm, plan.Draining, f.Write, func() {
+			vm.Announced, vm.InLoadBalancers = true, false
+			if f.DrainAfter > 0 {
+				f.after(f.DrainAfter, f.term, func() { vm.Drained = true })
+			}
+		})
+	case plan.Terminate:
+		f.work(vm, plan.Terminating, f.Write, func() {
+			vm.TerminateRequested = f.Now
+			f.EndVM(vm)
+		})
+	case plan.Forget:
+		f.work(vm, plan.Forgetting, f.Write, func() { f.drop(vm) })
+	case plan.Settle:
+		f.work(vm, plan.Creating, f.Write, func() {
+			if vm.Truth == plan.ProviderRunning {
+				f.created(vm)
+			} else {
+				f.drop(vm)
+			}
+		})
+	case plan.Ask:
+		asked := f.Now
+		vm.Asking = true
+		f.after(f.Ask, f.term, func() {
+			vm.Instance = plan.ApplyAskResult(vm.Instance, f.Deaf, f.Now)
+			if !f.Deaf {
+				f.see(vm, asked)
+			}
+		})
+	case plan.PushFiles:
+		f.work(vm, plan.Maintaining, f.Write, func() { vm.FilesSent = f.Group.RuntimeHash })
+	case plan.Register:
+		f.work(vm, plan.Maintaining, f.Write, func() { vm.InLoadBalancers, vm.BalancedAt = true, f.Now })
+	case plan.ForgetGroup:
+		f.Forgotten = true
+	case plan.RaiseError, plan.ResolveError:
+		raised := a.Kind == plan.RaiseError
+		switch a.Alert {
+		case plan.AlertBackoff:
+			f.backoffRaised = raised
+		case plan.AlertRolloutHalted:
+			f.haltRaised = raised
+		case plan.AlertFlaps:
+			vm.FlapsRaised = raised
+		default:
+			f.guardRaised = raised
+		}
+	default:
+		f.fail("no such action for a group: %+v", a)
+	}
+}
+
+func (f *Fleet) work(vm *VM, work plan.Work, d time.Duration, done func()) {
+	vm.Work = work
+	f.after(d, f.term, func() {
+		vm.Instance = plan.ApplyWorkResult(vm.Instance, f.Broken, f.Now)
+		if !f.Broken {
+			done()
+		}
+	})
+}
+
+func (f *Fleet) startCreate(a plan.Action) {
+	vm := f.make()
+	vm.Spot, vm.Finishes = a.Spot, a.Finishes()
+	if a.Spot && f.NoSpot {
+		f.spotRefusedAt = f.Now
+		vm.Spot = !a.Fallback
+	}
+	vm.State, vm.Work, vm.Truth = record.Reserved, plan.Creating, plan.ProviderUnknown
+	// The provider makes the VM even if the leader that sent the create call is gone.
+	f.after(f.Create, 0, func() {
+		if vm.Spot && f.NoSpot {
+			f.drop(vm)
+			if a.Cause != plan.CauseReturnToSpot {
+				f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, "no spot capacity", f.Now)
+			}
+			return
+		}
+		if f.Refuse != "" {
+			f.drop(vm)
+			f.backoff = plan.ApplyCreateFailure(f.backoff, f.Group.GroupKey, f.Refuse, f.Now)
+			return
+		}
+		vm.Truth = plan.ProviderRunning
+		f.created(vm)
+	})
+}
+
+// created updates the instance when its create call is answered, or when a later leader finds the VM by its tag.
+func (f *Fleet) created(vm *VM) {
+	vm.Work, vm.State, vm.LaunchedAt = plan.Idle, record.Created, f.Now
+	f.see(vm, f.Now)
+	if f.Mute {
+		return
+	}
+	f.after(f.Boot, 0, func() {
+		if vm.State == record.Created && vm.Truth == plan.ProviderRunning && vm.Work != plan.MarkingDeleting &&
+			!vm.Cut {
+			vm.State, vm.RegisteredAt, vm.reportFrom, vm.Agent = record.Registered, f.Now, f.Now, true
+		}
+	})
+}
+
+// see gives the leader the provider's answer about one VM.
+func (f *Fleet) see(vm *VM, asked time.Time) {
+	vm.Instance, _ = plan.ApplyProviderAnswer(vm.Instance, plan.ProviderAnswer{Asked: asked, State: vm.Truth,
+		Absent: vm.Truth == plan.ProviderUnknown})
+}
+
+// list simulates the provider's list of all VMs, which garbage collection requests once per interval.
+func (f *Fleet) list() {
+	for _, vm := range f.VMs {
+		if !f.Deaf {
+			f.see(vm, f.Now)
+		}
+	}
+	f.after(f.Settings.CollectInterval, 0, f.list)
+}
+
+// EndVM makes the provider end a VM, whether or not that was requested.
+func (f *Fleet) EndVM(vm *VM) {
+	if vm.Truth == plan.ProviderGone || vm.Truth == plan.ProviderGoing {
+		return
+	}
+	vm.Truth = plan.ProviderGoing
+	f.lose(vm)
+	f.after(f.End, 0, func() { vm.Truth = plan.ProviderGone })
+}
+
+// Destroy removes a VM immediately: its stream closes and the provider does not know it any more.
+func (f *Fleet) Destroy(vm *VM) {
+	vm.Truth = plan.ProviderGone
+	f.lose(vm)
+}
+
+func (f *Fleet) lose(vm *VM) {
+	if vm.Connected {
+		vm.Connected, vm.LostAt = false, f.Now
+	}
+}
+
+// Stop stops a VM without a delete call. The stopped VM still exists at the provider.
+func (f *Fleet) Stop(vm *VM) {
+	vm.Truth = plan.ProviderStopped
+	f.lose(vm)
+}
+
+// CutOff separates an agent from the server. [Fleet.Mend] connects them again.
+func (f *Fleet) CutOff(vm *VM) {
+	f.refresh(vm)
+	vm.Cut = true
+	f.lose(vm)
+}
+
+// Mend ends what [Fleet.CutOff] began.
+func (f *Fleet) Mend(vm *VM) {
+	vm.Cut = false
+	vm.reportFrom = f.Now
+}
+
+// Notice announces that the cloud will take the VM away after the duration `deadline`.
+func (f *Fleet) Notice(vm *VM, deadline time.Duration) {
+	f.refresh(vm)
+	if !vm.Notice && plan.Counts(&vm.Instance) {
+		f.notices = plan.ApplyNotice(f.notices, &f.Group, f.Now)
+	}
+	vm.Notice, vm.NoticeDeadline = true, f.Now.Add(deadline)
+	f.after(deadline, 0, func() { f.EndVM(vm) })
+}
+
+// PowerOff announces that a machine powers off, and stops it after d.
+func (f *Fleet) PowerOff(vm *VM, d time.Duration) {
+	f.refresh(vm)
+	vm.PowerOffAt = f.Now
+	f.after(d, 0, func() {
+		if vm.Truth == plan.ProviderRunning {
+			f.Stop(vm)
+		}
+	})
+}
+
+// Restart announces that a VM's agent restarts, or that the VM reboots if reboot is true. The agent runs again after d.
+func (f *Fleet) Restart(vm *VM, reboot bool, d time.Duration) {
+	f.refresh(vm)
+	vm.Lapses = vm.Lapses.After(f.Now)
+	vm.RestartingAt, vm.Reboot = f.Now, reboot
+	vm.Agent = false
+	f.lose(vm)
+	f.after(d, 0, func() {
+		vm.Agent, vm.reportFrom, vm.RestartingAt, vm.Reboot = true, f.Now, time.Time{}, false
+	})
+}
+
+// Crash ends the leader and starts another one, without the state that was only in memory. For each write and call in
+// progress, the function landed decides whether it takes effect.
+func (f *Fleet) Crash(landed func() bool) {
+	term := f.term
+	f.term++
+	effects := f.effects
+	f.effects = nil
+	for _, e := range effects {
+		if e.term != term {
+			f.effects = append(f.effects, e)
+		} else if landed() {
+			e.run()
+		}
+	}
+	f.leaderSince, f.silenceFrom = f.Now, time.Time{}
+	f.pending, f.backoff, f.notices, f.guardRaised, f.backoffRaised = 0, plan.Backoff{}, plan.Notices{}, false, false
+	f.guard, f.shardGuard = plan.Guard{}, plan.Guard{}
+	f.rolloutFailures, f.haltRaised, f.pendingSpot, f.spotRefusedAt = 0, false, 0, time.Time{}
+	for _, vm := range f.VMs {
+		if vm.State != record.Reserved {
+			vm.Work = plan.Idle // a real new leader would settle the call; here the answer of the call does
+		}
+		vm.Failed, vm.MaintenanceFailed, vm.AskFailed, vm.Asking = plan.Failure{}, plan.Failure{}, plan.Failure{}, false
+		vm.FailedCheck, vm.CheckFailedAt, vm.Balancer = "", time.Time{}, plan.BalancerHealth{}
+		vm.Healthy, vm.EverHealthy, vm.LastReport, vm.Connected, vm.LostAt = false, false, time.Time{}, false,
+			time.Time{}
+		vm.RuntimeHash, vm.FilesSent, vm.InLoadBalancers = "", "", false
+		vm.Announced, vm.Drained, vm.TerminateRequested = false, false, time.Time{}
+		vm.PowerOffAt = time.Time{}
+		vm.Lapses, vm.FlapsRaised, vm.Finishes = plan.Lapses{}, false, ident.ID{}
+		vm.reportFrom = f.Now.Add(time.Duration(f.rand.Int63n(int64(10 * time.Second)))) // agents reconnect
+		f.see(vm, f.Now)
+	}
+}

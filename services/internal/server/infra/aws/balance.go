@@ -1,0 +1,121 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	elbv2 "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
+	"github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+)
+
+// Register implements infra.LoadBalancers. It registers the instance by its ID in every target group of the load
+// balancer.
+func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("register %s with load balancer %s", vm.ProviderID, lb)
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return refused(what, "the configuration has no such load balancer of provider aws")
+	}
+	if vm.ProviderID == "" {
+		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
+	}
+	return each(arns, func(arn string) error {
+		ctx, tries := withAttempts(ctx)
+		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn,
+			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		return classify(what+" at "+arn, "RegisterTargets", tries, err)
+	})
+}
+
+// Deregister implements infra.LoadBalancers. A missing target group or target is not an error.
+func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error {
+	what := fmt.Sprintf("deregister %s from load balancer %s", vm.ProviderID, lb)
+	arns, _ := p.targetGroups(lb)
+	if vm.ProviderID == "" {
+		return nil
+	}
+	return each(arns, func(arn string) error {
+		ctx, tries := withAttempts(ctx)
+		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
+			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
+			return nil
+		}
+		return classify(what+" at "+arn, "DeregisterTargets", tries, err)
+	})
+}
+
+// MemberHealth implements infra.LoadBalancerHealth, with one call for each target group. An instance is unhealthy if a
+// target group calls it unhealthy. It is healthy if a target group calls it healthy and none calls it unhealthy.
+// MemberHealth leaves out an instance whose targets all have other states.
+//
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html
+func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (map[string]infra.MemberHealth, error) {
+	what := "ask for the health in load balancer " + lb
+	arns, ok := p.targetGroups(lb)
+	if !ok {
+		return nil, refused(what, "the configuration has no such load balancer of provider aws")
+	}
+	members := map[string]infra.MemberHealth{}
+	err := each(arns, func(arn string) error {
+		ctx, tries := withAttempts(ctx)
+		out, err := p.cfg.ELB.DescribeTargetHealth(ctx, &elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
+		if err != nil {
+			return classify(what+" at "+arn, "DescribeTargetHealth", tries, err)
+		}
+		for _, d := range out.TargetHealthDescriptions {
+			if d.Target != nil && d.TargetHealth != nil {
+				addTarget(members, sdk.ToString(d.Target.Id), d.TargetHealth)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return members, nil
+}
+
+// addTarget merges the health of one target into members. It ignores an unhealthy target whose reason is an internal
+// error, because that is a fault of the load balancer.
+func addTarget(members map[string]infra.MemberHealth, id string, health *types.TargetHealth) {
+	known, decided := members[id]
+	switch {
+	case health.State == types.TargetHealthStateEnumHealthy && !decided:
+		members[id] = infra.MemberHealth{Healthy: true}
+	case health.State == types.TargetHealthStateEnumUnhealthy && (!decided || known.Healthy) &&
+		health.Reason != types.TargetHealthReasonEnumInternalError:
+		members[id] = infra.MemberHealth{Reason: string(health.Reason)}
+	}
+}
+
+func (p *Provider) targetGroups(lb string) (arns []string, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	arns, ok = p.balancers[lb]
+	return arns, ok
+}
+
+// each calls do for every target group, even after an error, and joins the errors. The class of a joined error is the
+// class of its first error. So the errors that are most likely to disappear by themselves come first.
+func each(arns []string, do func(arn string) error) error {
+	var errs []error
+	for _, arn := range arns {
+		if err := do(arn); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	slices.SortStableFunc(errs, func(a, b error) int { return urgency(infra.ClassOf(a)) - urgency(infra.ClassOf(b)) })
+	return errors.Join(errs...)
+}
+
+// urgency orders classes. Classes of errors that may disappear without a change of the configuration come first.
+func urgency(c infra.Class) int {
+	return slices.Index([]infra.Class{infra.Indeterminate, infra.Throttled, infra.Capacity, infra.Denied,
+		infra.Conflict, infra.Invalid, infra.NotFound}, c)
+}

@@ -1,0 +1,113 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+)
+
+const (
+	// fewAddresses is the number of free addresses at or below which a subnet counts as full. Other users of the subnet
+	// need addresses too: a load balancer needs eight.
+	fewAddresses = 10
+	// roomMemory is how long HasRoom reuses an answer of EC2.
+	roomMemory = 20 * time.Second
+	// filterValues is the largest number of values in one filter of the API.
+	filterValues = 200
+)
+
+// subnet is the last known state of a subnet.
+type subnet struct {
+	zone string
+	free int32 // IPv4 addresses
+}
+
+// HasRoom implements infra.SubnetCapacity with DescribeSubnets. It reuses an answer for roomMemory, so that creates do
+// not wait. A subnet that does not exist, or that is not in the shard's zone, has no room.
+func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bool, error) {
+	p.mu.Lock()
+	known, fresh := p.subnets, p.cfg.Now().Sub(p.subnetsAt) < roomMemory
+	p.mu.Unlock()
+	if !fresh || slices.ContainsFunc(subnets, func(id string) bool { _, ok := known[id]; return !ok }) {
+		var err error
+		if known, err = p.describeSubnets(ctx, "look for room in subnets", subnets); err != nil {
+			return nil, err
+		}
+	}
+	room := make(map[string]bool, len(subnets))
+	for _, id := range subnets {
+		room[id] = known[id].zone == p.cfg.Zone && known[id].free > fewAddresses
+	}
+	return room, nil
+}
+
+// checkSubnets fails if a subnet does not exist (NotFound) or is not in the shard's zone (Invalid).
+func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
+	const what = "check server.subnet_pools"
+	known, err := p.describeSubnets(ctx, what, subnets)
+	if err != nil {
+		return err
+	}
+	var missing, foreign []string
+	for _, id := range subnets {
+		switch s, ok := known[id]; {
+		case !ok:
+			missing = append(missing, id)
+		case s.zone != p.cfg.Zone:
+			foreign = append(foreign, fmt.Sprintf("%s is in %s", id, s.zone))
+		}
+	}
+	switch {
+	case len(foreign) > 0:
+		return refused(what, "every subnet of a shard must be in its zone, %s: %s", p.cfg.Zone,
+			strings.Join(foreign, ", "))
+	case len(missing) > 0:
+		return infra.Errorf(infra.NotFound, what, "not in this account and region: %s", strings.Join(missing, ", "))
+	default:
+		return nil
+	}
+}
+
+// describeSubnets describes subnets and caches the result. It leaves out subnets that do not exist.
+func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []string) (map[string]subnet, error) {
+	ctx, tries := withAttempts(ctx)
+	known := make(map[string]subnet, len(subnets))
+	for ids := range slices.Chunk(subnets, filterValues) {
+		// Use a filter: if subnets are requested by ID and one does not exist, EC2 returns none of them.
+		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{
+			Filters: []types.Filter{filter("subnet-id", ids...)}})
+		for pages.HasMorePages() {
+			page, err := pages.NextPage(ctx)
+			if err != nil {
+				return nil, classify(what, "DescribeSubnets", tries, err)
+			}
+			for _, s := range page.Subnets {
+				free := deref(s.AvailableIpAddressCount)
+				if deref(s.Ipv6Native) {
+					free = 1 << 30 // an IPv6-only subnet cannot run out of IPv4 addresses
+				}
+				known[deref(s.SubnetId)] = subnet{zone: deref(s.AvailabilityZone), free: free}
+			}
+		}
+	}
+	p.mu.Lock()
+	p.subnets, p.subnetsAt = known, p.cfg.Now()
+	p.mu.Unlock()
+	return known, nil
+}
+
+// foreign reports whether a subnet is known to be in another zone than the shard's. The provider makes no instances
+// there, because client tokens are unique per zone only.
+func (p *Provider) foreign(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, known := p.subnets[id]
+	return known && s.zone != p.cfg.Zone
+}

@@ -1,0 +1,292 @@
+package aws
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+)
+
+// Create implements infra.Provider with RunInstances. The instance's ID is the client token.
+func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, refused("create", "no instance ID")
+	}
+	what := "create " + req.Tags.Instance.String()
+	in, err := runInstances(req, p.cfg.Zone)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	if p.foreign(req.Subnet) {
+		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
+	}
+	p.rememberKeys(&req.Tags, volumeKeys(in))
+	ctx, tries := withAttempts(ctx)
+	out, err := p.cfg.EC2.RunInstances(ctx, in)
+	if err != nil {
+		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
+		if infra.ClassOf(err) == infra.NotFound {
+			// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not
+			// exist yet.
+			return infra.VM{}, reclass(err, infra.Invalid)
+		}
+		return infra.VM{}, err
+	}
+	if len(out.Instances) != 1 {
+		return infra.VM{}, infra.Errorf(infra.Indeterminate, what, "RunInstances answered %d instances",
+			len(out.Instances))
+	}
+	vm, asked := p.describe(out.Instances[0]), req.Tags
+	asked.CreatedAt = asked.CreatedAt.Round(0).UTC() // normalized as decodeTags returns it
+	switch {
+	case ending(vm.State):
+		// The client token belongs to an earlier call. EC2 repeats its answer to that call for as long as it remembers
+		// the instance, even after the instance was terminated.
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s of this request was terminated", vm.ProviderID)
+	case len(out.Instances[0].Tags) == 0:
+		vm.Tags, vm.Warning = asked, "" // the answer holds no tags
+	case vm.Tags != asked:
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "%s was made before with other tags", vm.ProviderID)
+	}
+	return vm, nil
+}
+
+// reclass replaces the class of an error that classify returned.
+func reclass(err error, class infra.Class) error {
+	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
+		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
+	}
+	return err
+}
+
+// Delete implements infra.Provider with DescribeInstances and TerminateInstances.
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
+	instance, err := p.instance(ctx, what, providerID)
+	switch {
+	case infra.ClassOf(err) == infra.NotFound:
+		return nil
+	case err != nil:
+		return err
+	case stateOf(instance) == infra.Deleted:
+		return nil // a terminated instance loses its tags after a while
+	}
+	if err := infra.CheckOwned(what, p.describe(instance).Tags, vm.Tags); err != nil {
+		return err
+	}
+	ctx, tries := withAttempts(ctx)
+	_, err = p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
+	switch err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) {
+	case infra.NotFound:
+		return nil
+	case infra.Denied:
+		// A terminated instance loses its tags after a while. A role that may terminate only instances with the
+		// cluster's tags is then denied the call. So check whether the instance has ended.
+		if instance, getErr := p.instance(ctx, what, providerID); infra.ClassOf(getErr) == infra.NotFound ||
+			getErr == nil && ending(stateOf(instance)) {
+			return nil
+		}
+	}
+	return err
+}
+
+func ending(s infra.State) bool { return s == infra.Deleting || s == infra.Deleted }
+
+// Get implements infra.Provider with DescribeInstances.
+func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	instance, err := p.instance(ctx, "get "+providerID, providerID)
+	if err != nil {
+		return infra.VM{}, err
+	}
+	return p.describe(instance), nil
+}
+
+// instance describes one instance by its ID.
+func (p *Provider) instance(ctx context.Context, what, id string) (types.Instance, error) {
+	ctx, tries := withAttempts(ctx)
+	out, err := p.cfg.EC2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	if err != nil {
+		return types.Instance{}, classify(what, "DescribeInstances", tries, err)
+	}
+	for _, reservation := range out.Reservations {
+		for _, instance := range reservation.Instances {
+			if deref(instance.InstanceId) == id {
+				return instance, nil
+			}
+		}
+	}
+	return types.Instance{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no such instance")
+}
+
+// List implements infra.Provider. It reads all pages of DescribeInstances, filtered by tags. EC2 lists terminated
+// instances for about an hour.
+func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster),
+		filter("tag:"+tagShard, owner.Shard))
+}
+
+// FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags.
+// FindByInstance then returns the youngest live VM, or the youngest VM if none is alive.
+func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	what := "find " + id.String()
+	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),
+		filter("tag:"+tagShard, owner.Shard))
+	if err != nil {
+		return infra.VM{}, err
+	}
+	if len(vms) == 0 {
+		return infra.VM{}, infra.Errorf(infra.NotFound, what, "DescribeInstances knows no instance with this tag")
+	}
+	return slices.MaxFunc(vms, func(a, b infra.VM) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), a.LaunchedAt.Compare(b.LaunchedAt),
+			cmp.Compare(a.ProviderID, b.ProviderID))
+	}), nil
+}
+
+func rank(vm infra.VM) int {
+	if vm.State.Alive() {
+		return 1
+	}
+	return 0
+}
+
+// list describes all matching instances, sorted by ID. The list is complete, or list returns an error.
+func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
+	ctx, tries := withAttempts(ctx)
+	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters,
+		MaxResults: sdk.Int32(p.cfg.PageSize)})
+	found := map[string]infra.VM{} // an instance can appear on two pages while others start or end
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, classify(what, "DescribeInstances", tries, err)
+		}
+		for _, reservation := range page.Reservations {
+			for _, instance := range reservation.Instances {
+				vm := p.describe(instance)
+				found[vm.ProviderID] = vm
+			}
+		}
+	}
+	vms := make([]infra.VM, 0, len(found))
+	for _, vm := range found {
+		vms = append(vms, vm)
+	}
+	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
+	return vms, nil
+}
+
+// filter returns a filter that matches values literally. EC2's filters would interpret wildcards.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
+func filter(name string, values ...string) types.Filter {
+	f := types.Filter{Name: sdk.String(name)}
+	for _, value := range values {
+		f.Values = append(f.Values, strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(value))
+	}
+	return f
+}
+
+// MachineState implements infra.MachineEvidence. EC2 never reuses instance IDs.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	instance, err := p.instance(ctx, "look up machine "+machineID, machineID)
+	if err != nil {
+		return "", err
+	}
+	return stateOf(instance), nil
+}
+
+// stateOf translates an instance's state.
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-lifecycle.html
+func stateOf(instance types.Instance) infra.State {
+	if instance.State == nil {
+		return infra.Unknown
+	}
+	switch instance.State.Name {
+	case types.InstanceStateNamePending:
+		return infra.Pending
+	case types.InstanceStateNameRunning:
+		return infra.Running
+	case types.InstanceStateNameStopping:
+		return infra.Stopping
+	case types.InstanceStateNameStopped:
+		return infra.Stopped
+	case types.InstanceStateNameShuttingDown:
+		return infra.Deleting
+	case types.InstanceStateNameTerminated:
+		return infra.Deleted
+	default:
+		return infra.Unknown
+	}
+}
+
+// describe translates an instance to an infra.VM.
+func describe(instance types.Instance) infra.VM {
+	vm := infra.VM{ProviderID: deref(instance.InstanceId), State: stateOf(instance),
+		IPv4: deref(instance.PrivateIpAddress), IPv6: deref(instance.Ipv6Address),
+		Hostname: deref(instance.PrivateDnsName), LaunchedAt: deref(instance.LaunchTime)}
+	vm.Addresses = vmAddresses(instance)
+	vm.Tags, vm.Warning = decodeTags(instance.Tags)
+	if vm.Tags.Instance.IsZero() {
+		// A person may have removed the tag with the instance ID. The client token is the same ID, and it cannot be
+		// removed.
+		if id, err := ident.ParseID(deref(instance.ClientToken)); err == nil {
+			vm.Tags.Instance = id
+		}
+	}
+	if vm.IPv6 == "" {
+		if i := slices.IndexFunc(instance.NetworkInterfaces, func(n types.InstanceNetworkInterface) bool {
+			return n.Attachment == nil || deref(n.Attachment.DeviceIndex) == 0
+		}); i >= 0 && len(instance.NetworkInterfaces[i].Ipv6Addresses) > 0 {
+			vm.IPv6 = deref(instance.NetworkInterfaces[i].Ipv6Addresses[0].Ipv6Address)
+		}
+	}
+	if len(instance.NetworkInterfaces) > 0 {
+		vm.Account = deref(instance.NetworkInterfaces[0].OwnerId)
+	}
+	vm.EndReason = oneLine(endedBy(instance), maxMessage)
+	return vm
+}
+
+// vmAddresses returns the addresses of all network interfaces of an instance.
+func vmAddresses(instance types.Instance) (out []string) {
+	add := func(text *string) {
+		if addr, err := netip.ParseAddr(deref(text)); err == nil && !slices.Contains(out, addr.String()) {
+			out = append(out, addr.String())
+		}
+	}
+	add(instance.PrivateIpAddress)
+	add(instance.PublicIpAddress)
+	add(instance.Ipv6Address)
+	for _, nic := range instance.NetworkInterfaces {
+		for _, private := range nic.PrivateIpAddresses {
+			add(private.PrivateIpAddress)
+			if private.Association != nil {
+				add(private.Association.PublicIp)
+			}
+		}
+		for _, ipv6 := range nic.Ipv6Addresses {
+			add(ipv6.Ipv6Address)
+		}
+	}
+	return out
+}
+
+// endedBy returns the reason why an instance ended, such as a spot interruption or a failed launch. It returns "" if a
+// user or the instance itself requested the end.
+// https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
+func endedBy(instance types.Instance) string {
+	reason := instance.StateReason
+	if reason == nil || stateOf(instance).Alive() || strings.HasPrefix(deref(reason.Code), "Client.User") ||
+		strings.HasPrefix(deref(reason.Code), "Client.Instance") {
+		return ""
+	}
+	return deref(cmp.Or(reason.Message, reason.Code))
+}

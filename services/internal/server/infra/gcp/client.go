@@ -1,0 +1,254 @@
+package gcp
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/api/compute/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+)
+
+// Call is one Compute Engine API call that the provider makes.
+type Call struct {
+	Method      string   // such as compute.instances.insert
+	Permissions []string // the IAM permissions that the call needs
+	When        string   // when the provider makes the call, in words
+}
+
+// Calls lists all API calls that the provider makes, with the permissions that the server's role needs for each.
+//
+// Source: the section IAM Permissions of each method in https://cloud.google.com/compute/docs/reference/rest/v1.
+var Calls = []Call{
+	{"compute.instances.insert", []string{"compute.instances.addResourcePolicies", "compute.instances.create",
+		"compute.instances.setLabels", "compute.instances.setMetadata", "compute.instances.setServiceAccount",
+		"compute.instances.setTags", "compute.disks.addResourcePolicies", "compute.disks.create",
+		"compute.disks.setLabels", "compute.disks.useReadOnly", "compute.images.useReadOnly",
+		"compute.resourcePolicies.use", "compute.snapshots.useReadOnly", "compute.storagePools.use",
+		"compute.subnetworks.use", "compute.subnetworks.useExternalIp", "iam.serviceAccounts.actAs"},
+		"an instance is made (iam.serviceAccounts.actAs on the service account that args name)"},
+	{"compute.instances.delete", []string{"compute.instances.delete"}, "an instance is deleted"},
+	{"compute.instances.get", []string{"compute.instances.get"},
+		"instances are looked up; the leader's address is taken or checked; a lock holder's state"},
+	{"compute.instances.list", []string{"compute.instances.list"},
+		"instances are listed; the holder of the leader's alias address is looked up"},
+	{"compute.instances.setMetadata", []string{"compute.instances.setMetadata", "iam.serviceAccounts.actAs"},
+		"an agent has registered: the userdata is removed"},
+	{"compute.instances.updateNetworkInterface", []string{"compute.instances.updateNetworkInterface",
+		"compute.subnetworks.use"},
+		"the leader's alias address is taken from its holder, taken, or given up"},
+	{"compute.zoneOperations.wait", []string{"compute.zoneOperations.get"}, "a change is awaited"},
+	{"compute.zoneOperations.list", []string{"compute.zoneOperations.list"},
+		"a lock holder's machine is not found; an old create is repeated"},
+	{"compute.instanceGroups.addInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
+		"an instance becomes healthy"},
+	{"compute.instanceGroups.removeInstances", []string{"compute.instanceGroups.update", "compute.instances.use"},
+		"an instance is drained or gone"},
+	{"compute.instanceGroups.listInstances", []string{"compute.instanceGroups.list"},
+		"instance groups are checked; an instance is drained or gone"},
+	{"compute.regionBackendServices.getHealth", []string{"compute.regionBackendServices.get"},
+		"a template has load_balancer_health"},
+	{"compute.images.list", []string{"compute.images.list"}, "images are looked up"},
+	{"compute.machineTypes.get", []string{"compute.machineTypes.get"},
+		"an operator asks for the size of a machine type"},
+	{"compute.subnetworks.get", []string{"compute.subnetworks.get"},
+		"subnets are checked at start and on change; their room, every collection interval"},
+}
+
+// client makes the provider's API calls. After an error that may be temporary, it repeats a call if the call only reads
+// or has a requestId.
+type client struct {
+	service       *compute.Service
+	project, zone string
+	sleep         func(context.Context, time.Duration) error
+}
+
+func newClient(ctx context.Context, cfg Config) (client, error) {
+	access := cfg.Access
+	access.Client = cfg.httpClient()
+	service, err := compute.NewService(context.WithoutCancel(ctx), access.Options("compute")...)
+	if err != nil {
+		return client{}, fmt.Errorf("make the Compute Engine client: %w", err)
+	}
+	return client{service, cfg.Project, cfg.Zone, cfg.Sleep}, nil
+}
+
+// insert sends the request for an instance. If it fails, doubtful reports whether one of the attempts may still have
+// had an effect.
+func (c client) insert(ctx context.Context, in *compute.Instance, requestID string) (op *compute.Operation,
+	doubtful bool, err error) {
+	op, err = googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
+		ctx, sent := googlecloud.WithSent(ctx)
+		op, err := c.service.Instances.Insert(c.project, c.zone, in).RequestId(requestID).Context(ctx).Do()
+		if status := googlecloud.StatusOf(err); err != nil && sent.Load() && (status == 0 || status >= 500) {
+			doubtful = true
+		}
+		return op, err
+	})
+	return op, doubtful, err
+}
+
+func (c client) delete(ctx context.Context, id string) error {
+	_, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
+		return c.service.Instances.Delete(c.project, c.zone, id).Context(ctx).Do()
+	})
+	return err
+}
+
+// get describes an instance by its name or numeric ID.
+func (c client) get(ctx context.Context, nameOrID string) (*compute.Instance, error) {
+	return googlecloud.Repeat(ctx, func() (*compute.Instance, error) {
+		return c.service.Instances.Get(c.project, c.zone, nameOrID).Context(ctx).Do()
+	})
+}
+
+// list returns all instances that match the filter.
+func (c client) list(ctx context.Context, filter string) (all []*compute.Instance, err error) {
+	for token, more := "", true; more; more = token != "" {
+		page, err := googlecloud.Repeat(ctx, func() (*compute.InstanceList, error) {
+			call := c.service.Instances.List(c.project, c.zone).PageToken(token).Context(ctx)
+			if filter != "" {
+				call.Filter(filter)
+			}
+			return call.Do()
+		})
+		if err != nil {
+			return nil, err
+		}
+		all, token = append(all, page.Items...), page.NextPageToken
+	}
+	return all, nil
+}
+
+// operations returns all operations in the zone that match the filter.
+func (c client) operations(ctx context.Context, filter string) (all []*compute.Operation, err error) {
+	for token, more := "", true; more; more = token != "" {
+		page, err := googlecloud.Repeat(ctx, func() (*compute.OperationList, error) {
+			return c.service.ZoneOperations.List(c.project, c.zone).Filter(filter).PageToken(token).Context(ctx).Do()
+		})
+		if err != nil {
+			return nil, err
+		}
+		all, token = append(all, page.Items...), page.NextPageToken
+	}
+	return all, nil
+}
+
+// soonest and latest are the first and the longest pause between two wait calls for an operation. Each pause is twice
+// as long as the one before. The pauses are necessary because Google may answer a wait call immediately, although the
+// operation still runs.
+const soonest, latest = 100 * time.Millisecond, 2 * time.Second
+
+// wait waits until an operation has ended. If the operation failed, wait returns its error.
+func (c client) wait(ctx context.Context, op *compute.Operation) error {
+	for tries := 1; op.Status != "DONE"; tries++ {
+		next, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
+			return c.service.ZoneOperations.Wait(c.project, c.zone, op.Name).Context(ctx).Do()
+		})
+		if err != nil {
+			return &waitError{err}
+		}
+		if op = next; op.Status == "DONE" {
+			break
+		}
+		if err := c.sleep(ctx, reconnect.Backoff(soonest, latest, tries)); err != nil {
+			return &waitError{err}
+		}
+	}
+	return failureOf(op)
+}
+
+func (c client) setMetadata(ctx context.Context, instance string, metadata *compute.Metadata) error {
+	op, err := c.service.Instances.SetMetadata(c.project, c.zone, instance, metadata).Context(ctx).Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
+}
+
+func (c client) updateInterface(ctx context.Context, instance string, nic *compute.NetworkInterface) error {
+	op, err := c.service.Instances.UpdateNetworkInterface(c.project, c.zone, instance, nic.Name, nic).Context(ctx).Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
+}
+
+func (c client) groupMembers(ctx context.Context, group string) (links []string, err error) {
+	for token, more := "", true; more; more = token != "" {
+		page, err := googlecloud.Repeat(ctx, func() (*compute.InstanceGroupsListInstances, error) {
+			return c.service.InstanceGroups.ListInstances(c.project, c.zone, group,
+				&compute.InstanceGroupsListInstancesRequest{InstanceState: "ALL"}).PageToken(token).Context(ctx).Do()
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range page.Items {
+			links = append(links, item.Instance)
+		}
+		token = page.NextPageToken
+	}
+	return links, nil
+}
+
+func (c client) addToGroup(ctx context.Context, group, link string) error {
+	op, err := c.service.InstanceGroups.AddInstances(c.project, c.zone, group,
+		&compute.InstanceGroupsAddInstancesRequest{Instances: []*compute.InstanceReference{{Instance: link}}}).
+		Context(ctx).Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
+}
+
+func (c client) removeFromGroup(ctx context.Context, group, link string) error {
+	op, err := c.service.InstanceGroups.RemoveInstances(c.project, c.zone, group,
+		&compute.InstanceGroupsRemoveInstancesRequest{Instances: []*compute.InstanceReference{{Instance: link}}}).
+		Context(ctx).Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
+}
+
+// groupHealth asks a regional backend service for the health of the members of an instance group.
+func (c client) groupHealth(ctx context.Context, service, group string) ([]*compute.HealthStatus, error) {
+	of := &compute.ResourceGroupReference{Group: "https://www.googleapis.com/compute/v1/projects/" + c.project +
+		"/zones/" + c.zone + "/instanceGroups/" + group}
+	health, err := googlecloud.Repeat(ctx, func() (*compute.BackendServiceGroupHealth, error) {
+		return c.service.RegionBackendServices.GetHealth(c.project, regionOf(c.zone), service, of).Context(ctx).Do()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return health.HealthStatus, nil
+}
+
+func (c client) images(ctx context.Context, project string) (all []*compute.Image, err error) {
+	for token, more := "", true; more; more = token != "" {
+		page, err := googlecloud.Repeat(ctx, func() (*compute.ImageList, error) {
+			return c.service.Images.List(project).PageToken(token).Context(ctx).Do()
+		})
+		if err != nil {
+			return nil, err
+		}
+		all, token = append(all, page.Items...), page.NextPageToken
+	}
+	return all, nil
+}
+
+func (c client) machineType(ctx context.Context, name string) (*compute.MachineType, error) {
+	return googlecloud.Repeat(ctx, func() (*compute.MachineType, error) {
+		return c.service.MachineTypes.Get(c.project, c.zone, name).Context(ctx).Do()
+	})
+}
+
+// getSubnet describes a subnet, including the used part of its ranges.
+func (c client) getSubnet(ctx context.Context, path string) (*compute.Subnetwork, error) {
+	return googlecloud.Repeat(ctx, func() (*compute.Subnetwork, error) {
+		return c.service.Subnetworks.Get(pathPart(path, "projects"), pathPart(path, "regions"),
+			pathPart(path, "subnetworks")).Views("WITH_UTILIZATION").Context(ctx).Do()
+	})
+}

@@ -1,0 +1,110 @@
+package gcp
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"google.golang.org/api/compute/v1"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+)
+
+// imageFields maps each filter of an image query to the field that it compares. The value of a filter may contain the
+// wildcards * and ?.
+var imageFields = map[string]func(*compute.Image) string{
+	"architecture": func(i *compute.Image) string { return strings.ToLower(i.Architecture) },
+	"family":       func(i *compute.Image) string { return i.Family },
+	"name":         func(i *compute.Image) string { return i.Name },
+	"status":       func(i *compute.Image) string { return i.Status },
+}
+
+// Resolve implements infra.Images with images.list. The owners in a query are projects. Resolve considers images that
+// are ready and not deprecated. It returns the image's path, which a template's args can contain.
+func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
+	what := "look up image " + queryText(q)
+	if len(q.Owners) == 0 {
+		return "", refused(what, "owners is missing: set the projects of the image, such as debian-cloud, or self")
+	}
+	for name := range q.Filters {
+		if _, label := strings.CutPrefix(name, "labels."); imageFields[name] == nil && !label {
+			return "", refused(what, "images have no filter %q; there are %s and labels.{key}", name,
+				strings.Join(slices.Sorted(maps.Keys(imageFields)), ", "))
+		}
+	}
+	var before func(a, b *compute.Image) int
+	switch q.Sort {
+	case "", "creation-date":
+		before = func(a, b *compute.Image) int { return createdAt(a).Compare(createdAt(b)) }
+	case "name":
+		before = func(a, b *compute.Image) int { return cmp.Compare(a.Name, b.Name) }
+	default:
+		return "", refused(what, "images cannot be sorted by %q", q.Sort)
+	}
+	var found []*compute.Image
+	for _, owner := range q.Owners {
+		if owner == "self" {
+			owner = p.cfg.Project
+		}
+		images, err := p.api.images(ctx, owner)
+		if err != nil {
+			return "", p.classify(what, "images.list of "+owner, err)
+		}
+		for _, image := range images {
+			if matchesQuery(image, q) {
+				found = append(found, image)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return "", infra.Errorf(infra.NotFound, what, "no available image matches")
+	}
+	first := slices.MinFunc(found, func(a, b *compute.Image) int {
+		order := cmp.Or(before(a, b), cmp.Compare(a.SelfLink, b.SelfLink))
+		if q.Newest {
+			return -order
+		}
+		return order
+	})
+	return "projects/" + pathPart(first.SelfLink, "projects") + "/global/images/" + first.Name, nil
+}
+
+func matchesQuery(image *compute.Image, q infra.ImageQuery) bool {
+	if _, asked := q.Filters["status"]; !asked && image.Status != "READY" {
+		return false
+	}
+	if image.Deprecated != nil && image.Deprecated.State != "" && image.Deprecated.State != "ACTIVE" {
+		return false
+	}
+	for name, values := range q.Filters {
+		have := ""
+		if label, isLabel := strings.CutPrefix(name, "labels."); isLabel {
+			have = image.Labels[label]
+		} else {
+			have = imageFields[name](image)
+		}
+		if !slices.ContainsFunc(values, func(pattern string) bool {
+			if name == "architecture" {
+				pattern = strings.ToLower(pattern)
+			}
+			ok, err := path.Match(pattern, have)
+			return ok && err == nil
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// queryText describes a query in one line.
+func queryText(q infra.ImageQuery) string {
+	parts := []string{"in " + strings.Join(q.Owners, ", ")}
+	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {
+		parts = append(parts, fmt.Sprintf("%s = %s", name, strings.Join(q.Filters[name], " | ")))
+	}
+	return "(" + strings.Join(parts, "; ") + ")"
+}

@@ -1,0 +1,322 @@
+package gcp
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/api/compute/v1"
+
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+)
+
+const (
+	// young is the maximum age of a create request whose requestId alone prevents a second VM. Google remembers a
+	// requestId for about an hour. young is shorter than an hour, because clocks differ.
+	young = 30 * time.Minute
+	// old is the maximum age of a create request for which Create may insert a VM. If a request is older, the log of
+	// operations may no longer contain an earlier insert for it. Google keeps operations for longer than old, but not
+	// forever.
+	old = 3 * 24 * time.Hour
+)
+
+// Create implements infra.Provider with instances.insert. It returns when the insert has ended.
+//
+// The instance's ID is the VM's name, and the UUID in the ID is the requestId. When the VM is gone, the name can be
+// used again immediately, and the requestId after an hour. So if a request is older than the constant young, Create
+// first looks for the VM, and then for an earlier insert in the log of operations.
+func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.VM, error) {
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, refused("create", "no instance ID")
+	}
+	what := "create " + req.Tags.Instance.String()
+	if req.Tags.CreatedAt.IsZero() {
+		return infra.VM{}, refused(what, "the request has no time")
+	}
+	in, err := p.instance(req)
+	if err != nil {
+		return infra.VM{}, infra.Wrap(infra.Invalid, what, err)
+	}
+	if age := p.cfg.Now().Sub(req.Tags.CreatedAt); age > young {
+		vm, made, err := p.findMade(ctx, what, in, age)
+		if made || err != nil {
+			return vm, err
+		}
+	}
+	op, doubtful, err := p.api.insert(ctx, in, requestID(req.Tags.Instance))
+	if err == nil {
+		if err = p.api.wait(ctx, op); err == nil {
+			return p.verify(ctx, what, in, strconv.FormatUint(op.TargetId, 10))
+		}
+		doubtful = false
+	}
+	err = p.classify(what, "instances.insert", err)
+	switch class := infra.ClassOf(err); {
+	case class == infra.Conflict:
+		return p.verify(ctx, what, in, in.Name)
+	case doubtful:
+		return infra.VM{}, reclass(err, infra.Indeterminate) // An earlier attempt may have made it.
+	case class == infra.NotFound:
+		return infra.VM{}, reclass(err, infra.Invalid) // Something that the request names does not exist.
+	}
+	return infra.VM{}, err
+}
+
+// requestID returns the UUID of an instance ID.
+func requestID(id ident.ID) string { return strings.TrimSuffix(id.Storage(), "-"+id.Prefix()) }
+
+// findMade looks for the VM of an earlier insert for the same request. If made is true, an earlier insert made a VM, or
+// may have made one, and Create must not insert again.
+func (p *Provider) findMade(ctx context.Context, what string, in *compute.Instance, age time.Duration) (vm infra.VM,
+	made bool, err error) {
+	_, err = p.api.get(ctx, in.Name)
+	switch {
+	case err == nil:
+		vm, err = p.verify(ctx, what, in, in.Name)
+		return vm, true, err
+	case googlecloud.StatusOf(err) != http.StatusNotFound:
+		return infra.VM{}, false, p.classify(what, "instances.get", err)
+	case age > old:
+		return infra.VM{}, true, infra.Errorf(infra.Conflict, what, "the request is %s old, so an earlier VM of this "+
+			"ID may be forgotten", age.Round(time.Hour))
+	}
+	link := fmt.Sprintf(`targetLink eq ".*/zones/%s/instances/%s"`, p.cfg.Zone, in.Name)
+	ops, err := p.api.operations(ctx, link)
+	if err != nil {
+		return infra.VM{}, false, p.classify(what, "zoneOperations.list", err)
+	}
+	for _, op := range ops {
+		if op.OperationType != "insert" {
+			continue
+		}
+		if op.Status != "DONE" || failureOf(op) == nil {
+			return infra.VM{}, true, infra.Errorf(infra.Conflict, what, "an earlier insert made instance %d",
+				op.TargetId)
+		}
+	}
+	return infra.VM{}, false, nil
+}
+
+// verify describes the VM of a request. It fails as Conflict if the VM is gone or ending, or if another request made
+// it.
+func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance, nameOrID string) (infra.VM, error) {
+	found, err := p.api.get(ctx, nameOrID)
+	switch {
+	case googlecloud.StatusOf(err) == http.StatusNotFound:
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
+	case err != nil:
+		// An insert has made the VM. If reading the VM fails, this does not mean that the request was refused.
+		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
+	}
+	vm := p.describe(found)
+	switch {
+	case found.Labels[labelCluster] != in.Labels[labelCluster] || item(found, itemRequest) != item(in, itemRequest):
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s was made by another request", vm.ProviderID)
+	case !vm.State.Alive():
+		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request is %s",
+			vm.ProviderID, vm.State)
+	}
+	return vm, nil
+}
+
+// reclass replaces the class of an error that classify returned.
+func reclass(err error, class infra.Class) error {
+	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
+		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
+	}
+	return err
+}
+
+// Delete implements infra.Provider with instances.get and instances.delete.
+func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
+	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
+	if !numericID.MatchString(providerID) {
+		return refused(what, "%q is not the ID of an instance", providerID)
+	}
+	found, err := p.api.get(ctx, providerID)
+	if googlecloud.StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	if err := infra.CheckOwned(what, p.describe(found).Tags, vm.Tags); err != nil {
+		return err
+	}
+	err = p.classify(what, "instances.delete", p.api.delete(ctx, providerID))
+	if infra.ClassOf(err) == infra.NotFound {
+		return nil
+	}
+	return err
+}
+
+// Get implements infra.Provider with instances.get.
+func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error) {
+	found, err := p.api.get(ctx, providerID)
+	if err != nil {
+		return infra.VM{}, p.classify("get "+providerID, "instances.get", err)
+	}
+	return p.describe(found), nil
+}
+
+// List implements infra.Provider. It reads all pages of instances.list, filtered by labels.
+func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
+	found, err := p.api.list(ctx, fmt.Sprintf("(labels.%s = %q) (labels.%s = %q)", labelCluster, owner.Cluster,
+		labelShard, owner.Shard))
+	if err != nil {
+		return nil, p.classify("list", "instances.list", err)
+	}
+	byID := map[string]infra.VM{} // an instance can appear on two pages while others start or end
+	for _, in := range found {
+		vm := p.describe(in)
+		byID[vm.ProviderID] = vm
+	}
+	vms := make([]infra.VM, 0, len(byID))
+	for _, vm := range byID {
+		vms = append(vms, vm)
+	}
+	slices.SortFunc(vms, func(a, b infra.VM) int { return strings.Compare(a.ProviderID, b.ProviderID) })
+	return vms, nil
+}
+
+// FindByInstance implements infra.Provider. It looks the VM up by the VM's name.
+func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
+	what := "find " + id.String()
+	found, err := p.api.get(ctx, id.String())
+	if err != nil {
+		return infra.VM{}, p.classify(what, "instances.get", err)
+	}
+	vm := p.describe(found)
+	if vm.Tags.Owner != owner {
+		return infra.VM{}, infra.Errorf(infra.NotFound, what, "the instance of this name is not the shard's")
+	}
+	return vm, nil
+}
+
+// RemoveUserdata implements infra.UserdataRemover. It leaves the other metadata unchanged. If another client changes
+// the metadata at the same time, RemoveUserdata fails as Conflict.
+func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ident.ID) error {
+	what := "remove the userdata of " + id.String()
+	found, err := p.api.get(ctx, id.String())
+	if err != nil {
+		return p.classify(what, "instances.get", err)
+	}
+	if tags, _ := decodeTags(found); tags.Owner != owner {
+		return infra.Errorf(infra.NotFound, what, "the instance of this name is not the shard's")
+	}
+	if found.Metadata == nil {
+		return nil
+	}
+	kept := slices.DeleteFunc(slices.Clone(found.Metadata.Items), func(i *compute.MetadataItems) bool {
+		return i.Key == contract.StartupScript || i.Key == contract.UserData || i.Key == userdataEncoding
+	})
+	if len(kept) == len(found.Metadata.Items) {
+		return nil
+	}
+	return p.classify(what, "instances.setMetadata", p.api.setMetadata(ctx, found.Name, &compute.Metadata{
+		Fingerprint: found.Metadata.Fingerprint, Items: kept, ForceSendFields: []string{"Items"}}))
+}
+
+// MachineState implements infra.MachineEvidence. A machine ID is a numeric ID, which Google never reuses. Names are
+// reused: an instance group gives a server's name to its replacement. An instance that does not exist is Deleted only
+// if the log of operations shows its deletion.
+func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.State, error) {
+	what := "look up machine " + machineID
+	if !numericID.MatchString(machineID) {
+		return "", refused(what, "%q is not the ID of an instance", machineID)
+	}
+	found, err := p.api.get(ctx, machineID)
+	if err == nil {
+		return stateOf(found), nil
+	}
+	err = p.classify(what, "instances.get", err)
+	if infra.ClassOf(err) != infra.NotFound {
+		return "", err
+	}
+	ops, opsErr := p.api.operations(ctx, fmt.Sprintf("targetId = %q", machineID))
+	if opsErr != nil {
+		return "", p.classify(what, "zoneOperations.list", opsErr)
+	}
+	for _, op := range ops {
+		if deletes(op.OperationType) && op.Status == "DONE" && failureOf(op) == nil {
+			return infra.Deleted, nil
+		}
+	}
+	return "", err
+}
+
+// deletes reports whether a type of operation deletes an instance. Besides the type "delete", there are types for
+// repairs by managed groups and for preemptions.
+// https://cloud.google.com/compute/docs/instances/viewing-compute-operations
+func deletes(operationType string) bool {
+	return operationType == "delete" || strings.HasSuffix(operationType, ".deleteInstance") ||
+		operationType == "compute.instances.preempted"
+}
+
+// stateOf converts an instance's status to an infra.State. An instance that is being deleted is Stopping until it is
+// gone. https://cloud.google.com/compute/docs/instances/instance-lifecycle
+func stateOf(in *compute.Instance) infra.State {
+	switch in.Status {
+	case "PROVISIONING", "STAGING", "PENDING":
+		return infra.Pending
+	case "RUNNING", "PENDING_STOP":
+		return infra.Running
+	case "STOPPING", "SUSPENDING":
+		return infra.Stopping
+	case "TERMINATED", "STOPPED", "SUSPENDED":
+		return infra.Stopped
+	case "DEPROVISIONING":
+		return infra.Deleting
+	default: // such as REPAIRING
+		return infra.Unknown
+	}
+}
+
+// describe converts an instance to an infra.VM.
+func (p *Provider) describe(in *compute.Instance) infra.VM {
+	vm := infra.VM{ProviderID: strconv.FormatUint(in.Id, 10), State: stateOf(in), Hostname: in.Name,
+		Account: p.cfg.Project}
+	if in.Hostname != "" {
+		vm.Hostname = in.Hostname
+	}
+	vm.Tags, vm.Warning = decodeTags(in)
+	launched, err := time.Parse(time.RFC3339, in.CreationTimestamp)
+	if err != nil {
+		vm.Warning = strings.TrimPrefix(vm.Warning+"; creation time: "+err.Error(), "; ")
+	}
+	vm.LaunchedAt = launched.UTC()
+	add := func(text string) string {
+		addr, err := netip.ParseAddr(text)
+		if err != nil {
+			return ""
+		}
+		if !slices.Contains(vm.Addresses, addr.String()) {
+			vm.Addresses = append(vm.Addresses, addr.String())
+		}
+		return addr.String()
+	}
+	for i, nic := range in.NetworkInterfaces {
+		ipv4, ipv6 := add(nic.NetworkIP), add(nic.Ipv6Address)
+		if i == 0 {
+			vm.IPv4, vm.IPv6 = ipv4, ipv6
+		}
+		for _, access := range slices.Concat(nic.AccessConfigs, nic.Ipv6AccessConfigs) {
+			add(access.NatIP)
+			if external := add(access.ExternalIpv6); i == 0 && vm.IPv6 == "" {
+				vm.IPv6 = external
+			}
+		}
+	}
+	if !vm.State.Alive() {
+		vm.EndReason = oneLine(in.StatusMessage, maxMessage)
+	}
+	return vm
+}

@@ -1,0 +1,172 @@
+package mock
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+)
+
+// machine is one VM with all its past states and all future states that are already determined.
+type machine struct {
+	vm      infra.VM // State is not used
+	digest  string
+	history []change // ordered by time; never empty
+	place   Place
+	holds   bool // whether it takes up room at its place
+}
+
+type change struct {
+	at    time.Time
+	state infra.State
+}
+
+// landing is a call that takes effect after its caller got an error.
+type landing struct {
+	at     time.Time
+	effect func(at time.Time) error
+}
+
+// at returns the VM with the state that it had at time t. It returns false if the VM did not exist at t.
+func (m *machine) at(t time.Time) (infra.VM, bool) {
+	for _, c := range slices.Backward(m.history) {
+		if !c.at.After(t) {
+			vm := m.vm
+			vm.State = c.state
+			return vm, true
+		}
+	}
+	return infra.VM{}, false
+}
+
+// set makes the machine enter the state s at time t, and cancels all later state changes.
+func (m *machine) set(t time.Time, s infra.State) {
+	m.history = slices.DeleteFunc(m.history, func(c change) bool { return c.at.After(t) })
+	if n := len(m.history); n == 0 || m.history[n-1].state != s {
+		m.history = append(m.history, change{t, s})
+	}
+}
+
+// final returns the last state change that is already determined.
+func (m *machine) final() change { return m.history[len(m.history)-1] }
+
+// forgotten reports whether a VM was deleted so long ago that the provider no longer returns it.
+func (p *Provider) forgotten(m *machine, now time.Time) bool {
+	last := m.final()
+	return last.state == infra.Deleted && now.Sub(last.at) > p.cfg.Remember
+}
+
+// land applies all late calls that are due. Their results are discarded. The caller holds p.mu.
+func (p *Provider) land(now time.Time) {
+	for len(p.late) > 0 && !p.late[0].at.After(now) {
+		l := p.late[0]
+		p.late = slices.Delete(p.late, 0, 1)
+		_ = l.effect(l.at)
+	}
+}
+
+// create makes a VM, or finds the VM that the same request made. The caller holds p.mu.
+func (p *Provider) create(at time.Time, req infra.CreateRequest, digest string) (infra.VM, error) {
+	what := op(Call{Kind: Create, Instance: req.Tags.Instance})
+	if req.Tags.Instance.IsZero() {
+		return infra.VM{}, infra.Errorf(infra.Invalid, what, "no instance ID")
+	}
+	if m, ok := p.byInstance[req.Tags.Instance]; ok {
+		if m.digest != digest {
+			return infra.VM{}, infra.Errorf(infra.Conflict, what, "made before with other parameters")
+		}
+		if s := m.final().state; s == infra.Deleted {
+			return infra.VM{}, infra.Errorf(infra.Conflict, what, "the VM of this request was deleted")
+		}
+		vm, _ := m.at(at)
+		return vm, nil
+	}
+	for _, place := range (Place{req.InstanceType, req.Subnet}).all() {
+		if limit, ok := p.limits[place]; ok && p.used[place] >= limit {
+			return infra.VM{}, infra.Errorf(infra.Capacity, what, "no room for type %q in subnet %q", place.Type,
+				place.Subnet)
+		}
+	}
+	p.made++
+	n := p.made
+	hostname := req.Hostname
+	if hostname == "" {
+		hostname = req.Tags.Instance.String()
+	}
+	m := p.add(infra.VM{
+		ProviderID: fmt.Sprintf("mock-%08d", n),
+		Tags:       req.Tags,
+		IPv4:       fmt.Sprintf("10.%d.%d.%d", n>>16&0xff, n>>8&0xff, n&0xff),
+		IPv6:       fmt.Sprintf("fd00::%x:%x", n>>16&0xffff, n&0xffff),
+		Hostname:   hostname,
+		LaunchedAt: at,
+	}, Place{req.InstanceType, req.Subnet})
+	m.digest = digest
+	m.history = []change{{at, infra.Pending}}
+	if p.cfg.Boot >= 0 {
+		m.history = append(m.history, change{at.Add(p.cfg.Boot), infra.Running})
+	}
+	p.changed(m, at)
+	vm, _ := m.at(at)
+	return vm, nil
+}
+
+// changed calls Config.Changed with each state that the VM enters at or after the given time. The caller holds p.mu.
+func (p *Provider) changed(m *machine, at time.Time) {
+	if p.cfg.Changed == nil {
+		return
+	}
+	for _, c := range m.history {
+		if !c.at.Before(at) {
+			vm := m.vm
+			vm.State = c.state
+			p.cfg.Changed(vm, c.at)
+		}
+	}
+}
+
+// add registers a VM. The caller sets its history and holds p.mu.
+func (p *Provider) add(vm infra.VM, place Place) *machine {
+	m := &machine{vm: vm, place: place}
+	p.byID[vm.ProviderID] = m
+	if p.byInstance[vm.Tags.Instance] == nil && !vm.Tags.Instance.IsZero() {
+		p.byInstance[vm.Tags.Instance] = m
+	}
+	owned := p.byOwner[vm.Tags.Owner]
+	i, _ := slices.BinarySearchFunc(owned, vm, func(m *machine, vm infra.VM) int {
+		return cmp.Or(m.vm.Tags.Instance.Compare(vm.Tags.Instance), cmp.Compare(m.vm.ProviderID, vm.ProviderID))
+	})
+	p.byOwner[vm.Tags.Owner] = slices.Insert(owned, i, m)
+	p.occupy(m, true)
+	return m
+}
+
+// end sets the VM's state to deleting from the given time on, and to deleted after Config.Shutdown. It does nothing if
+// the VM has ended. The caller holds p.mu.
+func (p *Provider) end(m *machine, at time.Time) {
+	if s := m.final().state; s == infra.Deleted || s == infra.Deleting {
+		return
+	}
+	m.set(at, infra.Deleting)
+	m.history = append(m.history, change{at.Add(p.cfg.Shutdown), infra.Deleted})
+	p.occupy(m, false)
+	p.changed(m, at)
+}
+
+// occupy makes the VM count towards the limits of its places. If holds is false, the VM no longer counts. The caller
+// holds p.mu.
+func (p *Provider) occupy(m *machine, holds bool) {
+	if m.holds == holds {
+		return
+	}
+	m.holds = holds
+	for _, place := range m.place.all() {
+		if holds {
+			p.used[place]++
+		} else {
+			p.used[place]--
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package proxmox_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
+)
+
+// TestLostDelete loses either the request or the answer of each API call of a deletion. The repeated deletion removes
+// everything.
+func TestLostDelete(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
+		for _, received := range []bool{true, false} {
+			pve := fakepve.Start(t)
+			p := open(t, pve)
+			vm := create(t, p, request(t))
+			pve.Inject(fakepve.Fault{Call: call, AnswerLost: received, RequestLost: !received})
+			wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "EOF")
+			if err := p.Delete(t.Context(), vm); err != nil {
+				t.Fatalf("%s: %v", call, err)
+			}
+			if volumes := pve.Volumes(); len(volumes) > 0 {
+				t.Errorf("%s: volumes stay: %v", call, volumes)
+			}
+		}
+	}
+}
+
+// TestDeletedStaysADay deletes a VM. The VM stays for a day, without disks. After that day, the deletion of another VM
+// removes it.
+func TestDeletedStaysADay(t *testing.T) {
+	t.Parallel()
+	pve, ahead := fakepve.Start(t), new(atomic.Int64)
+	p := openWith(t, rawOptions(t, pve), ahead)
+	first, second := create(t, p, request(t)), create(t, p, request(t))
+	if err := p.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	if states := list(t, p); states[first.ProviderID] != infra.Deleted {
+		t.Errorf("listed: %v", states)
+	}
+	ahead.Store(25 * 60 * 60)
+	if err := p.Delete(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	if ids := pve.VMs(); len(ids) != 1 || ids[0] != vmid(t, second) {
+		t.Errorf("VMs %v, want %s only", ids, second.ProviderID)
+	}
+}
+
+// TestDeletedDuringStart deletes a VM while another server creates it: just before or just after its start. Create
+// fails, and the VM does not run at the end.
+func TestDeletedDuringStart(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{true, false} {
+		pve := fakepve.Start(t)
+		p, other := open(t, pve), open(t, pve)
+		req := request(t)
+		remove := func() {
+			if err := other.Delete(t.Context(), find(t, other, req)); err != nil {
+				t.Error(err)
+			}
+		}
+		fault := fakepve.Fault{Call: startCall, Then: remove}
+		if before {
+			fault = fakepve.Fault{Call: startCall, Before: remove}
+		}
+		pve.Inject(fault)
+		_, err := p.Create(t.Context(), req)
+		if class := infra.ClassOf(err); class != infra.Conflict && class != infra.Invalid {
+			t.Errorf("got %v", err)
+		}
+		if vm := find(t, p, req); vm.State != infra.Deleted {
+			t.Errorf("the VM is %s", vm.State)
+		}
+	}
+}
+
+// TestDeletedBeforeStart deletes a VM that was cloned and not started. The repeated create request does not start it.
+func TestDeletedBeforeStart(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	pve.Inject(fakepve.Fault{Call: uploadCall, RequestLost: true})
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "EOF")
+	vm := find(t, p, req)
+	if vm.State != infra.Pending {
+		t.Errorf("the VM is %s", vm.State)
+	}
+	if states := list(t, p); states[vm.ProviderID] != infra.Pending {
+		t.Errorf("listed: %v, want the VM that has no tags yet", states)
+	}
+	if err := p.Delete(t.Context(), find(t, p, req)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, err, infra.Conflict, "of this request was deleted")
+	if volumes := pve.Volumes(); len(volumes) > 0 {
+		t.Errorf("volumes stay: %v", volumes)
+	}
+}

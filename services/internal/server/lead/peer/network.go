@@ -1,0 +1,275 @@
+// Package peer manages the connections between the servers of a shard, over which a leader and its heir exchange
+// messages (package lease). Each follower opens a gRPC stream with mutual TLS to the leader's election port.
+//
+// Invariant: the package accepts a message only from a server of the same shard, and only if the message names its
+// sender as the source. The package makes no decisions. Messages may be lost, and package lease allows for that.
+package peer
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
+	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
+	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+const (
+	// maxOutgoing limits the messages that wait for a link. maxIncoming limits the messages that wait for the election.
+	maxOutgoing, maxIncoming = 32, 256
+	// flushTime is how long queued messages may still be sent after a link is closed.
+	flushTime = time.Second
+)
+
+// Options configure New. All are required, except for Refused and Joined.
+type Options struct {
+	Self  election.Peer
+	Shard string
+	// Source returns the source of certificates. While the cluster has no CA, it returns nil, and the network opens no
+	// link.
+	Source func() *transport.Source
+	Log    *slog.Logger
+	// Sleep waits for d. It returns an error when ctx has ended.
+	Sleep func(ctx context.Context, d time.Duration) error
+	// Bucket is the bucket that this server uses. Only servers that use the same bucket are linked.
+	Bucket objstore.Store
+	// Refused is called when a server that uses another bucket was refused.
+	Refused func()
+	// Joined is called when another server has connected to this one.
+	Joined func()
+}
+
+// Network holds a server's links. It implements [lease.Links].
+type Network struct {
+	options Options
+
+	mu     sync.Mutex
+	links  map[end]*link
+	inbox  *inbox
+	holder record.Lock
+	// turned is closed when the field holder changes.
+	turned chan struct{}
+	// proven are the followers that have proved to use this server's bucket.
+	proven map[election.Peer]bool
+	// refusedAt is when a refusal was logged last.
+	refusedAt time.Time
+
+	// provedTo is the leader that has accepted this process's proof. Only Run uses it.
+	provedTo election.Peer
+}
+
+var _ lease.Links = (*Network)(nil)
+
+// New returns a network without links. Server accepts links, and Run opens them.
+func New(options Options) *Network {
+	return &Network{options: options, links: map[end]*link{}, turned: make(chan struct{}),
+		proven: map[election.Peer]bool{}}
+}
+
+// end identifies a link. A leader sends over incoming links, and a follower sends over the links that it opened.
+type end struct {
+	peer     election.Peer
+	incoming bool
+}
+
+// link is one stream to another process. The goroutine of the link sends queued messages from out. When done is closed,
+// it still sends the messages that are already queued.
+type link struct {
+	end
+	out  chan election.Message
+	done chan struct{}
+	once sync.Once
+}
+
+func newLink(peer election.Peer, incoming bool) *link {
+	return &link{end: end{peer, incoming}, out: make(chan election.Message, maxOutgoing), done: make(chan struct{})}
+}
+
+func (l *link) close() { l.once.Do(func() { close(l.done) }) }
+
+// pump sends queued messages until the link is closed. It then sends the messages that are still in the queue.
+func (l *link) pump(send func(message any) error) error {
+	for {
+		select {
+		case m := <-l.out:
+			if err := send(m); err != nil {
+				return err
+			}
+		case <-l.done:
+			if len(l.out) == 0 {
+				return nil
+			}
+		}
+	}
+}
+
+// Send implements [lease.Links].
+func (n *Network) Send(to election.Peer, m election.Message) {
+	_, beats := m.(election.Heartbeat)
+	_, parts := m.(election.Handover)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l := n.links[end{to, beats || parts}]; l != nil {
+		select {
+		case l.out <- m:
+		default:
+		}
+	}
+}
+
+// Follow implements [lease.Links].
+func (n *Network) Follow(holder record.Lock) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.holder = holder
+	close(n.turned)
+	n.turned = make(chan struct{})
+}
+
+// Events implements [lease.Links].
+func (n *Network) Events(ctx context.Context) <-chan election.Input {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	box := &inbox{wake: make(chan struct{}, 1)}
+	n.inbox = box
+	for end := range n.links {
+		if end.incoming {
+			box.put(election.LinkUp{Peer: end.peer})
+		}
+	}
+	events := make(chan election.Input)
+	go box.deliver(ctx, events)
+	return events
+}
+
+// Linked reports whether this server is connected to the given leader, which has accepted this server.
+func (n *Network) Linked(leader election.Peer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.links[end{peer: leader}] != nil
+}
+
+// Peers returns the servers that are connected to this one.
+func (n *Network) Peers() []election.Peer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var peers []election.Peer
+	for _, l := range n.links {
+		if l.incoming {
+			peers = append(peers, l.peer)
+		}
+	}
+	return peers
+}
+
+// add registers a link. It replaces an earlier link to the same process.
+func (n *Network) add(l *link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if old := n.links[l.end]; old != nil {
+		n.removeLink(old)
+	}
+	n.links[l.end] = l
+	if l.incoming && n.inbox != nil {
+		n.inbox.put(election.LinkUp{Peer: l.peer})
+	}
+}
+
+// remove closes a link and unregisters it, unless another link has replaced it.
+func (n *Network) remove(l *link) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.links[l.end] == l {
+		n.removeLink(l)
+	}
+	l.close()
+}
+
+// removeLink unregisters and closes a link. The caller must hold mu.
+func (n *Network) removeLink(l *link) {
+	delete(n.links, l.end)
+	l.close()
+	switch {
+	case n.inbox == nil:
+	case l.incoming:
+		n.inbox.put(election.LinkDown{Peer: l.peer})
+	default:
+		n.inbox.put(election.LeaderLinkDown{Leader: l.peer})
+	}
+}
+
+// deliver passes a message to the election. It returns false if the message's source is not the other process, or its
+// destination is not this process.
+func (n *Network) deliver(l *link, message any) bool {
+	var leader, follower election.Peer
+	received, ok := message.(election.Message)
+	switch m := received.(type) {
+	case election.Heartbeat:
+		leader, follower, ok = m.Leader, m.Standby, ok && !l.incoming
+	case election.Handover:
+		leader, follower, ok = m.Leader, m.Standby, ok && !l.incoming
+	case election.Promise:
+		leader, follower, ok = m.Leader, m.Standby, ok && l.incoming
+	case election.TookOver:
+		leader, follower, ok = m.Leader, m.Standby, ok && l.incoming
+	}
+	from, to := leader, follower
+	if l.incoming {
+		from, to = follower, leader
+	}
+	if !ok || from != l.peer || to != n.options.Self {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.inbox != nil && n.links[l.end] == l {
+		n.inbox.put(received)
+	}
+	return true
+}
+
+// inbox holds incoming messages and link events that were not taken yet. It discards messages beyond maxIncoming, but
+// never link events.
+type inbox struct {
+	mu    sync.Mutex
+	queue []election.Input
+	wake  chan struct{}
+}
+
+func (b *inbox) put(in election.Input) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, message := in.(election.Message); message && len(b.queue) >= maxIncoming {
+		return
+	}
+	b.queue = append(b.queue, in)
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (b *inbox) deliver(ctx context.Context, events chan<- election.Input) {
+	for {
+		b.mu.Lock()
+		queue := b.queue
+		b.queue = nil
+		b.mu.Unlock()
+		for _, in := range queue {
+			select {
+			case events <- in:
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case <-b.wake:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

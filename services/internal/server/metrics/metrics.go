@@ -1,0 +1,219 @@
+// Package metrics defines the names, help texts, and labels of the server's metrics in one place. Labels have few
+// values: groups and kinds, never instances. All metrics of a server have the labels cluster and shard.
+package metrics
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// Stage is one step of a replacement.
+type Stage string
+
+// The stages of a replacement, in their order.
+const (
+	StageDecide   Stage = "decide"   // from the first sign of the loss to the create call
+	StageCreate   Stage = "create"   // the create call, until its answer is recorded
+	StageBoot     Stage = "boot"     // until the agent's registration arrives
+	StageRegister Stage = "register" // the registration, until it is answered
+	StageHealthy  Stage = "healthy"  // until the agent reports healthy
+)
+
+// Stages lists all stages in their order.
+func Stages() []Stage {
+	return []Stage{StageDecide, StageCreate, StageBoot, StageRegister, StageHealthy}
+}
+
+// LeaderChange says why a server became leader.
+type LeaderChange string
+
+// The causes of leader changes.
+const (
+	LeaderFirst    LeaderChange = "first"    // there was no lock
+	LeaderReleased LeaderChange = "released" // the leader before stopped cleanly, or stepped down
+	LeaderHeir     LeaderChange = "heir"     // the leader before was lost, and this server was its heir
+	LeaderExpired  LeaderChange = "expired"  // the leader before was lost, and its lease ended
+)
+
+// LeaderChanges lists all causes.
+func LeaderChanges() []LeaderChange {
+	return []LeaderChange{LeaderFirst, LeaderReleased, LeaderHeir, LeaderExpired}
+}
+
+// Server holds a server's metrics.
+type Server struct {
+	registry *prometheus.Registry
+	// constant are the labels cluster and shard, sorted by name.
+	constant atomic.Pointer[[]*dto.LabelPair]
+
+	Leader          prometheus.Gauge
+	Heir            prometheus.Gauge
+	Term            prometheus.Gauge
+	LeaderChanges   *prometheus.CounterVec // by cause
+	StandbysRefused prometheus.Counter
+	NotHome         prometheus.Gauge
+	TermFailures    prometheus.Counter       // terms that could not begin, or ended with an error
+	Actions         *prometheus.CounterVec   // by kind
+	CreateStart     prometheus.Histogram     // from the start of the plan to the provider's create call
+	CreateFailures  *prometheus.CounterVec   // by class
+	Replacements    *prometheus.CounterVec   // by cause
+	ReplacementTime *prometheus.HistogramVec // by stage
+	PlanDuration    prometheus.Histogram     // of one group
+	ProviderCalls   *prometheus.CounterVec   // by call and class
+	ProviderLatency *prometheus.HistogramVec // by call
+	Throttled       *prometheus.CounterVec   // by call
+	StorageTime     *prometheus.HistogramVec // by request
+	StorageRequests *prometheus.CounterVec   // by request and result
+	Reports         prometheus.Counter
+	Registrations   *prometheus.CounterVec // by result
+	ConfigRefused   prometheus.Gauge
+	Alerts          *prometheus.CounterVec // by kind
+}
+
+// NewServer registers a server's metrics and those of the process and the Go runtime.
+func NewServer(version, shard string) *Server {
+	registry := prometheus.NewRegistry()
+	auto := promauto.With(registry)
+	gauge := func(name, help string) prometheus.Gauge {
+		return auto.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	}
+	s := &Server{
+		registry: registry,
+		Leader:   gauge("nstance_leader", "1 while this server leads its shard."),
+		Heir:     gauge("nstance_heir", "1 while this server is the heir of its shard's leader."),
+		Term:     gauge("nstance_term", "Term of the shard's leader as last seen."),
+		LeaderChanges: counter("nstance_leader_changes_total", "Terms that this server began, by what ended the term "+
+			"before: first (there was none), released (a clean stop), heir or expired (the leader was lost).", "cause"),
+		StandbysRefused: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_standbys_refused_total",
+			Help: "Connections of standbys that this leader refused because they do not use its bucket."}),
+		NotHome: gauge("nstance_not_home", "1 while this server does not stand for election, because its bucket is "+
+			"not the home of its shard."),
+		TermFailures: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_term_failures_total",
+			Help: "Terms of this server that could not begin, or ended with an error."}),
+		Actions: counter("nstance_actions_total", "Actions of the plan that the leader started, by kind.", "kind"),
+		CreateStart: histogram("nstance_create_start_duration_seconds", "Time from the plan of a create to the call "+
+			"of the provider.",
+			prometheus.ExponentialBuckets(0.0001, 3, 12)).WithLabelValues().(prometheus.Histogram),
+		CreateFailures: counter("nstance_create_failures_total", "Failed creations of instances, by class: an error "+
+			"class of the provider, or not permitted.", "class"),
+		Replacements: counter("nstance_replacements_total", "Create calls for instances that replace another one, by "+
+			"the cause for which it is replaced.", "cause"),
+		ReplacementTime: histogram("nstance_replacement_duration_seconds", "Duration of each stage of replacements "+
+			"that became healthy: decide, create, boot, register, healthy.",
+			prometheus.ExponentialBuckets(0.0005, 3, 14), "stage"),
+		PlanDuration: histogram("nstance_plan_duration_seconds", "Time to plan one group.",
+			prometheus.ExponentialBuckets(0.00001, 4, 9)).WithLabelValues().(prometheus.Histogram),
+		ProviderCalls: counter("nstance_provider_calls_total",
+			"Calls to the provider, by call and error class (ok, no capacity, throttled, ...).", "call", "class"),
+		ProviderLatency: histogram("nstance_provider_call_duration_seconds", "Duration of calls to the provider.",
+			prometheus.ExponentialBuckets(0.001, 3, 10), "call"),
+		Throttled: counter("nstance_provider_throttled_total", "Attempts to call the provider's API that the "+
+			"provider throttled, by the API's name of the call.", "call"),
+		StorageTime: histogram("nstance_storage_request_duration_seconds",
+			"Duration of requests to object storage, by request: get, put, delete, list.",
+			prometheus.ExponentialBuckets(0.001, 3, 10), "request"),
+		StorageRequests: counter("nstance_storage_requests_total", "Requests to object storage, by request and "+
+			"result: ok, not_found, conflict, error.", "request", "result"),
+		Reports: auto.NewCounter(prometheus.CounterOpts{Name: "nstance_agent_reports_total",
+			Help: "Health reports received from agents."}),
+		Registrations: counter("nstance_registrations_total", "Registrations of agents and operators, by result "+
+			"code.", "result"),
+		ConfigRefused: gauge("nstance_config_refused",
+			"1 while the newest configuration in the bucket is refused and an older one is in force."),
+		Alerts: counter("nstance_alerts_total", "Alerts raised, by kind. An alert whose text changes counts "+
+			"again.", "kind"),
+	}
+	auto.NewGauge(prometheus.GaugeOpts{Name: "nstance_build_info", Help: "1, with the version as label.",
+		ConstLabels: prometheus.Labels{"version": version}}).Set(1)
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.zero()
+	s.setLabels(prometheus.Labels{"shard": shard})
+	return s
+}
+
+// zero creates each series whose labels are known, with the value 0. Without that, Prometheus would not see the first
+// increase of a series.
+func (s *Server) zero() {
+	for _, cause := range []plan.Cause{plan.CauseGone, plan.CausePowerOff, plan.CauseNotice, plan.CauseUnhealthy,
+		plan.CauseHealthCheck, plan.CauseLoadBalancer, plan.CauseFlapping, plan.CauseExpired, plan.CauseDrift,
+		plan.CauseReturnToSpot} {
+		s.Replacements.WithLabelValues(string(cause))
+	}
+	for _, kind := range plan.AlertKinds() {
+		s.Alerts.WithLabelValues(string(kind))
+	}
+	for _, stage := range Stages() {
+		s.ReplacementTime.WithLabelValues(string(stage))
+	}
+	for _, cause := range LeaderChanges() {
+		s.LeaderChanges.WithLabelValues(string(cause))
+	}
+}
+
+// SetCluster sets the label cluster of all metrics. The server knows its cluster only after it has read the
+// configuration.
+func (s *Server) SetCluster(cluster, shard string) {
+	s.setLabels(prometheus.Labels{"cluster": cluster, "shard": shard})
+}
+
+func (s *Server) setLabels(labels prometheus.Labels) {
+	pairs := prometheus.MakeLabelPairs(prometheus.NewDesc("nstance", "", nil, labels), nil)
+	s.constant.Store(&pairs)
+}
+
+// Gather implements prometheus.Gatherer. It adds the constant labels.
+func (s *Server) Gather() ([]*dto.MetricFamily, error) {
+	families, err := s.registry.Gather()
+	constant := *s.constant.Load()
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			// The label slice of a metric belongs to the registry, so append to a copy.
+			metric.Label = slices.Concat(metric.Label, constant)
+			slices.SortFunc(metric.Label, func(a, b *dto.LabelPair) int {
+				return cmp.Compare(a.GetName(), b.GetName())
+			})
+		}
+	}
+	return families, err
+}
+
+// Describe sends the descriptions of all metrics, without the constant labels.
+func (s *Server) Describe(out chan<- *prometheus.Desc) { s.registry.Describe(out) }
+
+// Handler serves the metrics in Prometheus' text format.
+func (s *Server) Handler() http.Handler {
+	return promhttp.HandlerFor(s, promhttp.HandlerOpts{})
+}
+
+// ObserveProvider records one call to the provider.
+func (s *Server) ObserveProvider(call, class string, took time.Duration) {
+	s.ProviderCalls.WithLabelValues(call, class).Inc()
+	s.ProviderLatency.WithLabelValues(call).Observe(took.Seconds())
+}
+
+// ObserveThrottling counts one throttled attempt at a call of the provider's API.
+func (s *Server) ObserveThrottling(call string) { s.Throttled.WithLabelValues(call).Inc() }
+
+// ObserveStorage records one request to object storage.
+func (s *Server) ObserveStorage(request, result string, took time.Duration) {
+	s.StorageRequests.WithLabelValues(request, result).Inc()
+	s.StorageTime.WithLabelValues(request).Observe(took.Seconds())
+}

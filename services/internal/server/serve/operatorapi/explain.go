@@ -1,0 +1,56 @@
+package operatorapi
+
+import (
+	"context"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// ExplainGroup returns the leader's next plan for one of the tenant's groups, and changes nothing.
+func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupRequest) (
+	*nstancev1.ExplainGroupResponse, error) {
+	return unary(s, ctx, "explain the group", req, (*call).explainGroup)
+}
+
+func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return nil, err
+	}
+	key := c.key(req.GetGroup())
+	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)
+	if !ok {
+		return nil, errNoGroup(key)
+	}
+	answer := &nstancev1.ExplainGroupResponse{PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
+		Desired: uint32(e.Desired), BlockedReason: e.Blocked, BlockedUntil: timestamp(e.BlockedUntil),
+		NextPlanAt:     timestamp(e.NextPlan),
+		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
+	for _, a := range e.Actions {
+		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
+			continue // errors has the active ones
+		}
+		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(), Cause: string(a.Cause),
+			Deadline: timestamp(a.Deadline)}
+		if !a.Instance.IsZero() {
+			planned.InstanceId = a.Instance.String()
+		}
+		if !a.Replaces.IsZero() {
+			planned.Replaces = a.Replaces.String()
+		}
+		answer.Actions = append(answer.Actions, planned)
+	}
+	for n, v := range e.Verdicts {
+		i := &snapshot.Instances[n]
+		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
+			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
+			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
+			Refused: i.Refused})
+	}
+	for _, event := range c.state().Standing(c.tenant) {
+		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {
+			answer.Errors = append(answer.Errors, errorEvent(event))
+		}
+	}
+	return answer, nil
+}

@@ -1,0 +1,178 @@
+package operatorapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
+)
+
+// ListGroups lists the tenant's groups, sorted by name.
+func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
+	error) {
+	return unary(s, ctx, "list groups", req, (*call).listGroups)
+}
+
+func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+	after := req.GetPageToken()
+	if after != "" {
+		if err := groupName("page_token", after); err != nil {
+			return nil, err
+		}
+	}
+	views, more := pageOf(c.state().GroupViews(c.tenant), req.GetPageSize(), func(v shardstate.GroupView) bool {
+		return v.GroupKey.Group > after
+	})
+	answer := &nstancev1.ListGroupsResponse{}
+	for _, view := range views {
+		answer.Groups = append(answer.Groups, c.groupStatus(view))
+	}
+	if more {
+		answer.NextPageToken = views[len(views)-1].GroupKey.Group
+	}
+	return answer, nil
+}
+
+// pageOf returns the next page of the sorted views, and whether more follow. The page has at most size views; with size
+// zero, there is no limit. It begins with the first view for which the function "after" returns true.
+func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more bool) {
+	n := slices.IndexFunc(views, after)
+	if n < 0 {
+		return nil, false
+	}
+	if page = views[n:]; size == 0 || len(page) <= int(size) {
+		return page, false
+	}
+	return page[:size], true
+}
+
+// UpsertGroup creates a group, or changes a group by a merge patch.
+func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
+	error) {
+	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
+}
+
+func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+	patch, err := parsePatch(req)
+	if err != nil {
+		return nil, err
+	}
+	key := c.key(req.GetGroup())
+	group, err := c.Config.Upsert(c, key, req.GetExpectedEtag(), func(spec *config.GroupSpec, exists bool) error {
+		if !exists && req.GetMustExist() {
+			return errNoGroup(key)
+		}
+		if exists && req.GetMustCreate() {
+			return status.Errorf(codes.AlreadyExists, "group: group %s exists already", key.Group)
+		}
+		if _, static := c.Config.Shard().Groups[key.Tenant][key.Group]; static {
+			if paths := patch.Restricted(); len(paths) > 0 {
+				c.refuses(key, paths)
+				return status.Errorf(codes.FailedPrecondition,
+					"%s: cannot be changed: group %s is static, only %s can be", strings.Join(paths, ", "), key.Group,
+					strings.Join(config.OperatorFields(), ", "))
+			}
+		}
+		changed, err := patch.Apply(*spec)
+		if err != nil {
+			return &shardconfig.RefusedError{Err: err}
+		}
+		*spec = changed
+		return c.permitGroup(key, *spec)
+	})
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size",
+		group.Size)
+	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: fmt.Sprintf("size %d",
+		group.Size)})
+	view, ok := c.state().GroupView(key)
+	if !ok {
+		view = shardstate.GroupView{Group: group}
+	}
+	return &nstancev1.UpsertGroupResponse{Group: c.groupStatus(view)}, nil
+}
+
+// DeleteGroup deletes a dynamic group as soon as its instances are gone. For a static group, it removes the override
+// immediately.
+func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
+	error) {
+	return unary(s, ctx, "delete the group", req, (*call).deleteGroup)
+}
+
+func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+	if err := groupName("group", req.GetGroup()); err != nil {
+		return nil, err
+	}
+	if err := word("expected_etag", req.GetExpectedEtag(), maxWord); err != nil {
+		return nil, err
+	}
+	key := c.key(req.GetGroup())
+	restored, err := c.Config.Delete(c, key, req.GetExpectedEtag())
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored",
+		restored)
+	message := ""
+	if restored {
+		message = "it has the values of the configuration again"
+	}
+	c.addEvent(record.Event{Kind: record.EventGroupDeleted, Group: key.Group, Message: message})
+	return &nstancev1.DeleteGroupResponse{RestoredStatic: restored}, nil
+}
+
+// key returns the key of one of the tenant's groups.
+func (c *call) key(group string) config.GroupKey {
+	return config.GroupKey{Tenant: c.tenant, Group: group}
+}
+
+func errNoGroup(key config.GroupKey) error {
+	return status.Errorf(codes.NotFound, "group: there is no group %s", key.Group)
+}
+
+// groupFault converts an error from reading or changing a group to a status error.
+func (c *call) groupFault(key config.GroupKey, err error) error {
+	var refused *shardconfig.RefusedError
+	var superseded *shardconfig.SupersededError
+	switch {
+	case errors.As(err, &superseded):
+		c.Leader.Leader.Executor.Authority.Refuse(superseded.Term) // a newer term exists
+	case errors.As(err, &refused):
+		return c.refusedGroup(key, refused)
+	case errors.Is(err, shardconfig.ErrNoGroup):
+		return errNoGroup(key)
+	case errors.Is(err, shardconfig.ErrGroupChanged):
+		return status.Errorf(codes.Aborted,
+			"expected_etag: group %s has changed: read it again", key.Group)
+	case errors.Is(err, shardconfig.ErrStaticGroup):
+		return status.Errorf(codes.FailedPrecondition,
+			"group: %s is static and has no changes to remove: remove it from the shard's configuration",
+			key.Group)
+	}
+	return err
+}
+
+// refusedGroup returns an error that lists every refused field of a group, under the names that the request uses.
+func (c *call) refusedGroup(key config.GroupKey, err error) error {
+	var denied *config.DeniedError
+	if errors.As(err, &denied) {
+		return c.refusal(codes.PermissionDenied, key, denied.Problems)
+	}
+	var found config.Problems
+	if !errors.As(err, &found) {
+		return status.Error(codes.InvalidArgument, "group: "+err.Error())
+	}
+	return status.Error(codes.InvalidArgument, listed("group", found))
+}

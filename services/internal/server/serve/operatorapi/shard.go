@@ -1,0 +1,159 @@
+package operatorapi
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// Leading describes a server's leadership.
+type Leading struct {
+	Version string
+	// LeaseLeft is how long the server may still act as leader if it does not renew its lease. It is nil if the server
+	// leads without a lock.
+	LeaseLeft *time.Duration
+	// Heir and Standbys are the IDs of servers. Heir is "" if there is none.
+	Heir     string
+	Standbys []string
+}
+
+// roles maps the name of a method to the role that its calls need. Calls of methods that are not listed need
+// RoleOperator.
+var roles = map[string]record.OperatorRole{
+	"ConfirmOrphans": record.RoleAdmin, "ListOrphans": record.RoleAdmin, "StepDown": record.RoleAdmin,
+
+	"ExplainGroup": record.RoleViewer, "FollowEvents": record.RoleViewer, "GetConfigStatus": record.RoleViewer,
+	"GetInstanceStatus": record.RoleViewer, "GetInstanceType": record.RoleViewer, "GetShardStatus": record.RoleViewer,
+	"ListEvents": record.RoleViewer, "ListGroups": record.RoleViewer, "ListInstances": record.RoleViewer,
+	"RenewCertificate": record.RoleViewer, "WatchErrors": record.RoleViewer, "WatchGroups": record.RoleViewer,
+	"WatchInstances": record.RoleViewer,
+}
+
+// permit refuses a call that needs a more powerful role than the operator has.
+func (c *call) permit(ctx context.Context) error {
+	method := methodOf(ctx)
+	need, ok := roles[method]
+	if !ok {
+		need = record.RoleOperator
+	}
+	if !c.role.Includes(need) {
+		return status.Errorf(codes.PermissionDenied, "%s needs the role %s: register the operator with --role %[2]s",
+			method, need)
+	}
+	return nil
+}
+
+// methodOf returns the name of the method that a call invokes.
+func methodOf(ctx context.Context) string {
+	method, _ := grpc.Method(ctx)
+	return method[strings.LastIndexByte(method, '/')+1:]
+}
+
+// GetShardStatus returns the shard's leadership, the state of its configuration, and its unresolved errors.
+func (s *Service) GetShardStatus(ctx context.Context, req *nstancev1.GetShardStatusRequest) (
+	*nstancev1.GetShardStatusResponse, error) {
+	return unary(s, ctx, "shard status", req, (*call).shardStatus)
+}
+
+func (c *call) shardStatus(*nstancev1.GetShardStatusRequest) (*nstancev1.GetShardStatusResponse, error) {
+	leading, configured := c.Status(), c.Config.Status()
+	groups, instances, connected, _, _, _ := c.state().Numbers()
+	answer := &nstancev1.GetShardStatusResponse{
+		Shard: c.Shard, ClusterId: c.Cluster, LeaderId: c.ID, Version: leading.Version, Term: c.state().Term(),
+		LeaderSince: timestamp(c.state().Since()), HeirId: leading.Heir, StandbyIds: leading.Standbys,
+		ConfigEtag: configured.ETag, RefusedEtag: configured.RefusedETag, Problems: problems(configured.Problems),
+		Groups: uint32(groups), Instances: uint32(instances), AgentsConnected: uint32(connected),
+	}
+	if leading.LeaseLeft != nil {
+		answer.LeaseLeft = durationpb.New(*leading.LeaseLeft)
+	}
+	for _, event := range c.state().Standing(c.tenant) {
+		answer.Errors = append(answer.Errors, errorEvent(event))
+	}
+	return answer, nil
+}
+
+// StepDown makes the leader hand the leadership over to another server.
+func (s *Service) StepDown(ctx context.Context, req *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
+	return unary(s, ctx, "step down", req, (*call).stepDown)
+}
+
+func (c *call) stepDown(*nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
+	heir := c.Status().Heir
+	c.Log.Info("stepping down", "tenant", c.tenant, "operator", c.operator.String(), "name", c.name, "heir", heir)
+	c.addEvent(record.Event{Kind: record.EventLeaderStepsDown, Message: "the leader steps down"})
+	c.Leader.StepDown()
+	return &nstancev1.StepDownResponse{LeaderId: c.ID, Term: c.state().Term(), HeirId: heir}, nil
+}
+
+// ListOrphans lists the VMs of the shard that have no record.
+func (s *Service) ListOrphans(ctx context.Context, req *nstancev1.ListOrphansRequest) (*nstancev1.ListOrphansResponse,
+	error) {
+	return unary(s, ctx, "list orphans", req, (*call).listOrphans)
+}
+
+func (c *call) listOrphans(*nstancev1.ListOrphansRequest) (*nstancev1.ListOrphansResponse, error) {
+	answer := &nstancev1.ListOrphansResponse{NeedsConfirmation: c.orphansWait()}
+	for _, vm := range c.state().Orphans() {
+		answer.Orphans = append(answer.Orphans, &nstancev1.Orphan{ProviderId: vm.ProviderID,
+			InstanceId: vm.Tags.Instance.String(), Tenant: vm.Tags.Tenant, Group: vm.Tags.Group,
+			State: string(vm.State), LaunchedAt: timestamp(vm.LaunchedAt)})
+	}
+	return answer, nil
+}
+
+// orphansWait reports whether garbage collection is stopped until a person confirms the orphans.
+func (c *call) orphansWait() bool {
+	for _, event := range c.state().Standing("") {
+		if event.Kind == plan.AlertOrphans {
+			return true
+		}
+	}
+	return false
+}
+
+// ConfirmOrphans allows the leader to terminate the present orphans.
+func (s *Service) ConfirmOrphans(ctx context.Context, req *nstancev1.ConfirmOrphansRequest) (
+	*nstancev1.ConfirmOrphansResponse, error) {
+	return unary(s, ctx, "confirm orphans", req, (*call).confirmOrphans)
+}
+
+func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.ConfirmOrphansResponse, error) {
+	if n := len(req.GetProviderIds()); n > maxOrphans {
+		return nil, invalid("provider_ids", "has %d entries, at most %d are allowed", n, maxOrphans)
+	}
+	if !c.orphansWait() {
+		return nil, status.Error(codes.FailedPrecondition, "no orphans wait for a confirmation")
+	}
+	var present []string
+	for _, vm := range c.state().Orphans() {
+		present = append(present, vm.ProviderID)
+	}
+	given := slices.Clone(req.GetProviderIds())
+	slices.Sort(present)
+	slices.Sort(given)
+	if !slices.Equal(present, given) {
+		return nil, status.Errorf(codes.Aborted,
+			"provider_ids: are %d, but the shard has %d orphans now: list them again", len(given), len(present))
+	}
+	confirmed := c.state().ConfirmOrphans()
+	if c.OrphansConfirmed != nil && len(confirmed) > 0 {
+		c.OrphansConfirmed(c)
+	}
+	for _, vm := range confirmed {
+		c.Log.Info("orphan confirmed", "operator", c.operator.String(), "name", c.name,
+			"instance", vm.Tags.Instance.String(), "vm", vm.ProviderID)
+		c.addEvent(record.Event{Kind: record.EventOrphanConfirmed, Message: "VM " + vm.ProviderID})
+	}
+	return &nstancev1.ConfirmOrphansResponse{Confirmed: uint32(len(confirmed))}, nil
+}

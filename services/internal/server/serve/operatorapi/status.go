@@ -1,0 +1,208 @@
+package operatorapi
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
+)
+
+// groupStatus returns the status of a group.
+func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
+	spec, overridden := c.Config.Override(v.GroupKey)
+	out := &nstancev1.GroupStatus{
+		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template,
+		Kind: v.Kind, Arch: v.Arch,
+		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType,
+		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars),
+		ProviderIds:   v.ProviderIDs,
+		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
+		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,
+		Paused: v.Rollout.Paused, RolloutWaits: v.RolloutWaits, Outdated: uint32(v.Outdated),
+	}
+	if out.BlockedReason == "" && v.Backoff.Failures > 0 && v.Actual < v.Size {
+		out.BlockedReason = v.Backoff.Reason
+	}
+	for _, id := range v.Instances {
+		out.InstanceIds = append(out.InstanceIds, id.String())
+	}
+	settings := c.Config.Settings(v.GroupKey)
+	out.MergedJson, out.Defaults = settings.JSON(), settings.Defaults()
+	out.Etag = shardconfig.GroupETag(v.Group, out.GetMergedJson())
+	if overridden {
+		spec.Deleted = false // reported by the field Deleting
+		if text, err := json.Marshal(spec); err == nil {
+			out.SpecJson = string(text)
+		}
+	}
+	return out
+}
+
+// instanceStatus returns the status of an instance.
+func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStatus {
+	rec, p := &v.Record, &v.Plan
+	provider := c.Config.Shard().Server.Provider
+	health, message := health(v, c.Now())
+	out := &nstancev1.InstanceStatus{
+		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand,
+		State:         string(rec.State),
+		ProviderState: string(providerState(v)), ProviderId: first(rec.ProviderID, p.ProviderID), Health: health,
+		HealthMessage: message,
+		Ipv4:          first(rec.IPv4, v.VM.IPv4), Ipv6: first(rec.IPv6, v.VM.IPv6),
+		Hostname:     first(rec.Hostname, v.VM.Hostname),
+		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term,
+		AgentVersion: v.Report.Version,
+		CreatedAt:    timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)),
+		RegisteredAt: timestamp(rec.RegisteredAt),
+		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
+		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)),
+		DeletedAt: timestamp(rec.DeletedAt),
+		Zone:      provider.Zone, Region: provider.Region,
+		Protected: slices.Contains(v.Protected, rec.ID),
+	}
+	if rec.Certificate != nil {
+		out.CertificateNotAfter = timestamp(rec.Certificate.NotAfter)
+	}
+	if !p.LastReport.IsZero() {
+		out.Metrics = metrics(v.Report.Metrics)
+		out.HealthChecks = healthChecks(v.Report.Checks)
+	}
+	return out
+}
+
+// checkStatuses maps the statuses of health checks to those of the protocol.
+var checkStatuses = map[shardstate.CheckStatus]nstancev1.HealthCheckState_Status{
+	shardstate.CheckStarting: nstancev1.HealthCheckState_STATUS_STARTING,
+	shardstate.CheckPassing:  nstancev1.HealthCheckState_STATUS_PASSING,
+	shardstate.CheckFailing:  nstancev1.HealthCheckState_STATUS_FAILING,
+}
+
+func healthChecks(checks []shardstate.CheckState) (out []*nstancev1.HealthCheckState) {
+	for _, c := range checks {
+		out = append(out, &nstancev1.HealthCheckState{Name: c.Name, Status: checkStatuses[c.Status], Reason: c.Reason})
+	}
+	return out
+}
+
+// gone returns the status of an instance that has no record any more.
+func gone(id ident.ID, group string) *nstancev1.InstanceStatus {
+	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(),
+		State:         string(record.Deleted),
+		ProviderState: string(infra.Deleted), Health: healthUnknown}
+}
+
+// The values of an instance's health.
+const (
+	healthHealthy      = "healthy"
+	healthUnhealthy    = "unhealthy"
+	healthSilent       = "silent"       // it reported before, but its stream is gone or three reports are missing
+	healthUnregistered = "unregistered" // its agent has not registered yet
+	healthUnknown      = "unknown"      // registered, but without a report in this leadership; or deleted
+	healthStopping     = "stopping"     // its agent announced that the machine shuts down or restarts
+)
+
+func health(v shardstate.InstanceView, now time.Time) (word, message string) {
+	p := &v.Plan
+	switch {
+	case v.Record.State == record.Deleted:
+		return healthUnknown, ""
+	case v.Record.RegisteredAt.IsZero():
+		return healthUnregistered, lastRefused(p)
+	case !p.PowerOffAt.IsZero():
+		return healthStopping, "the machine powers off"
+	case !p.RestartingAt.IsZero() && p.Reboot:
+		return healthStopping, "the machine reboots"
+	case !p.RestartingAt.IsZero():
+		return healthStopping, "the agent restarts"
+	case !p.Connected && !p.LostAt.IsZero():
+		return healthSilent, join("its stream was lost", lastRefused(p))
+	case p.LastReport.IsZero():
+		return healthUnknown, lastRefused(p)
+	case now.Sub(p.LastReport) > 3*v.Settings.HealthInterval:
+		return healthSilent, join("reports are missing", lastRefused(p))
+	case p.Notice:
+		word, message = healthUnhealthy, "termination notice"
+		if p.Healthy {
+			word = healthHealthy
+		}
+		return word, message
+	case p.Healthy:
+		return healthHealthy, v.Report.Message
+	}
+	return healthUnhealthy, v.UnhealthyReason()
+}
+
+// lastRefused says why the leader last refused an instance's agent, or "".
+func lastRefused(p *plan.Instance) string {
+	if p.Refused == "" {
+		return ""
+	}
+	return "its agent was last refused: " + p.Refused
+}
+
+func join(message, more string) string {
+	if more == "" {
+		return message
+	}
+	return message + "; " + more
+}
+
+// providerState returns the state of the VM in the provider's last answer. It returns Deleted if the instance is
+// deleted or its VM is gone, and Unknown if there was no answer.
+func providerState(v shardstate.InstanceView) infra.State {
+	switch {
+	case v.Record.State == record.Deleted, v.Plan.Provider.Value == plan.ProviderGone:
+		return infra.Deleted
+	case v.VM.State == "":
+		return infra.Unknown
+	}
+	return v.VM.State
+}
+
+func metrics(m shardstate.Metrics) *nstancev1.Metrics {
+	out := &nstancev1.Metrics{Cpu: float64(m.CPU), MemoryUsedBytes: m.MemoryUsed, MemoryTotalBytes: m.MemoryTotal}
+	if m.ReceiveRate >= 0 {
+		rate := float64(m.ReceiveRate)
+		out.NetworkReceiveRate = &rate
+	}
+	if m.TransmitRate >= 0 {
+		rate := float64(m.TransmitRate)
+		out.NetworkTransmitRate = &rate
+	}
+	if m.ConntrackEntries >= 0 && m.ConntrackMax >= 0 {
+		entries, limit := uint64(m.ConntrackEntries), uint64(m.ConntrackMax)
+		out.ConntrackEntries, out.ConntrackLimit = &entries, &limit
+	}
+	return out
+}
+
+func timestamp(at time.Time) *timestamppb.Timestamp {
+	if at.IsZero() {
+		return nil
+	}
+	return timestamppb.New(at)
+}
+
+func first(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func firstTime(a, b time.Time) time.Time {
+	if !a.IsZero() {
+		return a
+	}
+	return b
+}

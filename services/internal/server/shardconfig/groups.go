@@ -1,0 +1,244 @@
+package shardconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+var (
+	// ErrNoGroup means that the group does not exist.
+	ErrNoGroup = errors.New("no such group")
+	// ErrGroupChanged means that the group differs from what the caller expected.
+	ErrGroupChanged = errors.New("group has changed")
+	// ErrStaticGroup means that the API cannot remove a group of the shard's configuration.
+	ErrStaticGroup = errors.New("group is static: remove it from the shard's configuration")
+)
+
+// SupersededError means that this server no longer leads, because a leader of a higher term has written the dynamic
+// groups. It matches objstore.ErrConflict.
+type SupersededError struct{ Term uint64 }
+
+func (e *SupersededError) Error() string {
+	return fmt.Sprintf("a leader of term %d wrote the dynamic groups", e.Term)
+}
+
+// Unwrap returns objstore.ErrConflict.
+func (e *SupersededError) Unwrap() error { return objstore.ErrConflict }
+
+// maxGroups is the maximum size in bytes of the document of dynamic groups that a server writes. If the document became
+// too large for servers to read, the shard would stop.
+const maxGroups = config.MaxSize / 2
+
+// A RefusedError says which fields of a group are not acceptable, and why.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// etag returns the GroupETag of a group that is in force.
+func (f inForce) etag(g config.Group) string {
+	return GroupETag(g, f.shard.SettingsOf(g.GroupKey, f.groups.groups).JSON())
+}
+
+// Override returns the group's entry in the dynamic groups, and whether it has one.
+func (m *Manager) Override(key config.GroupKey) (config.GroupSpec, bool) {
+	return m.view().groups.groups.Get(key)
+}
+
+// Settings returns all settings of a group that are in force.
+func (m *Manager) Settings(key config.GroupKey) config.Settings {
+	now := m.view()
+	return now.shard.SettingsOf(key, now.groups.groups)
+}
+
+// Upsert creates or changes a group. It returns the merged group after the change is stored and in force. If expected
+// is not empty, it must be the group's current GroupETag.
+//
+// The function change gets the group's dynamic entry, or a zero spec if there is none. exists reports whether the group
+// exists. If another writer stores the groups first, Upsert calls change again. change may modify only the spec, and
+// must assign new maps and lists instead of modifying the existing ones.
+func (m *Manager) Upsert(ctx context.Context, key config.GroupKey, expected string,
+	change func(spec *config.GroupSpec, exists bool) error) (config.Group, error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		now := m.view()
+		have, exists := now.merged[key]
+		exists = exists && !have.Deleted
+		if expected != "" && (!exists || now.etag(have) != expected) {
+			return config.Group{}, ErrGroupChanged
+		}
+		entry, overridden := now.groups.groups.Get(key)
+		spec := entry
+		switch _, static := now.shard.Groups[key.Tenant][key.Group]; {
+		case static && !spec.Deleted:
+			// The entry may be older than the static group, and may have fields that an override cannot have. These
+			// fields have no effect. Drop them.
+			spec = spec.Override()
+		case spec.Deleted:
+			// The group is still being deleted. The function change must define the group from an empty spec.
+			spec = config.GroupSpec{}
+		}
+		if err := change(&spec, exists); err != nil {
+			return config.Group{}, err
+		}
+		if (overridden || exists) && reflect.DeepEqual(spec, entry) {
+			return have, nil
+		}
+		if err := config.CheckUpsert(now.shard, key, spec); err != nil {
+			return config.Group{}, &RefusedError{err}
+		}
+		ok, err := m.write(ctx, with(now.groups.groups, key, &spec), now.groups.token)
+		if err != nil {
+			return config.Group{}, err
+		}
+		if ok {
+			return m.view().merged[key], nil
+		}
+	}
+}
+
+// Delete removes a dynamic group or the override of a static group. A dynamic group is scaled to zero and then dropped.
+// A static group gets its static values back, and restored is true. If expected is not empty, it must be the group's
+// current GroupETag.
+func (m *Manager) Delete(ctx context.Context, key config.GroupKey, expected string) (restored bool, err error) {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		now := m.view()
+		have, exists := now.merged[key]
+		if !exists {
+			return false, ErrNoGroup
+		}
+		if expected != "" && now.etag(have) != expected {
+			return false, ErrGroupChanged
+		}
+		groups := now.groups.groups
+		spec, overridden := groups.Get(key)
+		var next config.Groups
+		switch {
+		case have.Static && !overridden:
+			return false, ErrStaticGroup
+		case have.Static:
+			next = with(groups, key, nil)
+		case spec.Deleted:
+			return false, nil
+		default:
+			spec.Deleted = true
+			next = with(groups, key, &spec)
+		}
+		ok, err := m.write(ctx, next, now.groups.token)
+		if err != nil {
+			return false, err
+		}
+		if ok {
+			return have.Static, nil
+		}
+	}
+}
+
+// Forget removes the entry of a deleted dynamic group. It also succeeds if there is no entry.
+func (m *Manager) Forget(ctx context.Context, key config.GroupKey) error {
+	m.changing.Lock()
+	defer m.changing.Unlock()
+	for {
+		now := m.view().groups
+		spec, ok := now.groups.Get(key)
+		if !ok || !spec.Deleted {
+			return nil
+		}
+		done, err := m.write(ctx, with(now.groups, key, nil), now.token)
+		if err != nil || done {
+			return err
+		}
+	}
+}
+
+// write stores the groups and puts them in force. If another writer stored the groups first, write reads them again and
+// returns ok false, and the caller must retry.
+func (m *Manager) write(ctx context.Context, groups config.Groups, token objstore.Token) (ok bool, err error) {
+	term := m.view().term
+	if groups.Term > term {
+		return false, &SupersededError{groups.Term}
+	}
+	groups.Term = term
+	groups.Revision++
+	if size := len(config.EncodeGroups(groups)); size > maxGroups {
+		return false, &RefusedError{fmt.Errorf("the shard's dynamic groups would be %d bytes, at most %d are allowed",
+			size, maxGroups)}
+	}
+	newToken, err := m.bucket.WriteGroups(ctx, groups, token)
+	if err == nil {
+		m.takeGroups(dynamic{groups, newToken})
+		return true, nil
+	}
+	if !errors.Is(err, objstore.ErrConflict) {
+		return false, err
+	}
+	fresh, readErr := m.readGroups(ctx)
+	switch {
+	case readErr != nil:
+		return false, readErr
+	case fresh.groups.Term > term:
+		return false, &SupersededError{fresh.groups.Term}
+	case fresh.token == token:
+		return false, err
+	}
+	m.takeGroups(fresh)
+	return false, nil
+}
+
+// takeGroups puts dynamic groups in force and passes the changed ones to the applier.
+func (m *Manager) takeGroups(d dynamic) {
+	before := m.view()
+	merged := m.merge(before.shard, d)
+	changed := changedGroups(before.merged, merged)
+	m.update(func(f *inForce) { f.groups, f.merged = d, merged })
+	if before.applier != nil && len(changed) > 0 {
+		before.applier.ApplyGroups(merged, changed)
+	}
+}
+
+// changedGroups returns the keys of the groups that were added, removed or changed.
+func changedGroups(before, after map[config.GroupKey]config.Group) []config.GroupKey {
+	var changed []config.GroupKey
+	for key, group := range after {
+		if have, ok := before[key]; !ok || !reflect.DeepEqual(have, group) {
+			changed = append(changed, key)
+		}
+	}
+	for key := range before {
+		if _, ok := after[key]; !ok {
+			changed = append(changed, key)
+		}
+	}
+	return changed
+}
+
+// with returns a copy of groups in which the entry of key is spec. A nil spec removes the entry.
+func with(groups config.Groups, key config.GroupKey, spec *config.GroupSpec) config.Groups {
+	groups.Tenants = maps.Clone(groups.Tenants)
+	if groups.Tenants == nil {
+		groups.Tenants = map[string]map[string]config.GroupSpec{}
+	}
+	tenant := maps.Clone(groups.Tenants[key.Tenant])
+	if tenant == nil {
+		tenant = map[string]config.GroupSpec{}
+	}
+	if spec != nil {
+		tenant[key.Group] = *spec
+	} else {
+		delete(tenant, key.Group)
+	}
+	groups.Tenants[key.Tenant] = tenant
+	if len(tenant) == 0 {
+		delete(groups.Tenants, key.Tenant)
+	}
+	return groups
+}

@@ -1,0 +1,217 @@
+package shardstate
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// Report is what an agent last reported about its VM.
+type Report struct {
+	Healthy     bool
+	Message     string
+	Version     string
+	RuntimeHash string
+	// Files and Keys are nil if the files, key pairs and health checks are the same as in the previous report.
+	Files []FileState
+	Keys  []KeyState
+	// Checks are the health checks, sorted by name. It is nil if the agent runs none. ChecksVersion identifies the
+	// definitions of these checks.
+	Checks        []CheckState
+	ChecksVersion string
+	// Notice is true if the cloud announced that it will terminate the VM. NoticeDeadline is the announced time, or
+	// zero if that is unknown.
+	Notice         bool
+	NoticeDeadline time.Time
+	Stopping       plan.Stopping
+	Metrics        Metrics
+	IPv4, IPv6     string
+	Hostname       string
+}
+
+// FileState is the state of one file on an instance.
+type FileState struct {
+	Name, SHA256, Error string
+	NotBefore, NotAfter time.Time // for certificates only
+}
+
+// KeyState is the state of one key pair on an instance.
+type KeyState struct{ Name, SHA256, Error string }
+
+// CheckStatus is the status of a health check.
+type CheckStatus string
+
+const (
+	CheckStarting CheckStatus = "starting" // it has neither passed nor failed yet
+	CheckPassing  CheckStatus = "passing"
+	CheckFailing  CheckStatus = "failing"
+)
+
+// CheckState is the state of one health check on an instance.
+type CheckState struct {
+	Name   string
+	Status CheckStatus
+	Reason string // why it fails
+}
+
+// failedCheck returns the first health check that fails, with its reason, or "".
+func (r *Report) failedCheck() string {
+	for _, c := range r.Checks {
+		switch {
+		case c.Status != CheckFailing:
+		case c.Reason == "":
+			return c.Name
+		default:
+			return c.Name + ": " + c.Reason
+		}
+	}
+	return ""
+}
+
+// checksPending reports whether some health check has no result yet. This is also the case if the agent does not run
+// the given version of the checks. It returns false for an agent that cannot run health checks.
+func (r *Report) checksPending(version string) bool {
+	return r.Checks != nil && (r.ChecksVersion != version && version != "" ||
+		slices.ContainsFunc(r.Checks, func(c CheckState) bool { return c.Status == CheckStarting }))
+}
+
+// Metrics are measurements of a VM. A negative rate or limit means unknown.
+type Metrics struct {
+	CPU                            float32
+	MemoryUsed, MemoryTotal        uint64
+	ReceiveRate, TransmitRate      float32
+	ConntrackEntries, ConntrackMax int64
+}
+
+// Connected records that an agent opened a health stream, and returns the number of the stream. A newer stream replaces
+// an older one. Connected returns false if the instance does not exist in this State.
+func (w *State) Connected(id ident.ID) (stream uint64, ok bool) {
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil {
+		w.mu.Unlock()
+		return 0, false
+	}
+	inst.stream++
+	stream = inst.stream
+	inst.plan = plan.ApplyConnect(inst.plan)
+	if w.silenceFrom.IsZero() {
+		w.silenceFrom = w.opts.Now()
+		for key := range w.groups {
+			w.dirty[key] = struct{}{}
+		}
+	}
+	w.touch(inst.group)
+	w.mu.Unlock()
+	w.opts.Wake()
+	return stream, true
+}
+
+// Disconnected records that a health stream closed. It ignores a stream that a newer one replaced.
+func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream || !inst.plan.Connected {
+		w.mu.Unlock()
+		return
+	}
+	inst.plan = plan.ApplyDisconnect(inst.plan, w.opts.Now())
+	w.touch(inst.group)
+	var events []InstanceEvent
+	if inst.plan.DeletingAt.IsZero() {
+		events = append(events, w.event(inst, EventLost, "stream closed: "+reason))
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+	w.emit(events)
+}
+
+// Reported records one report. It returns false for a stream that was replaced and for an instance that is gone. A
+// report that changes nothing does not mark the group as dirty.
+func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
+	now := w.opts.Now()
+	w.mu.Lock()
+	inst := w.instances[id]
+	if inst == nil || inst.stream != stream {
+		w.mu.Unlock()
+		return false
+	}
+	if report.Files == nil {
+		report.Files = inst.report.Files
+		report.Checks, report.ChecksVersion = inst.report.Checks, inst.report.ChecksVersion
+	}
+	if report.Keys == nil {
+		report.Keys = inst.report.Keys
+	}
+	inst.report = report
+	group := inst.group
+	next, effect := plan.ApplyReport(inst.plan, plan.Report{Healthy: report.Healthy, RuntimeHash: report.RuntimeHash,
+		FilesFailed: slices.ContainsFunc(report.Files, func(f FileState) bool { return f.Error != "" }),
+		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
+		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
+	inst.plan = next
+	events := w.reportEvents(inst, effect)
+	changed := effect.Changed
+	if effect.EndsBackoff && group.backoff.Failures > 0 {
+		group.backoff, changed = plan.Backoff{}, true
+	}
+	if effect.NoticeCounts {
+		group.notices = plan.ApplyNotice(group.notices, &group.Group, now)
+	}
+	if changed {
+		w.touch(inst.group)
+	}
+	w.mu.Unlock()
+	if changed {
+		w.opts.Wake()
+	}
+	w.emit(events)
+	return true
+}
+
+// maxRefusal is the longest text about a refusal that the State keeps, in bytes.
+const maxRefusal = 512
+
+// Refused records why the leader refused a call of an instance's agent, or, with "", that it accepted the agent. It
+// ignores refusals while an agent is connected.
+func (w *State) Refused(id ident.ID, why string) {
+	if len(why) > maxRefusal {
+		why = strings.ToValidUTF8(why[:maxRefusal], "")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil && (why == "" || !inst.plan.Connected) {
+		inst.plan.Refused = why
+	}
+}
+
+// unhealthyReason says why an instance is not healthy.
+func unhealthyReason(p *plan.Instance, report *Report) string {
+	switch {
+	case p.FailedCheck != "" && p.FailedCheck == p.Balancer.Failed:
+		return "unhealthy in " + p.FailedCheck
+	case p.FailedCheck != "":
+		return "health check " + p.FailedCheck
+	case report.Healthy && p.ChecksPending:
+		return "its health checks have not passed yet"
+	}
+	return report.Message
+}
+
+// reportEvents returns the events that follow from a report. Call with mu held.
+func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
+	add := func(follows bool, typ InstanceEventType, reason string) {
+		if follows {
+			events = append(events, w.event(inst, typ, reason))
+		}
+	}
+	add(effect.Recovered, EventHealthy, "")
+	add(effect.Failed, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report))
+	add(effect.Noticed, EventNotice, "termination notice")
+	add(effect.PowersOff, EventNotice, "powering off")
+	add(effect.Restarts, EventNotice, "restarting")
+	return events
+}

@@ -1,0 +1,412 @@
+// Package shardstate holds the leader's view of its shard. It merges information from the bucket, the provider and the
+// agents into one State. The planner gets copies of parts of the State, the snapshots.
+//
+// Invariant: a State belongs to one term of one leader and is discarded with the term. It performs no writes and makes
+// no decisions. Every change marks the affected group as dirty and wakes the reconciler.
+package shardstate
+
+import (
+	"cmp"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// Options configures a State.
+type Options struct {
+	Term uint64
+	Now  func() time.Time
+	// Wake is called without any lock held, whenever there may be something to plan. It must not block.
+	Wake func()
+	// Events receives the shard's events. If Events is nil, the events are dropped.
+	Events Events
+}
+
+// State is the leader's view of its shard. All methods are safe for concurrent use and do not block.
+type State struct {
+	opts Options
+
+	mu       sync.Mutex
+	settings plan.Settings
+	defaults groupDefaults
+	// silenceFrom is when the first agent connected to this leader. The time before it does not count as silence of an
+	// instance.
+	silenceFrom time.Time
+	guard       plan.Guard // of the shard
+	groups      map[config.GroupKey]*group
+	instances   map[ident.ID]*instance
+	tombstones  map[ident.ID]tombstone
+	reserved    map[Pool][]Reservation
+	// leftovers are the reservations of earlier terms and those that this leader no longer needs. Garbage collection
+	// decides what becomes of them.
+	leftovers     map[ident.ID]Reservation
+	strays        map[string]*stray // VMs with the shard's tags but no record, by provider ID
+	collecting    map[ident.ID]bool // instance IDs with a running garbage collection action
+	listedVMs     int               // VMs in the last provider list that are not deleted
+	listedAll     bool              // whether that list lacked no VM
+	listed        time.Time         // when that list was asked for
+	dirty         map[config.GroupKey]struct{}
+	collectionDue bool
+	// orphansWait is true after a restore, until a person has confirmed the orphans.
+	orphansWait bool
+	standing    map[ErrorKey]ErrorEvent
+	since       time.Time // when this State was created
+}
+
+// groupDefaults applies to a group that is missing from the configuration but still has instances.
+type groupDefaults struct {
+	drain     time.Duration
+	balancers map[string]config.LoadBalancer // all those of the shard, because the group's own are unknown
+}
+
+type group struct {
+	config.Group
+	instances []*instance // sorted by ID, without tombstones
+	pending   int         // creates that have no ID yet
+	// pendingSpot is the number of spot instances among the pending creates. spotRefusedAt is when the provider last
+	// refused a spot instance of the group.
+	pendingSpot   int
+	spotRefusedAt time.Time
+	backoff       plan.Backoff
+	guard         plan.Guard // of the last plan
+	notices       plan.Notices
+	// rolloutFailures counts the failed instances with the present configuration. It can halt a rollout (rule 47 of
+	// package plan).
+	rolloutFailures int
+	// image is the ID that a lookup found for the group's image. The lookup belongs to the infrastructure configuration
+	// with the hash imageFor.
+	image, imageFor  string
+	blocked, rollout string // why the group is not at its size, and why its rollout waits
+	// blockedUntil is copied from plan.Decision.
+	blockedSince, blockedUntil time.Time
+}
+
+// instance is one instance of a group: the last known record, the last information from the provider and the agent, and
+// the running work.
+type instance struct {
+	record record.Instance
+	token  objstore.Token
+	plan   plan.Instance // the planner's view, always current
+	vm     infra.VM
+	report Report
+	group  *group
+	stream uint64 // number of the current health stream; 0 for none
+}
+
+type tombstone struct {
+	record record.Instance
+	token  objstore.Token
+}
+
+type stray struct {
+	vm    infra.VM
+	reads []time.Time // times of direct reads of the record's key that found nothing
+	busy  bool
+	// confirmed is true if a person allowed garbage collection to terminate this VM despite the orphan alert.
+	confirmed bool
+}
+
+// New returns an empty State.
+func New(opts Options) *State {
+	if opts.Events == nil {
+		opts.Events = noEvents{}
+	}
+	return &State{
+		opts:       opts,
+		since:      opts.Now(),
+		groups:     map[config.GroupKey]*group{},
+		instances:  map[ident.ID]*instance{},
+		tombstones: map[ident.ID]tombstone{},
+		reserved:   map[Pool][]Reservation{},
+		leftovers:  map[ident.ID]Reservation{},
+		strays:     map[string]*stray{},
+		collecting: map[ident.ID]bool{},
+		dirty:      map[config.GroupKey]struct{}{},
+		standing:   map[ErrorKey]ErrorEvent{},
+	}
+}
+
+// Term returns the term of the leader that the State belongs to.
+func (w *State) Term() uint64 { return w.opts.Term }
+
+// Configure sets the shard's settings and its merged groups. A group that is no longer in the configuration may still
+// have instances. The State marks it as deleted and keeps it until its last instance is gone. A change of a group may
+// reset its backoff.
+func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	w.mu.Lock()
+	w.settings = SettingsOf(shard)
+	previous := w.defaults.balancers
+	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
+	// Compare whole load balancers, not only their names: a load balancer may keep its name but get other target
+	// groups.
+	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
+	for _, g := range w.groups {
+		if slices.ContainsFunc(g.LoadBalancers, changed) {
+			g.registerAgain(w.opts.Now())
+		}
+	}
+	keys := slices.Collect(maps.Keys(groups))
+	for key := range w.groups {
+		if _, ok := groups[key]; !ok {
+			keys = append(keys, key)
+		}
+	}
+	over := w.setGroups(groups, keys)
+	if w.settings.Terminating {
+		w.abandonReservations()
+	}
+	w.mu.Unlock()
+	w.publishGroups(keys, over)
+}
+
+// ConfigureGroups does what Configure does, but only for the groups in changed. If a group in changed is missing from
+// groups, the configuration no longer contains it.
+func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	w.mu.Lock()
+	over := w.setGroups(groups, changed)
+	w.mu.Unlock()
+	w.publishGroups(changed, over)
+}
+
+// setGroups stores the groups in keys and marks them as dirty. It resolves all errors of dropped groups and the create
+// errors of changed groups. It returns an event for each of these errors. Call with mu held.
+func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
+	for _, key := range keys {
+		w.dirty[key] = struct{}{}
+		g, ok := groups[key]
+		have := w.groups[key]
+		switch {
+		case !ok && have == nil:
+			delete(w.dirty, key)
+			continue
+		case !ok && len(have.instances) == 0 && have.pending == 0:
+			over = append(over, w.dropGroup(key)...)
+			continue
+		case !ok:
+			have.Deleted, have.Size = true, 0
+			continue
+		case have == nil:
+			have = &group{}
+			w.groups[key] = have
+		default:
+			if plan.EndsBackoff(&have.Group, &g) {
+				have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
+				created := GroupError(plan.AlertProvider, key, ident.ID{})
+				over = append(over, w.settle(func(about ErrorKey) bool { return about == created })...)
+			}
+			if plan.EndsRollout(&have.Group, &g) {
+				have.rolloutFailures = 0
+			}
+		}
+		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
+			have.registerAgain(w.opts.Now())
+		}
+		have.Group = g
+	}
+	return over
+}
+
+// SetImages stores the results of looking up the images of groups. images holds the image ID of each group for which
+// one was found. If a group's image changed, its count of failed instances and its backoff start again from zero.
+func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
+	var changed []config.GroupKey
+	w.mu.Lock()
+	for key, looked := range groups {
+		g := w.groups[key]
+		if g == nil {
+			continue
+		}
+		before, now := g.currentImage(), images[key]
+		g.image, g.imageFor = now, looked.InfraHash
+		if before != g.currentImage() {
+			if before != "" {
+				g.rolloutFailures, g.backoff = 0, plan.Backoff{}
+			}
+			w.dirty[key] = struct{}{}
+			changed = append(changed, key)
+		}
+	}
+	w.mu.Unlock()
+	if len(changed) > 0 {
+		w.publishGroups(changed, nil)
+	}
+}
+
+// currentImage returns the ID of the group's image; "" if it is unknown for the present configuration.
+func (g *group) currentImage() string {
+	if g.imageFor != g.InfraHash {
+		return ""
+	}
+	return g.image
+}
+
+// registerAgain notes that no instance of the group is registered with the load balancers, so that the planner
+// registers all of them. For an instance that is registered already, the provider's call has no effect. But in the
+// State, the new registration restarts the time in which unhealthy verdicts do not count (rule 59). Call with mu held.
+func (g *group) registerAgain(now time.Time) {
+	for _, inst := range g.instances {
+		inst.plan.InLoadBalancers, inst.plan.BalancedAt = false, now
+		inst.plan = plan.ForgetBalancerHealth(inst.plan)
+	}
+}
+
+// publishGroups publishes the resolved errors in `over` and the groups in `changed`, and wakes the planner.
+func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
+	w.publishResolved(over)
+	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {
+		w.opts.Events.Group(key)
+	}
+	w.opts.Wake()
+}
+
+// SettingsOf returns the planner's settings from a shard configuration that already contains the defaults.
+func SettingsOf(shard *config.Shard) plan.Settings {
+	s := &shard.Server
+	return plan.Settings{
+		HealthInterval:      s.HealthCheckInterval.D(),
+		ShutdownGrace:       s.ShutdownGrace.D(),
+		RegistrationTimeout: s.GarbageCollection.RegistrationTimeout.D(),
+		Retention:           s.GarbageCollection.DeletedRecordRetention.D(),
+		CollectInterval:     s.GarbageCollection.Interval.D(),
+		EligibleAge:         s.Expiry.EligibleAge.D(),
+		ForcedAge:           s.Expiry.ForcedAge.D(),
+		OnDemandAge:         s.Expiry.OnDemandAge.D(),
+		Terminating:         shard.Terminating,
+	}
+}
+
+func compareKeys(a, b config.GroupKey) int {
+	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Group, b.Group))
+}
+
+// groupOf returns the group of a record. If the group is unknown, groupOf adds it, marked as deleted. Call with mu
+// held.
+func (w *State) groupOf(rec *record.Instance) *group {
+	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
+	g := w.groups[key]
+	if g == nil {
+		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
+			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: slices.Sorted(
+				maps.Keys(w.defaults.balancers))}}
+		w.groups[key] = g
+	}
+	return g
+}
+
+// touch marks a group as dirty. Call with mu held, and call Wake after unlocking.
+func (w *State) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
+
+// TouchGroup marks one group as dirty and wakes the planner.
+func (w *State) TouchGroup(key config.GroupKey) {
+	w.Mark(key)
+	w.opts.Wake()
+}
+
+// Mark marks one group as dirty without waking the planner. It is for the reconciler, which plans the dirty groups.
+func (w *State) Mark(key config.GroupKey) {
+	w.mu.Lock()
+	if _, ok := w.groups[key]; ok {
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+}
+
+// GarbageCollectionDue reports whether anything that matters to garbage collection changed since the previous call.
+func (w *State) GarbageCollectionDue() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	due := w.collectionDue
+	w.collectionDue = false
+	return due
+}
+
+// TakeDirty returns the dirty groups, sorted, and clears the marks.
+func (w *State) TakeDirty() []config.GroupKey {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	keys := slices.SortedFunc(maps.Keys(w.dirty), compareKeys)
+	clear(w.dirty)
+	return keys
+}
+
+// Group returns the merged configuration of a group, and whether it exists.
+func (w *State) Group(key config.GroupKey) (config.Group, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g, ok := w.groups[key]
+	if !ok {
+		return config.Group{}, false
+	}
+	return g.Group, true
+}
+
+// ForgetGroup drops a deleted group that has no instances and no running creates.
+func (w *State) ForgetGroup(key config.GroupKey) {
+	var over []ErrorEvent
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
+		over = w.dropGroup(key)
+	}
+	w.mu.Unlock()
+	w.publishResolved(over)
+	w.opts.Events.Group(key)
+}
+
+// dropGroup removes a group. The group's errors end. dropGroup returns an event for each of these errors, which the
+// caller publishes. Call with mu held.
+func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
+	delete(w.groups, key)
+	delete(w.dirty, key)
+	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
+}
+
+// RolloutFailed counts a failed instance with the group's present configuration (rule 47 of package plan).
+func (w *State) RolloutFailed(key config.GroupKey) {
+	w.setRolloutFailures(key, func(n int) int { return n + 1 })
+}
+
+// ResumeRollout starts a halted rollout again.
+func (w *State) ResumeRollout(key config.GroupKey) {
+	w.setRolloutFailures(key, func(int) int { return 0 })
+}
+
+func (w *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.rolloutFailures = change(g.rolloutFailures)
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// SpotRefused notes that the provider has no spot capacity for a group now.
+func (w *State) SpotRefused(key config.GroupKey) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.spotRefusedAt = w.opts.Now()
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}
+
+// CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
+func (w *State) CreateFailed(key config.GroupKey, reason string) {
+	w.mu.Lock()
+	if g := w.groups[key]; g != nil {
+		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, w.opts.Now())
+		w.dirty[key] = struct{}{}
+	}
+	w.mu.Unlock()
+	w.opts.Wake()
+}

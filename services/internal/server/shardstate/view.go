@@ -1,0 +1,181 @@
+package shardstate
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/plan"
+)
+
+// InstanceView is all information about one instance, for display.
+type InstanceView struct {
+	Record   record.Instance
+	Plan     plan.Instance
+	VM       infra.VM
+	Report   Report
+	Settings plan.Settings
+	// InfraDrift is true if the instance differs from its group's infrastructure configuration, image included. See
+	// plan.Drifted. RuntimeDrift is true if the instance's files differ from those of its group.
+	InfraDrift, RuntimeDrift bool
+	// Protected lists the instances of this instance's group that people protect from removal.
+	Protected []ident.ID
+}
+
+// UnhealthyReason says why an instance that reports in time is not healthy.
+func (v *InstanceView) UnhealthyReason() string { return unhealthyReason(&v.Plan, &v.Report) }
+
+// GroupView is all information about one group, for display. Actual counts managed instances that are not being
+// deleted. Healthy counts those of them that report healthy.
+type GroupView struct {
+	config.Group
+	Actual, Healthy int
+	Outdated        int // instances of Actual that do not have the group's infra configuration
+	ProviderIDs     []string
+	Instances       []ident.ID
+	Blocked         string
+	BlockedSince    time.Time // when the group became blocked; the reason may have changed since then
+	BlockedUntil    time.Time // when the reason ends by time alone; zero: unknown
+	RolloutWaits    string    // why outdated instances are not replaced now
+	Backoff         plan.Backoff
+}
+
+// Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
+func (w *State) Instance(id ident.ID) (InstanceView, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inst := w.instances[id]; inst != nil {
+		return w.view(inst), true
+	}
+	if t, ok := w.tombstones[id]; ok {
+		return InstanceView{Record: t.record, Settings: w.settings}, true
+	}
+	return InstanceView{}, false
+}
+
+// Instances returns the live instances of one group of a tenant, or of all its groups if group is "". They are sorted
+// by ID.
+func (w *State) Instances(tenant, group string) []InstanceView {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var views []InstanceView
+	for key, g := range w.groups {
+		if key.Tenant != tenant || group != "" && key.Group != group {
+			continue
+		}
+		for _, inst := range g.instances {
+			views = append(views, w.view(inst))
+		}
+	}
+	slices.SortFunc(views, func(a, b InstanceView) int { return a.Record.ID.Compare(b.Record.ID) })
+	return views
+}
+
+func (w *State) view(inst *instance) InstanceView {
+	g := inst.group
+	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings,
+		Protected: g.Protected}
+	v.InfraDrift = plan.Drifted(&g.Group, g.currentImage(), &inst.plan)
+	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash
+	return v
+}
+
+// GroupView returns one group, and whether it exists.
+func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	g := w.groups[key]
+	if g == nil {
+		return GroupView{}, false
+	}
+	return w.groupView(g), true
+}
+
+// GroupKeys returns the names of all groups, sorted.
+func (w *State) GroupKeys() []config.GroupKey {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(w.groups), compareKeys)
+}
+
+// GroupViews returns the groups of a tenant, sorted by name.
+func (w *State) GroupViews(tenant string) []GroupView {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var views []GroupView
+	for key, g := range w.groups {
+		if key.Tenant == tenant {
+			views = append(views, w.groupView(g))
+		}
+	}
+	slices.SortFunc(views, func(a, b GroupView) int { return compareKeys(a.GroupKey, b.GroupKey) })
+	return views
+}
+
+func (w *State) groupView(g *group) GroupView {
+	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, BlockedUntil: g.blockedUntil,
+		RolloutWaits: g.rollout, Backoff: g.backoff}
+	now := w.opts.Now()
+	v.Size, _ = g.SizeAt(now)
+	for _, inst := range g.instances {
+		p := &inst.plan
+		v.Instances = append(v.Instances, p.ID)
+		if p.OnDemand || !plan.Counts(p) {
+			continue
+		}
+		v.Actual++
+		if plan.Drifted(&g.Group, g.currentImage(), p) {
+			v.Outdated++
+		}
+		if p.ProviderID != "" {
+			v.ProviderIDs = append(v.ProviderIDs, p.ProviderID)
+		}
+		if p.Healthy && now.Sub(p.LastReport) < 3*w.settings.HealthInterval {
+			v.Healthy++
+		}
+	}
+	return v
+}
+
+// Settings returns the current settings of the shard.
+func (w *State) Settings() plan.Settings {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.settings
+}
+
+// DrainTimeout returns the longest time for which a Node of the group may be drained.
+func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if g := w.groups[key]; g != nil {
+		return g.DrainTimeout.D()
+	}
+	return w.defaults.drain
+}
+
+// Since returns when this leader began to load the shard's state.
+func (w *State) Since() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.since
+}
+
+// Numbers returns counts of the shard's objects, for metrics.
+func (w *State) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, inst := range w.instances {
+		if inst.plan.Connected {
+			connected++
+		}
+	}
+	for _, have := range w.reserved {
+		reserved += len(have)
+	}
+	return len(w.groups), len(w.instances), connected, reserved, len(w.tombstones), w.silenceFrom
+}

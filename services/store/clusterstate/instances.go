@@ -1,0 +1,178 @@
+package clusterstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// PutInstance writes one version of an instance record and returns the new token. The caller sets its revision, term
+// and writer. The write succeeds only if the record's present version has the given token; "" means that there is no
+// record. Otherwise the error is a [*SupersededError] with the present version. objstore.ErrIndeterminate means that
+// ctx ended first: repeat the call with the same arguments to learn the result.
+func (s *State) PutInstance(ctx context.Context, rec record.Instance, token objstore.Token) (objstore.Token, error) {
+	fail := func(err error) (objstore.Token, error) {
+		return "", fmt.Errorf("write instance %s: %w", rec.ID, err)
+	}
+	if err := s.ours(rec, rec.Tenant, rec.ID); err != nil {
+		return fail(err)
+	}
+	body, err := rec.Encode()
+	if err != nil {
+		return fail(err)
+	}
+	key := keys.Instance(s.options.ShardID, rec.Tenant, rec.ID.Storage())
+	newToken, err := putRecord(ctx, s, s.options.Shard, key, rec.ID, body, token, func() (record.Instance,
+		objstore.Token, error) {
+		return s.GetInstance(ctx, rec.Tenant, rec.ID)
+	})
+	if err != nil {
+		return fail(err)
+	}
+	return newToken, nil
+}
+
+// GetInstance reads one record. It returns objstore.ErrNotFound if there is none.
+func (s *State) GetInstance(ctx context.Context, tenant string, id ident.ID) (record.Instance, objstore.Token, error) {
+	object, err := s.options.Shard.Get(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage()))
+	var rec record.Instance
+	if err == nil {
+		rec, err = record.DecodeInstance(object.Body)
+	}
+	if err == nil {
+		err = s.ours(rec, tenant, id)
+	}
+	if err != nil {
+		return record.Instance{}, "", fmt.Errorf("read instance %s: %w", id, err)
+	}
+	return rec, object.Token, nil
+}
+
+func (s *State) ours(rec record.Instance, tenant string, id ident.ID) error {
+	return errors.Join(
+		belongs("cluster", rec.Cluster, s.options.ClusterID), belongs("shard", rec.Shard, s.options.ShardID),
+		belongs("tenant", rec.Tenant, tenant), belongs("id", rec.ID.String(), id.String()))
+}
+
+// DeleteInstance removes a tombstone after its retention. It is no error if the tombstone is gone already. The caller
+// must have read the record and found that it is a tombstone. A tombstone never changes again.
+func (s *State) DeleteInstance(ctx context.Context, tenant string, id ident.ID) error {
+	if err := s.options.Shard.Delete(ctx, keys.Instance(s.options.ShardID, tenant, id.Storage())); err != nil {
+		return fmt.Errorf("delete instance %s: %w", id, err)
+	}
+	return nil
+}
+
+// InstanceKey names one version of an instance record of a shard.
+type InstanceKey struct {
+	Shard, Tenant string
+	ID            ident.ID
+	Token         objstore.Token
+}
+
+// ListInstances lists the records of the shard, sorted by tenant and age, without reading them.
+func (s *State) ListInstances(ctx context.Context) ([]InstanceKey, error) {
+	if err := s.checkShard(); err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	if err != nil {
+		return nil, fmt.Errorf("list instances: %w", err)
+	}
+	return found, nil
+}
+
+// ListAllInstances lists the records of every shard. It lists the records in the cluster's bucket first, then those
+// that only the bucket of this State's shard contains.
+func (s *State) ListAllInstances(ctx context.Context) ([]InstanceKey, error) {
+	var all []InstanceKey
+	seen := map[ident.ID]bool{} // the buckets may be the same
+	for _, store := range []objstore.Store{s.options.Cluster, s.options.Shard} {
+		if store == nil {
+			continue
+		}
+		found, err := listInstances(ctx, store, keys.ShardsPrefix())
+		if err != nil {
+			return nil, fmt.Errorf("list instances of all shards: %w", err)
+		}
+		for _, one := range found {
+			if !seen[one.ID] {
+				all = append(all, one)
+			}
+			seen[one.ID] = true
+		}
+	}
+	return all, nil
+}
+
+func listInstances(ctx context.Context, store objstore.Store, prefix string) ([]InstanceKey, error) {
+	entries, err := store.List(ctx, prefix)
+	if err != nil {
+		return nil, err
+	}
+	var found []InstanceKey
+	var errs []error
+	for _, entry := range entries {
+		key, err := keys.Parse(entry.Key)
+		if err != nil {
+			errs = append(errs, err) // skipping it could hide an instance
+			continue
+		}
+		if key.Kind != keys.KindInstance {
+			continue
+		}
+		id, err := ident.ParseStorageID(key.ID)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		found = append(found, InstanceKey{key.Shard, key.Tenant, id, entry.Token})
+	}
+	if err := few(errs); err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// LoadInstances reads every instance record of the shard, many at a time. Then it calls the function "take" for each
+// record, one after the other, sorted by tenant and age. LoadInstances fails if one record cannot be read, because
+// decisions need knowledge of all instances.
+func (s *State) LoadInstances(ctx context.Context, take func(record.Instance, objstore.Token)) error {
+	return s.LoadUnseen(ctx, func(ident.ID, objstore.Token) bool { return false }, take)
+}
+
+// LoadUnseen is like LoadInstances, but skips each record for whose listed version the function "seen" returns true. It
+// calls both functions from the caller's goroutine. If every record is skipped, it costs one request for each thousand
+// records.
+func (s *State) LoadUnseen(ctx context.Context, seen func(ident.ID, objstore.Token) bool,
+	take func(record.Instance, objstore.Token)) error {
+	if err := s.checkShard(); err != nil {
+		return fmt.Errorf("load instances: %w", err)
+	}
+	found, err := listInstances(ctx, s.options.Shard, keys.InstancePrefix(s.options.ShardID))
+	if err != nil {
+		return fmt.Errorf("list instances: %w", err)
+	}
+	found = slices.DeleteFunc(found, func(k InstanceKey) bool { return seen(k.ID, k.Token) })
+	type stored struct {
+		rec   record.Instance
+		token objstore.Token
+	}
+	all, err := load(ctx, s, len(found), func(ctx context.Context, i int) (stored, error) {
+		rec, token, err := s.GetInstance(ctx, found[i].Tenant, found[i].ID)
+		return stored{rec, token}, err
+	})
+	if err != nil {
+		return fmt.Errorf("load instances: %w", err)
+	}
+	for _, one := range all {
+		take(one.rec, one.token)
+	}
+	return nil
+}

@@ -1,0 +1,226 @@
+// Package gcs is the object store in a bucket of Google Cloud Storage. The token of an object is its generation.
+//
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it. If the first put succeeded
+// unnoticed, its repetition would fail. Every answer that does not settle the put is returned as indeterminate.
+package gcs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/api/googleapi"
+	"google.golang.org/api/option"
+	"google.golang.org/api/storage/v1"
+
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
+	"github.com/nstance-kit/nstance/services/store/googlecloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// Only these texts in an answer with status 404 tell whether the object or the bucket is missing.
+const (
+	missingObject = "No such object"
+	missingBucket = "bucket does not exist"
+)
+
+// generationHeader holds the generation of a downloaded object.
+const generationHeader = "X-Goog-Generation"
+
+// Store implements objstore.Store. Make it with New.
+type Store struct {
+	objects *storage.ObjectsService
+	bucket  string
+}
+
+// New prepares access to a bucket. It sends no request. The client in the options must record its requests with
+// [googlecloud.Record].
+func New(ctx context.Context, bucket string, options ...option.ClientOption) (*Store, error) {
+	if bucket == "" {
+		return nil, errors.New("open GCS bucket: no bucket is named")
+	}
+	if err := endpoints.ValidateBucket(bucket); err != nil {
+		return nil, fmt.Errorf("open GCS bucket: %w", err)
+	}
+	service, err := storage.NewService(ctx, options...)
+	if err != nil {
+		return nil, fmt.Errorf("open GCS bucket %q: %w", bucket, err)
+	}
+	return &Store{service.Objects, bucket}, nil
+}
+
+// Get implements objstore.Store.
+func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
+	obj, err := s.get(ctx, key)
+	if err != nil {
+		return objstore.Object{}, s.wrap("get", key, err)
+	}
+	return obj, nil
+}
+
+func (s *Store) get(ctx context.Context, key string) (objstore.Object, error) {
+	if err := objstore.ValidateKey(key); err != nil {
+		return objstore.Object{}, err
+	}
+	obj, err := googlecloud.Repeat(ctx, func() (objstore.Object, error) { return s.download(ctx, key) })
+	if isMissing(err) {
+		err = fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
+	}
+	return obj, err
+}
+
+func (s *Store) download(ctx context.Context, key string) (obj objstore.Object, err error) {
+	resp, err := s.objects.Get(s.bucket, key).Context(ctx).Download()
+	if err != nil {
+		return obj, err
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return obj, fmt.Errorf("read body: %w", err)
+	}
+	generation, err := strconv.ParseInt(resp.Header.Get(generationHeader), 10, 64)
+	if err != nil || generation == 0 {
+		return obj, errors.New("the store sent no generation")
+	}
+	return objstore.Object{Key: key, Body: body, Token: tokenOf(generation)}, nil
+}
+
+// Put implements objstore.Store.
+func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	token, err := s.put(ctx, key, body, cond)
+	if err != nil {
+		return "", s.wrap("put", key, err)
+	}
+	return token, nil
+}
+
+func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	if err := objstore.ValidatePut(key, cond); err != nil {
+		return "", err
+	}
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	generation := int64(0) // the condition of an object that does not exist
+	if token, ok := cond.Token(); ok {
+		var err error
+		if generation, err = strconv.ParseInt(string(token), 10, 64); err != nil {
+			return "", fmt.Errorf("%w: token %q is not a generation", objstore.ErrConflict, string(token))
+		}
+	}
+	ctx, sent := googlecloud.WithSent(ctx)
+	upload := func() (*storage.Object, error) {
+		// With a chunk size of 0, the SDK sends the object in one request. The SDK repeats no request by default.
+		call := s.objects.Insert(s.bucket, &storage.Object{Name: key}).Context(ctx).
+			Media(bytes.NewReader(body), googleapi.ContentType("application/octet-stream"), googleapi.ChunkSize(0))
+		if cond.Conditional() {
+			call.IfGenerationMatch(generation)
+		}
+		return call.Do()
+	}
+	var out *storage.Object
+	var err error
+	if cond.Conditional() {
+		out, err = upload()
+	} else {
+		out, err = googlecloud.Repeat(ctx, upload)
+	}
+	if err != nil {
+		return "", classify(err, cond, sent.Load())
+	}
+	if out.Generation == 0 { // the object was written, but its token is unknown
+		return "", fmt.Errorf("%w: the store sent no generation", objstore.ErrIndeterminate)
+	}
+	return tokenOf(out.Generation), nil
+}
+
+// classify returns the error for a failed put. For the statuses, see
+// https://cloud.google.com/storage/docs/json_api/v1/status-codes.
+func classify(err error, cond objstore.Condition, sent bool) error {
+	status := googlecloud.StatusOf(err)
+	switch {
+	case !sent: // no credentials, no endpoint, or an ended context
+		return err
+	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
+		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
+	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
+		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
+	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
+		// Nothing was written if the status is 408 or 429. The error is indeterminate all the same, so that the caller
+		// tries again. Status 429 may mean that the same object was written less than a second ago.
+		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
+	case 300 <= status && status < 500:
+		return err
+	}
+	return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
+}
+
+// Delete implements objstore.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	err := objstore.ValidateKey(key)
+	if err == nil {
+		_, err = googlecloud.Repeat(ctx, func() (struct{}, error) {
+			return struct{}{}, s.objects.Delete(s.bucket, key).Context(ctx).Do()
+		})
+	}
+	if err != nil && !isMissing(err) {
+		return s.wrap("delete", key, err)
+	}
+	return nil
+}
+
+// List implements objstore.Store.
+func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
+	var entries []objstore.Entry
+	for page := ""; ; {
+		out, err := googlecloud.Repeat(ctx, func() (*storage.Objects, error) {
+			return s.objects.List(s.bucket).Context(ctx).Prefix(prefix).PageToken(page).
+				Fields("nextPageToken", "items(name,generation,size,updated)").Do()
+		})
+		if err != nil {
+			return nil, s.wrap("list", prefix, err)
+		}
+		for _, o := range out.Items {
+			if objstore.ValidateKey(o.Name) != nil {
+				continue // a foreign object: "folders" of the console end in a slash
+			}
+			modified, err := time.Parse(time.RFC3339, o.Updated)
+			if err != nil || o.Generation == 0 {
+				return nil, s.wrap("list", prefix, fmt.Errorf("%q has no generation or no time", o.Name))
+			}
+			entries = append(entries, objstore.Entry{Key: o.Name, Token: tokenOf(o.Generation), Size: int64(o.Size),
+				Modified: modified})
+		}
+		if page = out.NextPageToken; page == "" {
+			break
+		}
+	}
+	slices.SortFunc(entries, func(a, b objstore.Entry) int { return strings.Compare(a.Key, b.Key) })
+	return entries, nil
+}
+
+func tokenOf(generation int64) objstore.Token {
+	return objstore.Token(strconv.FormatInt(generation, 10))
+}
+
+func (s *Store) wrap(op, key string, err error) error {
+	if googlecloud.StatusOf(err) == http.StatusNotFound && strings.Contains(err.Error(), missingBucket) {
+		return fmt.Errorf("gcs: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
+	}
+	return fmt.Errorf("gcs: %s %q in bucket %q: %w", op, key, s.bucket, err)
+}
+
+// isMissing reports whether the answer says that the object does not exist. Other answers with status 404 say nothing
+// about the object: the bucket is missing, or the endpoint is wrong.
+func isMissing(err error) bool {
+	answer, ok := errors.AsType[*googleapi.Error](err)
+	return ok && answer.Code == http.StatusNotFound && strings.Contains(answer.Body, missingObject)
+}

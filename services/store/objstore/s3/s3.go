@@ -1,0 +1,323 @@
+// Package s3 is the object store in an S3 bucket, at AWS or any endpoint that honors If-Match and If-None-Match on
+// PutObject.
+//
+// Invariant: a conditional put is sent once. Neither the SDK nor net/http repeats it. If the first put succeeded
+// unnoticed, its repetition would fail. If an answer does not show whether the put succeeded, the error is
+// indeterminate.
+package s3
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
+	"github.com/nstance-kit/nstance/services/store/awscloud"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+)
+
+// connections is the number of idle connections to keep. Up to this number, parallel requests need no new connections.
+const connections = 128
+
+// Options holds the location of the bucket and the credentials.
+type Options struct {
+	Bucket string
+	// Region defaults to the region that the SDK finds (AWS_REGION, the profile). If the SDK finds none and Endpoint is
+	// set, the region is us-east-1, because most S3 servers ignore it.
+	Region string
+	// Endpoint is the URL of an S3 server that does not belong to AWS.
+	Endpoint string
+	// PathStyle puts the bucket into the path of URLs instead of in front of the host name.
+	PathStyle bool
+	// Credentials defaults to the SDK's chain: environment, profile, web identity, the instance's role.
+	Credentials aws.CredentialsProvider
+	// Profile, AssumeRole, Encrypt and KMSKeyID are those of [objstore.Location].
+	Profile    string
+	AssumeRole cloud.Role
+	Encrypt    bool
+	KMSKeyID   string
+}
+
+// WithEnv fills in unset fields from the environment: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_S3_USE_PATH_STYLE,
+// NSTANCE_S3_ENCRYPT and NSTANCE_S3_KMS_KEY_ID. AWS_S3_USE_PATH_STYLE and NSTANCE_S3_ENCRYPT are booleans as in
+// strconv.ParseBool. The SDK does not know these variables, except for the endpoints. getenv is os.Getenv, except in
+// tests.
+func (o Options) WithEnv(getenv func(string) string) (Options, error) {
+	o.Endpoint = cmp.Or(o.Endpoint, getenv("AWS_ENDPOINT_URL_S3"), getenv("AWS_ENDPOINT_URL"))
+	o.KMSKeyID = cmp.Or(o.KMSKeyID, getenv("NSTANCE_S3_KMS_KEY_ID"))
+	for name, field := range map[string]*bool{"AWS_S3_USE_PATH_STYLE": &o.PathStyle, "NSTANCE_S3_ENCRYPT": &o.Encrypt} {
+		text := getenv(name)
+		if text == "" || *field {
+			continue
+		}
+		var err error
+		if *field, err = strconv.ParseBool(text); err != nil {
+			return o, fmt.Errorf("%s is %q, want true or false", name, text)
+		}
+	}
+	return o, nil
+}
+
+// Store implements objstore.Store. Make it with New.
+type Store struct {
+	api    api
+	bucket string
+	// endpoint is the URL that requests go to. It is empty for the endpoints that the SDK chooses by region.
+	endpoint   string
+	encryption types.ServerSideEncryption // "": the bucket's default
+	kmsKeyID   *string
+}
+
+// api lists the methods of the SDK that this package uses.
+type api interface {
+	s3.ListObjectsV2APIClient
+	GetObject(context.Context, *s3.GetObjectInput, ...func(*s3.Options)) (*s3.GetObjectOutput, error)
+	PutObject(context.Context, *s3.PutObjectInput, ...func(*s3.Options)) (*s3.PutObjectOutput, error)
+	DeleteObject(context.Context, *s3.DeleteObjectInput, ...func(*s3.Options)) (*s3.DeleteObjectOutput, error)
+}
+
+// New prepares access to a bucket. It sends no request to the bucket, but the SDK may read profiles.
+func New(ctx context.Context, o Options) (*Store, error) {
+	if o.Bucket == "" {
+		return nil, errors.New("open S3 bucket: no bucket is named")
+	}
+	if err := cmp.Or(endpoints.ValidateBucket(o.Bucket), endpoints.ValidateStore(o.Endpoint, o.Bucket)); err != nil {
+		return nil, fmt.Errorf("open S3 bucket: %w", err)
+	}
+	client := awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) {
+		t.MaxIdleConnsPerHost = connections
+		t.MaxIdleConns = 2 * connections
+	})
+	load := []func(*config.LoadOptions) error{config.WithHTTPClient(client)}
+	if o.Credentials != nil {
+		load = append(load, config.WithCredentialsProvider(o.Credentials))
+	}
+	cfg, err := awscloud.Load(ctx,
+		cloud.Access{Region: o.Region, Profile: o.Profile, AssumeRole: o.AssumeRole}, load...)
+	if err != nil {
+		return nil, fmt.Errorf("open S3 bucket %q: %w", o.Bucket, err)
+	}
+	if cfg.Region == "" && o.Endpoint != "" {
+		cfg.Region = "us-east-1"
+	}
+	if cfg.Region == "" {
+		return nil, fmt.Errorf("open S3 bucket %q: no region: set it in the storage configuration or in AWS_REGION",
+			o.Bucket)
+	}
+	store := &Store{bucket: o.Bucket}
+	if o.Encrypt {
+		store.encryption = types.ServerSideEncryptionAes256
+	}
+	if o.KMSKeyID != "" {
+		store.encryption, store.kmsKeyID = types.ServerSideEncryptionAwsKms, &o.KMSKeyID
+	}
+	access := s3.NewFromConfig(cfg, func(s *s3.Options) {
+		s.HTTPClient = noting{s.HTTPClient}
+		s.UsePathStyle = o.PathStyle
+		if o.Endpoint != "" {
+			s.BaseEndpoint = aws.String(o.Endpoint)
+		}
+		// Many S3 servers support only Content-MD5 and the SHA-256 in the signature, but no newer checksums.
+		s.RequestChecksumCalculation = aws.RequestChecksumCalculationWhenRequired
+		s.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
+	})
+	store.api, store.endpoint = access, aws.ToString(access.Options().BaseEndpoint)
+	return store, nil
+}
+
+// Get implements objstore.Store.
+func (s *Store) Get(ctx context.Context, key string) (objstore.Object, error) {
+	obj, err := s.get(ctx, key)
+	if err != nil {
+		return objstore.Object{}, s.wrap("get", key, err)
+	}
+	return obj, nil
+}
+
+func (s *Store) get(ctx context.Context, key string) (obj objstore.Object, err error) {
+	if err := objstore.ValidateKey(key); err != nil {
+		return obj, err
+	}
+	out, err := s.api.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
+	if codeOf(err) == "NoSuchKey" { // not every 404, because a missing bucket or a wrong endpoint answers 404 too
+		return obj, fmt.Errorf("%w: %w", objstore.ErrNotFound, err)
+	}
+	if err != nil {
+		return obj, err
+	}
+	defer func() { err = errors.Join(err, out.Body.Close()) }()
+	body, err := io.ReadAll(out.Body)
+	if err != nil {
+		return obj, fmt.Errorf("read body: %w", err)
+	}
+	token, err := tokenOf(out.ETag)
+	return objstore.Object{Key: key, Body: body, Token: token}, err
+}
+
+// Put implements objstore.Store.
+func (s *Store) Put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	token, err := s.put(ctx, key, body, cond)
+	if err != nil {
+		return "", s.wrap("put", key, err)
+	}
+	return token, nil
+}
+
+func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.Condition) (objstore.Token, error) {
+	if err := objstore.ValidatePut(key, cond); err != nil {
+		return "", err
+	}
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	in := &s3.PutObjectInput{Bucket: &s.bucket, Key: &key, Body: bytes.NewReader(body),
+		ServerSideEncryption: s.encryption, SSEKMSKeyId: s.kmsKeyID}
+	if cond.Absent() {
+		in.IfNoneMatch = aws.String("*")
+	}
+	if token, ok := cond.Token(); ok {
+		in.IfMatch = aws.String(`"` + string(token) + `"`)
+	}
+	var sent atomic.Bool
+	out, err := s.api.PutObject(context.WithValue(ctx, sentKey{}, &sent), in, func(o *s3.Options) {
+		if cond.Conditional() {
+			o.Retryer = aws.NopRetryer{}
+		}
+	})
+	if err != nil {
+		return "", classify(err, cond, sent.Load())
+	}
+	token, err := tokenOf(out.ETag)
+	if err != nil { // the object was written, but its token is unknown
+		return "", fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
+	}
+	return token, nil
+}
+
+// classify returns the error for a failed put. For the statuses of a failed condition, see
+// https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+func classify(err error, cond objstore.Condition, sent bool) error {
+	code, status := codeOf(err), statusOf(err)
+	switch {
+	case !sent: // no credentials, no endpoint, or an ended context
+		return err
+	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
+		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
+	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict ||
+		code == "NoSuchKey"):
+		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
+	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
+		// The store did not execute the put, because it timed out or is overloaded. With an indeterminate error, the
+		// caller tries again.
+		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
+	case 300 <= status && status < 500:
+		return err
+	}
+	return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
+}
+
+// Delete implements objstore.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	err := objstore.ValidateKey(key)
+	if err == nil {
+		_, err = s.api.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key})
+	}
+	if err != nil && codeOf(err) != "NoSuchKey" {
+		return s.wrap("delete", key, err)
+	}
+	return nil
+}
+
+// List implements objstore.Store.
+func (s *Store) List(ctx context.Context, prefix string) ([]objstore.Entry, error) {
+	var entries []objstore.Entry
+	pages := s3.NewListObjectsV2Paginator(s.api, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, s.wrap("list", prefix, err)
+		}
+		if aws.ToBool(page.IsTruncated) && aws.ToString(page.NextContinuationToken) == "" {
+			return nil,
+				s.wrap("list", prefix, errors.New("the store sent a page that is not the last, and no way to the next"))
+		}
+		for _, o := range page.Contents {
+			key := aws.ToString(o.Key)
+			if objstore.ValidateKey(key) != nil {
+				continue // a foreign object: "directory" objects of consoles end in a slash
+			}
+			token, err := tokenOf(o.ETag)
+			if err != nil {
+				return nil, s.wrap("list", prefix, fmt.Errorf("%q: %w", key, err))
+			}
+			entries = append(entries, objstore.Entry{Key: key, Token: token, Size: aws.ToInt64(o.Size),
+				Modified: aws.ToTime(o.LastModified)})
+		}
+	}
+	// Directory buckets and some servers do not sort their lists.
+	slices.SortFunc(entries, func(a, b objstore.Entry) int { return strings.Compare(a.Key, b.Key) })
+	return entries, nil
+}
+
+// tokenOf returns an ETag without its quotes, which some servers omit.
+func tokenOf(etag *string) (objstore.Token, error) {
+	token := strings.Trim(aws.ToString(etag), `"`)
+	if token == "" {
+		return "", errors.New("the store sent no ETag")
+	}
+	return objstore.Token(token), nil
+}
+
+func (s *Store) wrap(op, key string, err error) error {
+	if codeOf(err) == "NoSuchBucket" {
+		return fmt.Errorf("s3: %s %q: there is no bucket %q: %w", op, key, s.bucket, err)
+	}
+	return fmt.Errorf("s3: %s %q in bucket %q: %w", op, key, s.bucket, err)
+}
+
+// codeOf returns the error code that the store sent, or "" if there is none.
+func codeOf(err error) string {
+	var api smithy.APIError
+	if errors.As(err, &api) {
+		return api.ErrorCode()
+	}
+	return ""
+}
+
+// statusOf returns the HTTP status that the store sent, or 0 if there is none.
+func statusOf(err error) int {
+	var response *smithyhttp.ResponseError
+	if errors.As(err, &response) {
+		return response.HTTPStatusCode()
+	}
+	return 0
+}
+
+// noting is an HTTP client. For a put, it records in the request's context that the request was sent to the network.
+type noting struct{ client s3.HTTPClient }
+
+type sentKey struct{}
+
+func (n noting) Do(r *http.Request) (*http.Response, error) {
+	if sent, ok := r.Context().Value(sentKey{}).(*atomic.Bool); ok {
+		sent.Store(true)
+	}
+	return n.client.Do(r)
+}

@@ -1,0 +1,205 @@
+// Package servers connects the provider, as an operator, to the servers of shards. It loads the operator's identity,
+// and finds the address of a shard's leader.
+//
+// Invariants:
+//   - The package reads and dials nothing until a resource needs it, so a plan needs no server.
+//   - The package exchanges data only with servers of its own cluster and of the requested shard.
+package servers
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/api/notleader"
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+)
+
+// callTimeout bounds one call, including the search for the leader.
+const callTimeout = 30 * time.Second
+
+var (
+	// ErrUnknown means that the provider's settings are not known yet.
+	ErrUnknown = errors.New("the provider's operator settings depend on resources that are not applied yet")
+	// ErrNoIdentity means that the settings contain no identity.
+	ErrNoIdentity = errors.New("the provider has no operator identity")
+	// ErrIdentity means that the identity cannot be read or is not valid.
+	ErrIdentity = errors.New("the operator identity cannot be used")
+	// ErrNoAddress means that neither the settings nor the bucket have an address of the shard's leader.
+	ErrNoAddress = errors.New("there is no address of the shard's leader")
+	// ErrUnreachable means that no server answered as the leader.
+	ErrUnreachable = errors.New("no leader answers")
+)
+
+// Settings holds the operator settings of the provider.
+type Settings struct {
+	// Addresses lists host:port pairs by shard. They are tried in order. For shards that are not listed, the package
+	// uses the leader's address from the election lock in the bucket.
+	Addresses map[string][]string
+	// IdentityDir is a directory with ca.crt, identity.crt and identity.key. If it is "", the three PEM texts below are
+	// used.
+	IdentityDir                 string
+	CA, Certificate, PrivateKey string
+	// Unknown means that a setting is not known yet.
+	Unknown bool
+}
+
+// Connection gives all resources of one provider configuration access to servers. It is safe for concurrent use.
+type Connection struct {
+	settings Settings
+	bucket   *bucket.Connection
+}
+
+// New returns a connection. It performs no I/O.
+func New(settings Settings, b *bucket.Connection) *Connection { return &Connection{settings, b} }
+
+// Of returns the connection from the data that Terraform gives to a resource. It returns nil while Terraform only
+// validates.
+func Of(data any) *Connection {
+	c, _ := data.(*Connection)
+	return c
+}
+
+// Bucket returns the connection to the bucket.
+func (c *Connection) Bucket() *bucket.Connection { return c.bucket }
+
+// Known reports whether all settings that a call to the shard needs are known. If the shard's address is not set, these
+// include the settings of the bucket.
+func (c *Connection) Known(shard string) bool {
+	return c != nil && !c.settings.Unknown && (len(c.settings.Addresses[shard]) > 0 || c.bucket.Known())
+}
+
+// Identity loads the identity that calls use. It returns [ErrUnknown] if the settings are not known.
+func (c *Connection) Identity() (operatorclient.Identity, error) {
+	if c == nil || c.settings.Unknown {
+		return operatorclient.Identity{}, ErrUnknown
+	}
+	return loadIdentity(c.settings)
+}
+
+// Client is the operator API of one shard.
+type Client = nstancev1.OperatorServiceClient
+
+// Call calls `do` with a client of the shard's leader. It does not know which server leads, so it calls `do` for one
+// server after the other until one answers as the leader. If a server says that another server is the leader, Call
+// tries that server next, at most once. Call returns the gRPC errors of the API and the errors of this package. It
+// takes at most 30 s.
+func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	identity, err := c.Identity()
+	if err != nil {
+		return err
+	}
+	queue, err := c.addresses(ctx, shard, identity.Who.Cluster)
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for followed := false; len(queue) > 0; {
+		addr := queue[0]
+		queue = queue[1:]
+		err := try(ctx, identity, shard, addr, do)
+		if status.Code(err) != codes.Unavailable && !errors.Is(err, ErrUnreachable) {
+			return err
+		}
+		failures = append(failures, fmt.Errorf("%s: %w", addr, err))
+		if leader := notleader.FromError(err).GetOperatorAddr(); leader != "" && leader != addr && !followed {
+			followed = true
+			queue = append([]string{leader}, slices.DeleteFunc(queue, func(a string) bool { return a == leader })...)
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(failures...))
+}
+
+func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]string, error) {
+	if addrs := c.settings.Addresses[shard]; len(addrs) > 0 {
+		return slices.Clone(addrs), nil
+	}
+	if err := c.bucket.CheckHome(ctx, shard); err != nil {
+		return nil, fmt.Errorf("%w %s: its lock names a leader in another bucket: %w", ErrNoAddress, shard, err)
+	}
+	state, err := c.bucket.Shard(ctx, cluster, shard)
+	if err != nil {
+		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress,
+			shard, err)
+	}
+	lock, _, err := state.ReadLock(ctx, shard)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w %s: the operator block has none, and its lock cannot be read: %w", ErrNoAddress,
+			shard, err)
+	case lock.Addresses.Operator == "":
+		return nil, fmt.Errorf("%w %s: its lock, of %s, names none", ErrNoAddress, shard, lock.LeaderID)
+	}
+	return []string{lock.Addresses.Operator}, nil
+}
+
+func try(ctx context.Context, identity operatorclient.Identity, shard, addr string,
+	do func(context.Context, Client) error) error {
+	creds := operatorclient.NewCredentials(func() (*tls.Config, error) { return identity.Config(shard, time.Now), nil })
+	// "passthrough" makes gRPC dial the address unchanged. The server certificate must match the host of the address.
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
+		grpc.WithDisableServiceConfig())
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	defer func() { _ = conn.Close() }() // the connection is not used again
+	err = do(ctx, nstancev1.NewOperatorServiceClient(conn))
+	if cause := creds.Failure(); cause != nil && status.Code(err) == codes.Unavailable {
+		return fmt.Errorf("%w: %w", ErrUnreachable, cause)
+	}
+	return err
+}
+
+// Advice returns what a user can do about an error of [Connection.Call].
+func Advice(err error) string {
+	var peer *operatorclient.PeerError
+	var copied *clusterstate.NotHomeError
+	switch {
+	case errors.Is(err, ErrUnknown):
+		return "First apply the resources that the provider's operator block depends on, for example with -target, " +
+			"or name them in depends_on."
+	case errors.Is(err, ErrNoIdentity):
+		return "Set operator in the provider's configuration: identity_dir, as nstance-admin cluster " +
+			"register-operator --output-dir writes it, or ca_certificate_pem, " +
+			"certificate_pem and private_key_pem, such as those of the ephemeral resource nstance_operator_identity."
+	case errors.Is(err, ErrIdentity):
+		return "Correct the identity in the provider's operator block: nstance-admin cluster register-operator, or " +
+			"the ephemeral resource nstance_operator_identity, makes a new one."
+	case errors.As(err, &copied):
+		return "Set the provider's storage to the home of the shard, or make this bucket its home: nstance-admin " +
+			"cluster restore."
+	case errors.Is(err, ErrNoAddress):
+		return "Set operator.servers in the provider's configuration, such as { us-west-2a = \"10.0.0.100:8993\" }, " +
+			"or the storage, in which the leader's lock names its address."
+	case errors.As(err, &peer):
+		return "Correct operator.servers in the provider's configuration: each shard needs its own address."
+	case errors.Is(err, ErrUnreachable):
+		return "Check that a server of the shard runs and leads, that the address in operator.servers is its " +
+			"operator port (8993 unless configured otherwise), and that it can be reached from here."
+	}
+	switch status.Code(err) {
+	case codes.PermissionDenied, codes.Unauthenticated:
+		return "Check the tenant of the identity in the provider's operator block, what the shard's configuration " +
+			"permits operators (templates.*.tenants and templates.*.dynamic), and that the operator was not removed: " +
+			"nstance-admin cluster register-operator makes a new one."
+	case codes.ResourceExhausted:
+		return "Raise the tenant's quotas in the shard's configuration (tenants.*), or reduce its groups."
+	case codes.InvalidArgument, codes.FailedPrecondition:
+		return "Correct the argument that the error names."
+	case codes.Unimplemented:
+		return "The server is older than this provider: update it."
+	}
+	return "Check the log of the shard's leader, and run this again."
+}

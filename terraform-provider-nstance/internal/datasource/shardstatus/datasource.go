@@ -1,0 +1,148 @@
+// Package shardstatus implements the data source nstance_shard_status, which reads the status of a shard from the
+// bucket.
+//
+// Invariants:
+//   - The data source only reads, and needs neither an encryption key nor a server.
+//   - The data source reports only what is in the instances' records. It does not report health, which only the servers
+//     know.
+package shardstatus
+
+import (
+	"context"
+
+	"github.com/hashicorp/terraform-plugin-framework/datasource"
+	"github.com/hashicorp/terraform-plugin-framework/datasource/schema"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+)
+
+// DataSource implements the data source nstance_shard_status.
+type DataSource struct{ bucket *bucket.Connection }
+
+// New returns the data source, not yet configured.
+func New() datasource.DataSource { return &DataSource{} }
+
+var _ datasource.DataSourceWithConfigure = (*DataSource)(nil)
+
+type (
+	model struct {
+		Shard       types.String          `tfsdk:"shard"`
+		ClusterID   types.String          `tfsdk:"cluster_id"`
+		ConfigETag  types.String          `tfsdk:"config_etag"`
+		AppliedETag types.String          `tfsdk:"applied_etag"`
+		Applied     types.Bool            `tfsdk:"applied"`
+		Generation  types.Int64           `tfsdk:"generation"`
+		Terminating types.Bool            `tfsdk:"terminating"`
+		Leader      *leaderModel          `tfsdk:"leader"`
+		Groups      map[string]groupModel `tfsdk:"groups"`
+	}
+	leaderModel struct {
+		ID               types.String `tfsdk:"id"`
+		Term             types.Int64  `tfsdk:"term"`
+		RenewedAt        types.String `tfsdk:"renewed_at"`
+		OperatorAddr     types.String `tfsdk:"operator_addr"`
+		RegistrationAddr types.String `tfsdk:"registration_addr"`
+		AgentAddr        types.String `tfsdk:"agent_addr"`
+	}
+	groupModel struct {
+		Static     types.Bool   `tfsdk:"static"`
+		Template   types.String `tfsdk:"template"`
+		Size       types.Int64  `tfsdk:"size"`
+		ActualSize types.Int64  `tfsdk:"actual_size"`
+		Registered types.Int64  `tfsdk:"registered"`
+		Deleting   types.Int64  `tfsdk:"deleting"`
+	}
+)
+
+// Metadata implements datasource.DataSource.
+func (d *DataSource) Metadata(_ context.Context, req datasource.MetadataRequest, resp *datasource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_shard_status"
+}
+
+// Configure implements datasource.DataSourceWithConfigure.
+func (d *DataSource) Configure(_ context.Context, req datasource.ConfigureRequest, _ *datasource.ConfigureResponse) {
+	d.bucket = bucket.Of(req.ProviderData)
+}
+
+// Schema implements datasource.DataSource.
+func (d *DataSource) Schema(_ context.Context, _ datasource.SchemaRequest, resp *datasource.SchemaResponse) {
+	text := func(doc string) schema.StringAttribute {
+		return schema.StringAttribute{MarkdownDescription: doc, Computed: true}
+	}
+	number := func(doc string) schema.Int64Attribute {
+		return schema.Int64Attribute{MarkdownDescription: doc, Computed: true}
+	}
+	boolean := func(doc string) schema.BoolAttribute {
+		return schema.BoolAttribute{MarkdownDescription: doc, Computed: true}
+	}
+	resp.Schema = schema.Schema{
+		MarkdownDescription: "State of a shard according to its objects in the bucket: its leader, the applied " +
+			"configuration, the number of instances of each group. Reading it needs neither the encryption key nor " +
+			"a server. Use `depends_on` to read it after a change, such as an `nstance_shard` with `wait_for_leader`.",
+		Attributes: map[string]schema.Attribute{
+			"shard": schema.StringAttribute{
+				MarkdownDescription: "Name of the shard.", Required: true,
+				Validators: []validator.String{name.Valid("shard", ident.ValidateName)},
+			},
+			"cluster_id":  text("Name of the cluster."),
+			"config_etag": text("Version of the configuration in the bucket."),
+			"applied_etag": text(
+				"Version of the configuration that the present or last leader has applied. Null if no leader has " +
+					"applied one."),
+			"applied":    boolean("Whether the leader has applied the configuration that is in the bucket."),
+			"generation": number("How many configurations the shard's leaders have applied so far."),
+			"terminating": boolean("Whether the configuration sets `terminating`, so that the leader deletes all " +
+				"instances."),
+			"leader": schema.SingleNestedAttribute{
+				MarkdownDescription: "The leader that the shard's lock names. Null if no server has led yet, or if " +
+					"the last leader resigned. The lock names a dead leader until another server takes over, so " +
+					"compare `renewed_at` with the time.",
+				Computed: true,
+				Attributes: map[string]schema.Attribute{
+					"id": text("ID of the server."),
+					"term": number("Number of the leader's term, which rises with each change of the " +
+						"leader."),
+					"renewed_at":        text("When the leader last renewed the lock, by its own clock (RFC 3339)."),
+					"operator_addr":     text("Address of the operator API, `host:port`."),
+					"registration_addr": text("Address for registrations, `host:port`."),
+					"agent_addr":        text("Address for agents, `host:port`."),
+				},
+			},
+			"groups": schema.MapNestedAttribute{
+				MarkdownDescription: "The groups of the applied configuration and the dynamic groups, by " +
+					"`tenant/name`. Numbers of instances come from their records in the bucket.",
+				Computed: true,
+				NestedObject: schema.NestedAttributeObject{Attributes: map[string]schema.Attribute{
+					"static":      boolean("Whether the group is in the shard's configuration."),
+					"template":    text("Name of the group's template."),
+					"size":        number("How many instances the group should have."),
+					"actual_size": number("How many instances the group has: being created, starting, or registered."),
+					"registered":  number("How many instances of `actual_size` are registered."),
+					"deleting":    number("How many other instances are being drained or deleted."),
+				}},
+			},
+		},
+	}
+}
+
+// Read implements datasource.DataSource.
+func (d *DataSource) Read(ctx context.Context, req datasource.ReadRequest, resp *datasource.ReadResponse) {
+	var m model
+	if resp.Diagnostics.Append(req.Config.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	if err := m.readStatus(ctx, d.bucket); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  "Cannot read the status of shard " + m.Shard.ValueString(),
+			Where: d.bucket.Place(keys.Config(m.Shard.ValueString())), Why: err, Do: advice(err),
+		}.Error())
+		return
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}

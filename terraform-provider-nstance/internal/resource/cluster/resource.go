@@ -1,0 +1,376 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+)
+
+// Resource implements the Terraform resource nstance_cluster.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_cluster"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket = bucket.Of(req.ProviderData)
+}
+
+func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
+	do := bucket.Advice(err)
+	switch {
+	case errors.Is(err, clusterstate.ErrCALost):
+		do = "Check the provider's storage: with another bucket or prefix the cluster may be found. If the secret " +
+			"is lost, restore it from a backup or an older version " +
+			"of the bucket's object: no second CA is made, because no agent that runs would trust it."
+	case errors.Is(err, objstore.ErrConflict):
+		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use " +
+			"another bucket or prefix."
+	}
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+}
+
+// ValidateConfig implements resource.ResourceWithValidateConfig.
+func (r *Resource) ValidateConfig(ctx context.Context, req resource.ValidateConfigRequest,
+	resp *resource.ValidateConfigResponse) {
+	var config model
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if text := config.CACertificatePEM; !text.IsNull() && !text.IsUnknown() {
+		if _, err := authority.ParseBundle([]byte(text.ValueString())); err != nil {
+			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid CA certificate", Why: err,
+				Do: "Give exactly one certificate in PEM."}.At(path.Root("ca_certificate_pem")))
+		}
+	}
+	if text := config.EncryptionKeyWO; !text.IsNull() && !text.IsUnknown() {
+		if _, err := keyring.Parse([]byte(text.ValueString())); err != nil {
+			resp.Diagnostics.Append(badKey(err))
+		}
+	}
+}
+
+func badKey(err error) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: "Invalid encryption key", Why: err,
+		Do: "Give 32 random bytes in base64, such as the ephemeral resource nstance_encryption_key makes.",
+	}.At(path.Root("encryption_key_wo"))
+}
+
+// ModifyPlan implements resource.ResourceWithModifyPlan. It refuses to destroy or replace a protected cluster. It
+// refuses a new encryption key if the old key is not available. If the replacement of the CA is due, ModifyPlan adds it
+// to the plan.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	var plan, config, before model
+	if req.State.Raw.IsNull() {
+		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+		if cluster := plan.ID.ValueString(); cluster != "" {
+			r.bucket.Glance(ctx, func(ctx context.Context) {
+				if err := r.bucket.CheckCluster(ctx, cluster); err != nil {
+					resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("id"), err))
+				}
+			})
+		}
+		return
+	}
+	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
+	destroys := req.Plan.Raw.IsNull()
+	if !destroys {
+		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+		resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+		// A change of one of these attributes replaces the cluster (see Schema).
+		destroys = !plan.ID.Equal(before.ID) ||
+			!config.CACertificatePEM.IsNull() && !plan.CACertificatePEM.Equal(before.CACertificatePEM)
+	}
+	switch {
+	case resp.Diagnostics.HasError():
+	case destroys && before.DeletionProtection.ValueBool():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot destroy cluster " + before.ID.ValueString(),
+			Why:  errors.New("it has deletion_protection"),
+			Do: "Nothing was changed. To destroy the cluster, set deletion_protection = false, apply, and destroy " +
+				"again.",
+		}.Error())
+	case destroys:
+		if warning := r.warnOfDestroy(ctx, before); warning != nil {
+			resp.Diagnostics.Append(warning)
+		}
+	case r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
+		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
+	}
+	if !destroys && !resp.Diagnostics.HasError() && rotationDue(plan, before, time.Now()) {
+		plan.markRotation()
+		resp.Diagnostics.Append(resp.Plan.Set(ctx, plan)...)
+	}
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	var plan, config model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	cluster, what := plan.ID.ValueString(), "Cannot create cluster "+plan.ID.ValueString()
+	ring, err := r.ring(ctx, config)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, cluster, ring)
+	if err == nil {
+		err = r.ensure(ctx, state, config)
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+		return
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, state.CABundle, what)...)
+	if !resp.Diagnostics.HasError() { // after an error, the next apply adopts what this one created
+		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+	}
+}
+
+func (r *Resource) ensure(ctx context.Context, state *clusterstate.State, config model) error {
+	if config.CAPrivateKeyPEMWO.IsNull() {
+		if _, _, err := state.EnsureCA(ctx); err != nil {
+			return err
+		}
+	} else {
+		ca, err := authority.ImportCA(config.ID.ValueString(), []byte(config.CACertificatePEM.ValueString()),
+			[]byte(config.CAPrivateKeyPEMWO.ValueString()), rand.Reader, time.Now())
+		if err != nil {
+			return err
+		}
+		if _, err := state.StoreCA(ctx, ca); err != nil {
+			return err
+		}
+	}
+	_, _, err := state.EnsureNonceKey(ctx)
+	return err
+}
+
+// knownCA returns a function that reads the trust bundle without the encryption key. The bundle must be signed by the
+// CA in the Terraform state m. After an import, the state has no CA, and the function does not check the signature.
+func knownCA(state *clusterstate.State, m model) func(context.Context) ([]*x509.Certificate, error) {
+	known, err := authority.ParseBundle([]byte(m.CACertificatePEM.ValueString()))
+	if err != nil {
+		return state.UnverifiedCABundle
+	}
+	return func(ctx context.Context) ([]*x509.Certificate, error) { return state.CABundleSignedBy(ctx, known) }
+}
+
+// observe fills in the computed attributes from the bucket. It needs no encryption key.
+func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *model,
+	readBundle func(context.Context) ([]*x509.Certificate, error), what string) diag.Diagnostics {
+	bundle, err := readBundle(ctx)
+	if err != nil {
+		return diag.Diagnostics{r.failure(what, keys.ClusterCA(), err)}
+	}
+	ca := bundle[0]
+	m.CARotating = types.BoolValue(len(bundle) > 1)
+	if len(bundle) > 1 || !sameCertificate(m.CACertificatePEM.ValueString(), ca) {
+		m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(bundle...)))
+	}
+	m.CAFingerprint = types.StringValue(authority.Fingerprint(ca))
+	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
+	m.CAKeyID = types.StringValue(hex.EncodeToString(ca.SubjectKeyId))
+	if m.EncryptionKeyID, err = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID); err != nil {
+		return diag.Diagnostics{r.failure(what, keys.ClusterSecret(secretstore.CAKey), err)}
+	}
+	return nil
+}
+
+// damaged returns a warning if an object that [Resource.observe] reads is damaged, and else nil. With an error instead,
+// the plan of everything else would fail too.
+func (r *Resource) damaged(ctx context.Context, m model,
+	readBundle func(context.Context) ([]*x509.Certificate, error)) diag.Diagnostic {
+	failure := diagnostic.Failure{
+		What:  "The CA of cluster " + m.ID.ValueString() + " cannot be read",
+		Where: r.bucket.Place(keys.ClusterCA()),
+		Do:    "Delete the object: the next apply derives it from the CA's key.",
+	}
+	if _, failure.Why = readBundle(ctx); !errors.Is(failure.Why, clusterstate.ErrDamaged) {
+		failure.Where = r.bucket.SecretPlace(secretstore.CAKey)
+		failure.Do = "Restore the object from a backup or from an older version of it: no second CA is made, because " +
+			"no agent that runs would trust it."
+		_, failure.Why = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID)
+	}
+	if !errors.Is(failure.Why, clusterstate.ErrDamaged) {
+		return nil
+	}
+	return failure.Warning()
+}
+
+// sameCertificate reports whether a PEM text, in any formatting, contains exactly the certificate cert.
+func sameCertificate(text string, cert *x509.Certificate) bool {
+	certs, err := authority.ParseBundle([]byte(text))
+	return err == nil && len(certs) == 1 && certs[0].Equal(cert)
+}
+
+// Read implements resource.Resource.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // planning must work without the bucket
+	}
+	defer r.bucket.AfterRead(ctx, resp)
+	var m model
+	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot read cluster " + m.ID.ValueString()
+	store, err := r.bucket.Store(ctx)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	_, err = store.Get(ctx, keys.ClusterCA())
+	if errors.Is(err, objstore.ErrNotFound) {
+		// Without the resource in the state, the next apply calls Create. Create derives the certificate from the CA's
+		// key, or makes a new CA if that key does not exist.
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	if err == nil {
+		var exists bool
+		exists, err = r.bucket.HasSecret(ctx, m.ID.ValueString(), secretstore.CAKey)
+		switch {
+		case errors.Is(err, bucket.ErrUnknown):
+			return // planning must work without the secrets store
+		case err == nil && !exists:
+			err = clusterstate.ErrCALost
+		}
+	}
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	if warning := r.damaged(ctx, m, knownCA(state, m)); warning != nil {
+		resp.Diagnostics.Append(warning)
+		return
+	}
+	resp.Diagnostics.Append(r.copied(ctx, state)...)
+	resp.Diagnostics.Append(r.observe(ctx, state, &m, knownCA(state, m), what)...)
+	if !resp.Diagnostics.HasError() {
+		resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+	}
+}
+
+// copied warns if the bucket is not the home of the cluster's shards. It describes the first such shard.
+func (r *Resource) copied(ctx context.Context, state *clusterstate.State) (diags diag.Diagnostics) {
+	r.bucket.Glance(ctx, func(ctx context.Context) {
+		shards, err := state.Shards(ctx)
+		if err != nil {
+			return
+		}
+		for _, shard := range shards {
+			if failure, ok := r.bucket.NotHome(r.bucket.CheckHome(ctx, shard)); ok {
+				diags.Append(failure.Warning())
+				return
+			}
+		}
+	})
+	return diags
+}
+
+// Update implements resource.Resource. If the encryption key changed, it seals all secrets under the new key. If the
+// plan includes a replacement of the CA, it begins or continues the replacement.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var plan, config, before model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &before)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot update cluster " + plan.ID.ValueString()
+	if r.bucket.Sealed() && keyChanges(before, plan) {
+		if err := r.reseal(ctx, before, config); err != nil {
+			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+
+				" under the new key", keys.SecretPrefix(), err))
+			return
+		}
+	}
+	ring, rotates := keyring.Ring{}, plan.CARotating.IsUnknown()
+	if rotates {
+		var err error
+		if ring, err = r.ring(ctx, config); err != nil {
+			resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
+			return
+		}
+	}
+	state, err := r.bucket.Cluster(ctx, plan.ID.ValueString(), ring)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
+		return
+	}
+	readBundle := knownCA(state, before)
+	if rotates {
+		warnings, err := r.rotateCA(ctx, state, plan.ID.ValueString())
+		if err != nil {
+			resp.Diagnostics.Append(r.failure("Cannot replace the CA of cluster "+plan.ID.ValueString(),
+				keys.ClusterSecret(secretstore.CAKey), err))
+			return
+		}
+		resp.Diagnostics.Append(warnings...)
+		readBundle = state.CABundle
+	}
+	resp.Diagnostics.Append(r.observe(ctx, state, &plan, readBundle, what)...)
+	if !resp.Diagnostics.HasError() {
+		resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+	}
+}
+
+// ImportState implements resource.ResourceWithImportState. The import ID is the name of the cluster.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
+	if err := ident.ValidateClusterName(req.ID); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by the name of the cluster: terraform import <address of the nstance_cluster> example",
+		}.Error())
+		return
+	}
+	resource.ImportStatePassthroughID(ctx, path.Root("id"), req, resp)
+}

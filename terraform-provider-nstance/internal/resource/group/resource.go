@@ -1,0 +1,366 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+)
+
+const (
+	defaultWait   = 10 * time.Minute
+	defaultDelete = 15 * time.Minute
+)
+
+// Resource implements the Terraform resource nstance_group.
+type Resource struct{ servers *servers.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_group"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.servers = servers.Of(req.ProviderData)
+}
+
+// key identifies a group.
+type key struct{ shard, tenant, name string }
+
+func (k key) String() string { return k.shard + "/" + k.tenant + "/" + k.name }
+
+// parseKey parses the output of [key.String]. It returns an error that names the part that is not valid.
+func parseKey(text string) (key, error) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return key{}, fmt.Errorf("want shard/tenant/group, have %q", text)
+	}
+	k := key{parts[0], parts[1], parts[2]}
+	if err := ident.ValidateName(k.shard); err != nil {
+		return key{}, fmt.Errorf("shard: %w", err)
+	}
+	if err := ident.ValidateTenantName(k.tenant); err != nil {
+		return key{}, fmt.Errorf("tenant: %w", err)
+	}
+	if err := ident.ValidateName(k.name); err != nil {
+		return key{}, fmt.Errorf("group: %w", err)
+	}
+	return k, nil
+}
+
+func keyOf(attributes map[string]tftypes.Value) key {
+	return key{textOf(attributes["shard"]), textOf(attributes["tenant"]), textOf(attributes["name"])}
+}
+
+func failure(what string, k key, err error) diag.Diagnostic {
+	return diagnostic.Failure{What: what + " group " + k.name, Where: "shard " + k.shard, Why: err,
+		Do: servers.Advice(err)}.Error()
+}
+
+// tenant returns the tenant of the provider's operator identity. It returns a diagnostic if the identity cannot be
+// read, or if k names another tenant.
+func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
+	identity, err := r.servers.Identity()
+	if err != nil {
+		return "", failure("Cannot look after", k, err)
+	}
+	if tenant := identity.Who.Tenant; k.tenant == "" || k.tenant == tenant {
+		return tenant, nil
+	}
+	return "", diagnostic.Failure{
+		What: "The tenant of group " + k.name + " is not the operator's",
+		Why: fmt.Errorf(
+			"the group is of tenant %s, the identity in the provider's operator block is of tenant %s, and a server "+
+				"gives it no other tenant's groups", k.tenant, identity.Who.Tenant),
+		Do: "Correct tenant, or use a configuration of the provider with an identity of that tenant (an alias).",
+	}.At(path.Root("tenant"))
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	attributes := attributesOf(req.Plan.Raw)
+	k, want := keyOf(attributes), readSpec(attributes)
+	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
+		return
+	}
+	var diagnose diag.Diagnostic
+	if k.tenant, diagnose = r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	upsert, err := request(k.name, want.spec, config.GroupSpec{})
+	var group *nstancev1.GroupStatus
+	if err == nil {
+		upsert.MustCreate = true
+		group, err = r.upsert(ctx, k, upsert)
+	}
+	if status.Code(err) == codes.AlreadyExists {
+		resp.Diagnostics.Append(r.exists(ctx, k, err))
+		return
+	}
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot create", k, err))
+		return
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Create); diagnose != nil {
+		// This is a warning because an error would mark the group as tainted, and the next apply would destroy it.
+		resp.Diagnostics.AddWarning(diagnose.Summary(), diagnose.Detail())
+	}
+}
+
+// exists returns the diagnostic for a create call that failed because the group exists.
+func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic {
+	group, lerr := r.readGroup(ctx, k)
+	if lerr == nil && group.GetIsStatic() {
+		return diagnostic.Failure{
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
+			Why: fmt.Errorf("name: %s/%s is a group of the shard's configuration", k.tenant, k.name),
+			Do:  "Change it there (groups of the nstance_shard), or give this group another name.",
+		}.At(path.Root("name"))
+	}
+	return diagnostic.Failure{
+		What: "Group " + k.name + " exists already", Where: "shard " + k.shard, Why: err,
+		Do: fmt.Sprintf(
+			"If this resource should manage it, import it: terraform import <address of the nstance_group> %s. If "+
+				"the operator or another Terraform configuration does, give this group "+
+				"another name. Nothing was changed.", k),
+	}.At(path.Root("name"))
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	attributes := attributesOf(req.Plan.Raw)
+	k, want, have := keyOf(attributes), readSpec(attributes), readSpec(attributesOf(req.State.Raw))
+	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
+		return
+	}
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.readGroup(ctx, k)
+	if err == nil && group == nil {
+		err = errors.New("the group was deleted after the plan was made: plan again")
+	}
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot update", k, err))
+		return
+	}
+	// The same apply may change the group's template, which changes the group's ETag, too. So the group's own fields,
+	// not the ETag, show whether another client changed the group. The state keeps the plan's values of the fields that
+	// only the other client changed: the next plan shows them, unless they are in ignore_changes.
+	now, err := specOf(group)
+	to := merged(canonical(have.spec), canonical(want.spec), canonical(now))
+	if names := conflicts(canonical(have.spec), canonical(want.spec), canonical(now)); err == nil && len(names) > 0 {
+		err = status.Errorf(codes.Aborted, "the plan changes %s, which changed after the plan was made",
+			strings.Join(names, ", "))
+	}
+	if err == nil && !same(now, to) {
+		var upsert *nstancev1.UpsertGroupRequest
+		if upsert, err = request(k.name, to, now); err == nil {
+			upsert.MustExist, upsert.ExpectedEtag = true, group.GetEtag()
+			group, err = r.upsert(ctx, k, upsert)
+		}
+	}
+	switch {
+	case status.Code(err) == codes.Aborted:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " was changed meanwhile", Where: "shard " + k.shard, Why: err,
+			Do: "Another apply, the operator or nstance-admin changed it. Nothing was changed now. Plan again: the " +
+				"plan shows the other change; apply it to undo that change.",
+		}.Error())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot update", k, err))
+		return
+	}
+	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Update); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+	}
+}
+
+// Read implements resource.Resource. Changes that other clients made to the group are shown as drift.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	attributes := attributesOf(req.State.Raw)
+	k := keyOf(attributes)
+	imported := attributes["etag"].IsNull()
+	if !r.servers.Known(k.shard) && !imported {
+		return // planning must work without a server
+	}
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.readGroup(ctx, k)
+	switch {
+	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
+		resp.State.RemoveResource(ctx) // the shard never had a leader, or it was destroyed
+		return
+	case (errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress)) && !imported:
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " was not read", Where: "shard " + k.shard, Why: err,
+			Do: "If the shard's servers are scaled to zero, do nothing: changes made elsewhere are not seen. " +
+				"Otherwise: " +
+				servers.Advice(err),
+		}.Warning())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot read", k, err))
+		return
+	case group == nil || group.GetDeleting():
+		resp.State.RemoveResource(ctx)
+		return
+	case group.GetIsStatic():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " is static", Where: "shard " + k.shard,
+			Why: errors.New("it is now a group of the shard's configuration"),
+			Do:  "Remove this nstance_group from the configuration: it no longer manages anything.",
+		}.Warning())
+		resp.State.RemoveResource(ctx)
+		return
+	}
+	spec, err := specOf(group)
+	if err != nil {
+		resp.Diagnostics.Append(failure("Cannot read", k, err))
+		return
+	}
+	update := computed(k, group)
+	if before := readSpec(attributes); !same(before.spec, spec) {
+		if update["spec"], err = drifted(attributes["spec"], canonical(before.spec), canonical(spec)); err != nil {
+			resp.Diagnostics.Append(failure("Cannot read", k, err))
+			return
+		}
+	}
+	resp.State.Raw = replaced(req.State.Raw, update)
+}
+
+// Delete implements resource.Resource.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	k := keyOf(attributesOf(req.State.Raw))
+	if _, diagnose := r.tenant(k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+		return
+	}
+	group, err := r.readGroup(ctx, k)
+	switch {
+	case errors.Is(err, servers.ErrNoAddress) && errors.Is(err, objstore.ErrNotFound):
+		return
+	case errors.Is(err, servers.ErrUnreachable) || errors.Is(err, servers.ErrNoAddress):
+		resp.Diagnostics.Append(r.withoutServer(ctx, k, err))
+		return
+	case err != nil:
+		resp.Diagnostics.Append(failure("Cannot destroy", k, err))
+		return
+	case group == nil:
+		return
+	case group.GetIsStatic():
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Group " + k.name + " is static now and was not deleted", Where: "shard " + k.shard,
+			Do: "To delete the group, remove it from the shard's configuration.",
+		}.Warning())
+		return
+	}
+	err = r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
+		_, err := client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: k.name, ExpectedEtag: group.GetEtag()})
+		return err
+	})
+	if err != nil && status.Code(err) != codes.NotFound {
+		resp.Diagnostics.Append(failure("Cannot destroy", k, err))
+		return
+	}
+	if diagnose := r.awaitGone(ctx, req.State.GetAttribute, k); diagnose != nil {
+		resp.Diagnostics.Append(diagnose)
+	}
+}
+
+// withoutServer returns the diagnostic for the destroy of a group while no server of its shard answers. If the shard is
+// terminating, it is a warning: the group goes with the shard.
+func (r *Resource) withoutServer(ctx context.Context, k key, err error) diag.Diagnostic {
+	terminating := false
+	r.servers.Bucket().Glance(ctx, func(ctx context.Context) {
+		state, err := r.servers.Bucket().Shard(ctx, "", k.shard)
+		if err != nil {
+			return
+		}
+		body, _, err := state.ReadConfig(ctx, k.shard)
+		if err != nil {
+			terminating = errors.Is(err, objstore.ErrNotFound) // the shard was destroyed
+			return
+		}
+		s, _ := config.ParseStored(k.shard, body)
+		terminating = s != nil && s.Terminating
+	})
+	if terminating {
+		return diagnostic.Failure{
+			What: "Group " + k.name + " was not deleted, because its shard is terminating", Where: "shard " + k.shard,
+			Why: err, Do: "Do nothing: the destroy of the shard deletes the group's instances.",
+		}.Warning()
+	}
+	return diagnostic.Failure{
+		What: "Cannot destroy group " + k.name, Where: "shard " + k.shard, Why: err,
+		Do: servers.Advice(err) +
+			" If the shard will have no server any more, let Terraform forget the group: write a " +
+			"removed block with destroy = false, or run terraform state rm <address of the nstance_group>. Then " +
+			"destroy the nstance_shard, with force_destroy = true: it removes the group too.",
+	}.Error()
+}
+
+// ImportState implements resource.ResourceWithImportState. The import ID is shard/tenant/name.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
+	k, err := parseKey(req.ID)
+	if err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by shard, tenant and name: terraform import <address of the nstance_group> " +
+				"dev-1/default/workers",
+		}.Error())
+		return
+	}
+	for attribute, value := range map[string]string{"shard": k.shard, "tenant": k.tenant, "name": k.name} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
+	}
+}
+
+// same reports whether two specs have the same canonical form.
+func same(a, b config.GroupSpec) bool {
+	return reflect.DeepEqual(canonical(a), canonical(b))
+}
+
+func canonical(spec config.GroupSpec) config.GroupSpec {
+	const tenant, name = "t", "g"
+	groups, _ := config.ParseGroups("", config.EncodeGroups(config.Groups{
+		Tenants: map[string]map[string]config.GroupSpec{tenant: {name: spec}}}))
+	return groups.Tenants[tenant][name]
+}

@@ -1,0 +1,314 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+
+	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/keyring"
+	"github.com/nstance-kit/nstance/services/store/secretstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
+)
+
+// writer is the prefix of the name by which records identify this resource as their writer.
+const writer = "terraform-operator"
+
+var errRenewBefore = errors.New("renew_before is not shorter than ttl")
+
+// Resource implements the Terraform resource nstance_operator.
+type Resource struct{ bucket *bucket.Connection }
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_operator"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket = bucket.Of(req.ProviderData)
+}
+
+func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
+	do := bucket.Advice(err)
+	switch {
+	case errors.Is(err, registration.ErrRegistered):
+		do = "Import that operator (terraform import <address of the nstance_operator> cluster/tenant/operator-id), " +
+			"or use another key."
+	case errors.Is(err, registration.ErrRemoved):
+		do = "It was removed elsewhere. Plan again: the next apply registers it again."
+	case errors.Is(err, secretstore.ErrNotFound):
+		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = " +
+			"nstance_cluster.<name>.id), or check the provider's storage."
+	}
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+}
+
+// state returns the state of the cluster, with the keys that are needed to issue certificates.
+func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
+	ring, err := r.bucket.Ring(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.bucket.Cluster(ctx, m.ClusterID.ValueString(), ring)
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	var m model
+	if resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	operator, err := r.register(ctx, m)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot register an operator of tenant "+m.Tenant.ValueString(),
+			keys.OperatorTenantPrefix(m.Tenant.ValueString()), err))
+		return
+	}
+	m.set(operator)
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+func (r *Resource) register(ctx context.Context, m model) (registration.Operator, error) {
+	key, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString())
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("public_key_pem: %w", err)
+	}
+	ttl, _, err := m.durations()
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
+	}
+	state, err := r.state(ctx, m)
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	return registration.Register(ctx, state, m.ClusterID.ValueString(), m.Tenant.ValueString(), key, ttl, writer)
+}
+
+func (m *model) set(o registration.Operator) {
+	m.ID = types.StringValue(o.ID.String())
+	m.CertificatePEM = types.StringValue(string(authority.EncodeCertificate(o.Certificate)))
+	m.CACertificatePEM = types.StringValue(string(authority.EncodeBundle(o.Bundle...)))
+	m.Serial = types.StringValue(authority.Serial(o.Certificate))
+	m.NotAfter = types.StringValue(o.Certificate.NotAfter.UTC().Format(time.RFC3339))
+}
+
+// key returns the operator's ID and the object key of its record.
+func (m model) key() (ident.ID, string, error) {
+	id, err := ident.ParseID(m.ID.ValueString())
+	if err != nil {
+		return ident.ID{}, keys.OperatorPrefix(), err
+	}
+	return id, keys.ClusterOperator(m.Tenant.ValueString(), id.Storage()), nil
+}
+
+// Read implements resource.Resource. It drops a removed operator from the state, so the next apply registers a new one.
+// If the operator renewed its certificate itself, the state keeps the older certificate, which is valid until it
+// expires.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // planning must work without the bucket
+	}
+	defer r.bucket.AfterRead(ctx, resp)
+	var m model
+	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	what := "Cannot read operator " + m.ID.ValueString()
+	id, key, err := m.key()
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	state, err := r.bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{})
+	if err != nil {
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	rec, err := registration.FindUnverified(ctx, state, m.Tenant.ValueString(), id)
+	switch {
+	case errors.Is(err, registration.ErrRemoved):
+		resp.State.RemoveResource(ctx)
+		return
+	case errors.Is(err, clusterstate.ErrDamaged):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("The record of operator %s cannot be read", m.ID.ValueString()),
+			Where: r.bucket.Place(key), Why: err,
+			Do: "Servers refuse the operator. Restore the object from a backup or from an older version of it. Or " +
+				"delete the object: the next apply then registers another operator.",
+		}.Warning())
+		return
+	case err != nil:
+		resp.Diagnostics.Append(r.failure(what, key, err))
+		return
+	}
+	if have, err := registration.ParsePublicKey(m.PublicKeyPEM.ValueString()); err != nil ||
+		string(have) != string(rec.PublicKey) {
+		text, err := registration.EncodePublicKey(rec.PublicKey)
+		if err != nil {
+			resp.Diagnostics.Append(r.failure(what, key, err))
+			return
+		}
+		m.PublicKeyPEM = types.StringValue(text)
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, m)...)
+}
+
+// ModifyPlan implements resource.ResourceWithModifyPlan. It plans a new certificate if the renewal is due.
+func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
+	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() {
+		return
+	}
+	var plan, state model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &state)...)
+	if resp.Diagnostics.HasError() || !plan.due(state, time.Now()) {
+		return
+	}
+	for _, attribute := range []string{"certificate_pem", "ca_certificate_pem", "serial", "not_after"} {
+		resp.Diagnostics.Append(resp.Plan.SetAttribute(ctx, path.Root(attribute), types.StringUnknown())...)
+	}
+}
+
+// due reports whether the operator needs a new certificate now. have is the model in the state.
+func (m model) due(have model, now time.Time) bool {
+	if !m.TTL.Equal(have.TTL) || have.CertificatePEM.ValueString() == "" {
+		return true
+	}
+	end, err := time.Parse(time.RFC3339, have.NotAfter.ValueString())
+	if err != nil || m.RenewBefore.IsUnknown() {
+		return true
+	}
+	_, before, err := m.durations()
+	return err == nil && !now.Before(end.Add(-before))
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	var plan, have model
+	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
+	resp.Diagnostics.Append(req.State.Get(ctx, &have)...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if plan.CertificatePEM.IsUnknown() {
+		operator, err := r.renew(ctx, plan)
+		if err != nil {
+			_, key, _ := plan.key()
+			resp.Diagnostics.Append(r.failure("Cannot renew the certificate of operator "+plan.ID.ValueString(), key,
+				err))
+			return
+		}
+		plan.set(operator)
+	}
+	resp.Diagnostics.Append(resp.State.Set(ctx, plan)...)
+}
+
+func (r *Resource) renew(ctx context.Context, m model) (registration.Operator, error) {
+	id, _, err := m.key()
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	ttl, _, err := m.durations()
+	if err != nil {
+		return registration.Operator{}, fmt.Errorf("ttl: %w", err)
+	}
+	state, err := r.state(ctx, m)
+	if err != nil {
+		return registration.Operator{}, err
+	}
+	return registration.Renew(ctx, state, m.Tenant.ValueString(), id, ttl, writer)
+}
+
+// Delete implements resource.Resource. It replaces the operator's record with a tombstone. A damaged record stays as it
+// is.
+func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
+	var m model
+	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
+		return
+	}
+	id, key, err := m.key()
+	if err == nil {
+		var state *clusterstate.State
+		if state, err = r.state(ctx, m); err == nil {
+			err = registration.Remove(ctx, state, m.Tenant.ValueString(), id, writer)
+		}
+	}
+	switch {
+	case errors.Is(err, clusterstate.ErrDamaged), errors.Is(err, authority.ErrUnsigned),
+		errors.Is(err, authority.ErrSignature):
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("Operator %s was not removed, because its record is damaged", m.ID.ValueString()),
+			Where: r.bucket.Place(key), Why: err,
+			Do: "Servers refuse the operator. Do not restore an older version of the object: it would permit the " +
+				"operator again.",
+		}.Warning())
+	case err != nil:
+		resp.Diagnostics.Append(r.failure("Cannot remove operator "+m.ID.ValueString(), key, err))
+	}
+}
+
+// ImportState implements resource.ResourceWithImportState. The import ID is cluster/tenant/id.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
+	cluster, tenant, id, err := parseImport(req.ID)
+	if err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by cluster, tenant and ID: terraform import <address of the nstance_operator> " +
+				"example/default/opr06bgm7733st2576nx5jht4ecjw",
+		}.Error())
+		return
+	}
+	for attribute, value := range map[string]string{"cluster_id": cluster, "tenant": tenant, "id": id.String()} {
+		resp.Diagnostics.Append(resp.State.SetAttribute(ctx, path.Root(attribute), value)...)
+	}
+}
+
+// parseImport parses an import ID, cluster/tenant/operator-id. It returns an error that names the part that is not
+// valid.
+func parseImport(text string) (cluster, tenant string, id ident.ID, err error) {
+	fail := func(err error) (string, string, ident.ID, error) { return "", "", ident.ID{}, err }
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return fail(fmt.Errorf("want cluster/tenant/operator-id, have %q", text))
+	}
+	if err := ident.ValidateClusterName(parts[0]); err != nil {
+		return fail(fmt.Errorf("cluster: %w", err))
+	}
+	if err := ident.ValidateTenantName(parts[1]); err != nil {
+		return fail(fmt.Errorf("tenant: %w", err))
+	}
+	id, err = ident.ParseID(parts[2])
+	switch {
+	case err != nil:
+		return fail(fmt.Errorf("operator ID: %w", err))
+	case id.Prefix() != ident.OperatorPrefix:
+		return fail(fmt.Errorf("operator ID: %s is of kind %s, want %s", id, id.Prefix(), ident.OperatorPrefix))
+	}
+	return parts[0], parts[1], id, nil
+}

@@ -1,0 +1,339 @@
+package shard
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework-timeouts/resource/timeouts"
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/resource"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+)
+
+const (
+	defaultCreate = 5 * time.Minute
+	// defaultUpdate is longer than the sum of the interval at which a leader polls the bucket (3 min) and the time for
+	// a restart or a takeover.
+	defaultUpdate = 15 * time.Minute
+	defaultDelete = 10 * time.Minute
+)
+
+// Resource implements the Terraform resource nstance_shard.
+type Resource struct {
+	bucket  *bucket.Connection
+	servers *servers.Connection
+}
+
+// New returns the resource, not yet configured.
+func New() resource.Resource { return &Resource{} }
+
+var (
+	_ resource.ResourceWithConfigure      = (*Resource)(nil)
+	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
+	_ resource.ResourceWithImportState    = (*Resource)(nil)
+	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
+)
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_shard"
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.bucket, r.servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
+}
+
+func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
+	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.Config(name)), Why: err,
+		Do: bucket.Advice(err)}.Error()
+}
+
+// Create implements resource.Resource.
+func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
+	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	want := read(req.Plan.Raw)
+	resp.Diagnostics.Append(want.diags.Errors()...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	if there, diags := r.existing(ctx, want); there {
+		resp.Diagnostics.Append(diags...)
+		return
+	}
+	token, diags := r.write(ctx, want, "")
+	resp.Diagnostics.Append(diags...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	values := computed(want, token)
+	values["rolling_groups"] = rollingGroups(nil)
+	resp.State.Raw = replaced(req.Plan.Raw, values)
+	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Create, defaultCreate)
+	if resp.Diagnostics.Append(diags...); diags.HasError() {
+		return
+	}
+	if diag := r.wait(ctx, req.Plan, want, token, limit, true, release{}); diag != nil {
+		// This is a warning because an error would mark the shard as tainted, and the next apply would destroy it.
+		resp.Diagnostics.AddWarning(diag.Summary(), diag.Detail())
+	}
+}
+
+// Update implements resource.Resource.
+func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
+	want, state := read(req.Plan.Raw), attributesOf(req.State.Raw)
+	resp.Diagnostics.Append(want.diags.Errors()...)
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	for attribute, name := range map[string]string{"shard": want.name(), "cluster_id": want.cluster()} {
+		if have := textOf(state[attribute]); name != have {
+			resp.Diagnostics.Append(diagnostic.Failure{
+				What: fmt.Sprintf("The %s changes from %q to %q", attribute, have, name),
+				Why:  errors.New("the name was not known when the plan was made, and a shard cannot be renamed"),
+				Do: "Plan and apply again: now that the name is known, the shard will be replaced. Or set the old " +
+					"name.",
+			}.Error())
+		}
+	}
+	if resp.Diagnostics.HasError() {
+		return
+	}
+	token := objstore.Token(textOf(state["etag"]))
+	before := read(req.State.Raw)
+	changed := !bytes.Equal(want.body, before.body)
+	if changed {
+		var diags diag.Diagnostics
+		token, diags = r.write(ctx, want, token)
+		resp.Diagnostics.Append(diags...)
+		if resp.Diagnostics.HasError() {
+			return
+		}
+	}
+	values := computed(want, token)
+	values["rolling_groups"] = rolling(before, want, state)
+	resp.State.Raw = replaced(req.Plan.Raw, values)
+	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Update, defaultUpdate)
+	if resp.Diagnostics.Append(diags...); diags.HasError() {
+		return
+	}
+	if diag := r.wait(ctx, req.Plan, want, token, limit, changed,
+		releaseOf(before.shard, want.shard)); diag != nil {
+		resp.Diagnostics.Append(diag)
+	}
+}
+
+func computed(d document, token objstore.Token) map[string]tftypes.Value {
+	values := groups(d.shard)
+	maps.Copy(values, map[string]tftypes.Value{"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()),
+		"etag": textValue(string(token))})
+	return values
+}
+
+// existing reports whether the shard that a resource creates has a configuration already, and returns the errors. A
+// resource does not take over a configuration that another resource wrote, even one with the same content: the destroy
+// of one of the two would empty the shard.
+func (r *Resource) existing(ctx context.Context, want document) (bool, diag.Diagnostics) {
+	name := want.name()
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return true, diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	if !r.bucket.Claim(keys.Config(name)) {
+		return true, diag.Diagnostics{r.existsError(name, errors.New("another nstance_shard of this run creates it"))}
+	}
+	_, token, err := state.ReadConfig(ctx, name)
+	switch {
+	case err == nil:
+		return true, diag.Diagnostics{r.existsError(name,
+			fmt.Errorf("the bucket has version %s, which this resource did not write", token))}
+	case !errors.Is(err, objstore.ErrNotFound):
+		return true, diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	return false, nil
+}
+
+// existsError is the error of a resource that creates a shard that has a configuration.
+func (r *Resource) existsError(name string, why error) diag.Diagnostic {
+	return diagnostic.Failure{
+		What: fmt.Sprintf("Shard %s has a configuration already", name), Where: r.bucket.Place(keys.Config(name)),
+		Why: why,
+		Do: fmt.Sprintf(
+			"If the resource was renamed, write a moved block from its former address. If an apply was interrupted, "+
+				"or "+
+				"if this resource should manage the shard from now on, import it: terraform import <address of the "+
+				"nstance_shard> %s. If another Terraform configuration manages it, give this shard another name. "+
+				"Nothing was written.", name),
+	}.Error()
+}
+
+// write stores the configuration in the bucket and returns its version. It replaces only the version with the given
+// token, or creates the configuration if token is "". If the bucket already holds the same text, write returns the
+// bucket's version.
+func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
+	name := want.name()
+	if err := r.checkCluster(ctx, want); err != nil {
+		return "", diag.Diagnostics{r.bucket.ForeignCluster(want.cluster(), path.Root("cluster_id"), err)}
+	}
+	fail := func(err error) (objstore.Token, diag.Diagnostics) {
+		return "", diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
+	}
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return fail(err)
+	}
+	written, err := state.WriteConfig(ctx, name, want.body, token)
+	if err == nil || !errors.Is(err, objstore.ErrConflict) {
+		if err != nil {
+			return fail(err)
+		}
+		return written, nil
+	}
+	have, haveToken, rerr := state.ReadConfig(ctx, name)
+	missing := errors.Is(rerr, objstore.ErrNotFound)
+	switch {
+	case rerr != nil && !missing:
+		return fail(fmt.Errorf("%w; the version in the bucket cannot be read: %w", err, rerr))
+	case rerr == nil && bytes.Equal(have, want.body):
+		return haveToken, nil // an interrupted apply wrote it
+	}
+	conflict := diagnostic.Failure{Where: r.bucket.Place(keys.Config(name))}
+	switch {
+	case token == "":
+		return "", diag.Diagnostics{r.existsError(name,
+			fmt.Errorf("the bucket has version %s, which this resource did not write", haveToken))}
+	case missing:
+		conflict.What = fmt.Sprintf("The configuration of shard %s was removed meanwhile", name)
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and the bucket has no version now", token)
+		conflict.Do = "Another program is destroying this shard. Nothing was written. To keep the shard, plan and " +
+			"apply again: the apply creates the configuration again."
+	default:
+		conflict.What = fmt.Sprintf("The configuration of shard %s was changed meanwhile", name)
+		conflict.Why = fmt.Errorf("the plan was made from version %s, and the bucket has version %s now", token,
+			haveToken)
+		conflict.Do = "Another apply or config push wrote it at the same time. Nothing was written. Plan again: the " +
+			"plan shows the other change; apply it to undo that change."
+	}
+	return "", diag.Diagnostics{conflict.Error()}
+}
+
+// checkCluster returns an error if the configuration names another cluster than the CA in the bucket. A configuration
+// that has the cluster's objects in another bucket is not checked.
+func (r *Resource) checkCluster(ctx context.Context, want document) error {
+	if want.shard == nil || want.cluster() == "" || want.shard.Cluster.Storage != nil {
+		return nil
+	}
+	return r.bucket.CheckCluster(ctx, want.cluster())
+}
+
+// Read implements resource.Resource. If the bucket holds another version of the configuration than the state, Read
+// copies that version to the state, and the plan shows the differences. Read also warns if the leader has not applied
+// the version in the bucket, because a plan does not show that.
+func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
+	if !r.bucket.Known() {
+		return // planning must work without the bucket
+	}
+	defer r.bucket.AfterRead(ctx, resp)
+	attributes := attributesOf(req.State.Raw)
+	name, seen := textOf(attributes["shard"]), textOf(attributes["etag"])
+	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
+	if err != nil {
+		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
+		return
+	}
+	body, token, err := state.ReadConfig(ctx, name)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		resp.State.RemoveResource(ctx)
+		return
+	case err != nil:
+		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
+		return
+	}
+	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+		resp.Diagnostics.Append(failure.Warning())
+	} else {
+		resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
+	}
+	if string(token) != seen || attributes["config"].IsNull() {
+		resp.Diagnostics.Append(r.refresh(&resp.State, name, body, token)...)
+	}
+}
+
+// refresh copies body, the configuration in the bucket, to the Terraform state. What means the same as before keeps its
+// form.
+func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
+	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
+	before := read(state.Raw)
+	s, problems := config.ParseStored(keys.Config(name), body)
+	update := map[string]tftypes.Value{"etag": textValue(string(token))}
+	if s == nil {
+		diags.Append(diagnostic.Failure{
+			What:  fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name),
+			Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
+			Do: "The servers keep the last one that was valid. Apply this configuration to replace it.",
+		}.Warning())
+		tree, _ := config.ParseTree("", body)
+		update["config"] = docs.Decode(tree)
+	} else {
+		update["config"] = docs.Update(attributes["config"], treeOf(before.body), treeOf(config.Encode(s)))
+		maps.Copy(update, groups(s))
+		if attributes["rolling_groups"].IsNull() {
+			update["rolling_groups"] = rollingGroups(nil)
+		}
+		update["cluster_id"] = textValue(s.Cluster.ID)
+	}
+	state.Raw = replaced(state.Raw, update)
+	return diags
+}
+
+// treeOf decodes a document. It returns nil for no document.
+func treeOf(body []byte) (tree any) {
+	if body != nil {
+		_ = json.Unmarshal(body, &tree) // the body is the result of config.Encode
+	}
+	return tree
+}
+
+// ImportState implements resource.ResourceWithImportState. The import ID is the name of the shard.
+func (r *Resource) ImportState(ctx context.Context, req resource.ImportStateRequest,
+	resp *resource.ImportStateResponse) {
+	if err := ident.ValidateName(req.ID); err != nil {
+		resp.Diagnostics.Append(diagnostic.Failure{
+			What: "Cannot import " + req.ID, Why: err,
+			Do: "Import by the name of the shard: terraform import <address of the nstance_shard> dev-1",
+		}.Error())
+		return
+	}
+	resource.ImportStatePassthroughID(ctx, path.Root("shard"), req, resp)
+}
+
+// timeout returns one time limit of the attribute `timeouts`. The parameter "of" is the method that reads this limit.
+// If the limit is not set, timeout returns fallback.
+func timeout(ctx context.Context, get func(context.Context, path.Path, any) diag.Diagnostics,
+	of func(timeouts.Value, context.Context, time.Duration) (time.Duration, diag.Diagnostics),
+	fallback time.Duration) (time.Duration, diag.Diagnostics) {
+	var value timeouts.Value
+	diags := get(ctx, path.Root("timeouts"), &value)
+	if diags.HasError() {
+		return 0, diags
+	}
+	return of(value, ctx, fallback)
+}

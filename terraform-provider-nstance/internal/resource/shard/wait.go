@@ -1,0 +1,281 @@
+package shard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/terraform-plugin-framework/diag"
+	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/tfsdk"
+	"github.com/hashicorp/terraform-plugin-framework/types"
+	"github.com/hashicorp/terraform-plugin-log/tflog"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/contract/keys"
+	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/store/clusterstate"
+	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/poll"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+)
+
+// wait makes the leader apply the configuration's version with the given token. It returns when that version is in
+// force and no VM is left in the subnets of `released`, or when limit has passed. If no leader answers, it waits only
+// if `wait_for_leader` is set or `released` is not empty. changed means that this apply wrote the configuration. In a
+// copy of the shard's home, wait does not wait, because no server leads there.
+func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, token objstore.Token, limit time.Duration,
+	changed bool, released release) diag.Diagnostic {
+	var wanted types.Bool
+	if diags := plan.GetAttribute(ctx, path.Root("wait_for_leader"), &wanted); diags.HasError() {
+		return diags[0]
+	}
+	name := want.name()
+	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+		if wanted.ValueBool() {
+			return failure.Error()
+		}
+		return failure.Warning()
+	}
+	if _, err := r.servers.Identity(); !wanted.ValueBool() && released.isEmpty() && (err != nil || !changed) {
+		return nil
+	}
+	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	if err != nil {
+		return r.failure("Cannot wait for the leader of shard "+name, name, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	watch := leaderWatch{state: state, shard: name}
+	shard := contents{state: state, gone: map[ident.ID]bool{}}
+	must := wanted.ValueBool() || !released.isEmpty()
+	var refused *refusedError
+	var held error
+	err = poll.Until(ctx, func(ctx context.Context) (bool, error) {
+		if err := watch.readLock(ctx); err != nil && must {
+			return false, err
+		}
+		applied, err := r.refreshLeader(ctx, &watch, token)
+		tflog.Info(ctx, "waiting for the leader to apply the configuration",
+			map[string]any{"shard": name, "leader": watch.String(), "etag": string(token), "answer": fmt.Sprint(err)})
+		if errors.As(err, &refused) {
+			return true, nil
+		}
+		must = must || err == nil // a leader that answered once is waited for
+		applied = applied || watch.applied(token) || recordsApplied(ctx, state, token)
+		if len(released.subnets) > 0 {
+			if err := shard.readContents(ctx); err != nil {
+				return false, err
+			}
+			held = released.heldBy(shard.left)
+		}
+		// If the shard has no leader, nothing uses the subnets and the interface that this apply removes.
+		isIdle := !released.isEmpty() && !wanted.ValueBool() && watch.leaderless()
+		return held == nil && (applied || !must || isIdle), nil
+	})
+	switch {
+	case refused != nil:
+		return diagnostic.Failure{
+			What:  fmt.Sprintf("The configuration of shard %s is written, but its leader refuses it", name),
+			Where: r.bucket.Place(keys.Config(name)), Why: refused,
+			Do: "The shard goes on with the configuration that was applied last. Correct what is named above, and " +
+				"apply again.",
+		}.Error()
+	case err == nil && wanted.ValueBool():
+		return r.blockedGroups(ctx, name)
+	case err == nil:
+		return nil
+	case !errors.Is(err, context.DeadlineExceeded):
+		return r.failure("The configuration of shard "+name+" is written, but waiting for its leader failed", name, err)
+	}
+	if held != nil {
+		return diagnostic.Failure{
+			What: fmt.Sprintf("The configuration of shard %s is written, but VMs did not leave the removed subnets "+
+				"within %s", name, limit),
+			Where: r.bucket.Place(keys.InstancePrefix(name)), Why: fmt.Errorf("%w; %s", held, &watch),
+			Do: "The leader goes on replacing them. On-demand instances stay until they are deleted. Apply again to " +
+				"remove the subnets, or set timeouts.update to wait longer.",
+		}.Error()
+	}
+	return diagnostic.Failure{
+		What: fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name,
+			limit),
+		Where: r.bucket.Place(keys.Leader(name)),
+		Why:   fmt.Errorf("the lock does not name version %s as applied: %s", token, &watch),
+		Do: "Check that a server of the shard runs and read its log, which names the reason. The configuration stays " +
+			"in the bucket and is applied as soon as a server leads. Set timeouts to wait longer.",
+	}.Error()
+}
+
+// settleTime is the time for which an apply checks that the leader can create instances. The time begins when the
+// leader has applied the configuration.
+const settleTime = 10 * time.Second
+
+// blockedGroups returns a warning that names the groups in which the leader cannot create instances, for example
+// because an image does not exist. It returns nil if it sees no such group within settleTime, or if no leader answers.
+func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnostic {
+	if _, err := r.servers.Identity(); err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	var blocked []string
+	_ = poll.Until(ctx, func(ctx context.Context) (bool, error) {
+		var answer *nstancev1.ListGroupsResponse
+		err := r.servers.Call(ctx, name, func(ctx context.Context, client servers.Client) (err error) {
+			answer, err = client.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
+			return err
+		})
+		if err != nil {
+			return true, nil //nolint:nilerr // the configuration is applied; this only adds a warning
+		}
+		complete := true
+		blocked = nil
+		for _, g := range answer.GetGroups() {
+			complete = complete && len(g.GetProviderIds()) >= int(g.GetSize()) && g.GetOutdated() == 0
+			if reason := g.GetBlockedReason(); reason != "" {
+				blocked = append(blocked, g.GetGroup()+": "+reason)
+			}
+		}
+		return complete || len(blocked) > 0, nil
+	})
+	if len(blocked) == 0 {
+		return nil
+	}
+	return diagnostic.Failure{
+		What:  "The leader of shard " + name + " cannot create all instances",
+		Where: r.bucket.Place(keys.Config(name)), Why: errors.New(strings.Join(blocked, "\n")),
+		Do: "The configuration is applied, and the leader goes on trying. `nstance-admin events` shows when it " +
+			"succeeds.",
+	}.Warning()
+}
+
+// checkApplied warns if the shard's leader has applied a version of the configuration other than the one with the given
+// token.
+func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, name string,
+	token objstore.Token) diag.Diagnostics {
+	leader := leaderWatch{state: state, shard: name}
+	err := leader.readLock(ctx)
+	if errors.Is(err, clusterstate.ErrDamaged) {
+		return diag.Diagnostics{diagnostic.Failure{
+			What: "The lock of shard " + name + " cannot be read", Where: r.bucket.Place(keys.Leader(name)), Why: err,
+			Do: "The plan does not know what the leader has applied. If no server of the shard leads, stop them, " +
+				"delete the object, and start them again.",
+		}.Warning()}
+	}
+	if err != nil {
+		return diag.Diagnostics{r.failure("Cannot read the lock of shard "+name, name, err)}
+	}
+	if leader.leaderless() || leader.applied(token) {
+		return nil
+	}
+	if recordsApplied(ctx, state, token) {
+		return nil
+	}
+	return diag.Diagnostics{diagnostic.Failure{
+		What:  fmt.Sprintf("The leader of shard %s has not applied the configuration in the bucket", name),
+		Where: r.bucket.Place(keys.Leader(name)),
+		Why:   fmt.Errorf("the bucket has version %s, and %s", token, &leader),
+		Do: "A leader applies a new version within seconds, unless it refuses it. `nstance-admin config " +
+			"status` shows the reasons for a refusal.",
+	}.Warning()}
+}
+
+// recordsApplied reports whether a leader recorded the version of the configuration as applied. A leader does so
+// immediately before it applies the version. The lock contains the version only after the lock's next renewal.
+func recordsApplied(ctx context.Context, state *clusterstate.State, token objstore.Token) bool {
+	applied, err := state.UnverifiedApplied(ctx)
+	return err == nil && applied.Source == string(token)
+}
+
+// refusedError means that the leader refuses the configuration in the bucket.
+type refusedError struct{ problems []*nstancev1.ConfigProblem }
+
+func (e *refusedError) Error() string {
+	lines := make([]string, len(e.problems))
+	for i, p := range e.problems {
+		lines[i] = strings.TrimPrefix(p.GetPath()+": "+p.GetMessage(), ": ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+var errNoLeader = errors.New("the shard has no leader")
+
+// refreshLeader makes the leader apply the configuration in the bucket now. It reports whether the version with the
+// given token is in force. It returns false if the leader must first restart. The error is a *refusedError, or says why
+// no leader answers.
+func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token objstore.Token) (bool, error) {
+	if leader.leaderless() {
+		return false, errNoLeader // dialing a server that is not there can take long
+	}
+	var answer *nstancev1.RefreshConfigResponse
+	err := r.servers.Call(ctx, leader.shard, func(ctx context.Context, client servers.Client) (err error) {
+		answer, err = client.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{})
+		return err
+	})
+	switch {
+	case err != nil:
+		return false, err
+	case answer.GetResult() == nstancev1.RefreshResult_REFRESH_RESULT_INVALID:
+		return false, &refusedError{answer.GetProblems()}
+	}
+	return !answer.GetRestarting() && answer.GetEtag() == string(token), nil
+}
+
+// leaderWatch observes the election lock of one shard. It is not safe for concurrent use.
+type leaderWatch struct {
+	state *clusterstate.State
+	shard string
+	// copied means that the bucket is a copy, so that the lock names a leader that uses another bucket.
+	copied bool
+
+	lock  record.Lock
+	there bool
+	since time.Time // when this process first read the current version of the lock
+}
+
+func (w *leaderWatch) readLock(ctx context.Context) error {
+	lock, _, err := w.state.ReadLock(ctx, w.shard)
+	if errors.Is(err, objstore.ErrNotFound) {
+		w.lock, w.there = record.Lock{}, false
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !w.there || lock.Version() != w.lock.Version() {
+		w.since = time.Now()
+	}
+	w.lock, w.there = lock, true
+	return nil
+}
+
+func (w *leaderWatch) applied(token objstore.Token) bool {
+	return w.there && w.lock.AppliedETag == string(token)
+}
+
+// leaderless reports whether the shard certainly has no leader. That holds in four cases: the bucket is a copy, there
+// is no lock, the leader released it, or the lock has not changed for its lease plus one renewal interval. It measures
+// the elapsed time on this machine, because the clocks of other machines may differ.
+func (w *leaderWatch) leaderless() bool {
+	return w.copied || !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
+}
+
+func (w *leaderWatch) String() string {
+	switch {
+	case !w.there:
+		return "no server has led the shard yet"
+	case w.lock.Released:
+		return fmt.Sprintf("no server leads: %s resigned in term %d", w.lock.LeaderID, w.lock.Term)
+	case w.leaderless():
+		return fmt.Sprintf("no server leads: %s stopped renewing in term %d", w.lock.LeaderID, w.lock.Term)
+	case w.lock.AppliedETag == "":
+		return fmt.Sprintf("%s leads in term %d and has applied no configuration", w.lock.LeaderID, w.lock.Term)
+	}
+	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term,
+		w.lock.AppliedETag)
+}
