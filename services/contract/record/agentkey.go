@@ -17,22 +17,12 @@ type AgentKey struct {
 
 // Encode checks the agent key and returns it as one line of JSON.
 func (k AgentKey) Encode() ([]byte, error) {
-	if err := k.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("agent key", k)
 }
 
 // DecodeAgentKey parses an agent key strictly and checks it. The error is [ErrNewer] if a newer program wrote it.
 func DecodeAgentKey(data []byte) (AgentKey, error) {
-	var k AgentKey
-	if err := decode("agent key", data, AgentKeySchema, &k); err != nil {
-		return AgentKey{}, err
-	}
-	if err := k.Validate(); err != nil {
-		return AgentKey{}, err
-	}
-	return k, nil
+	return decode[AgentKey]("agent key", data, AgentKeySchema)
 }
 
 // Validate returns an error that lists everything wrong with the agent key.

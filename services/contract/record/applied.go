@@ -35,9 +35,6 @@ type Applied struct {
 
 // Encode checks the document and returns its bytes.
 func (a Applied) Encode() ([]byte, error) {
-	if err := a.Validate(); err != nil {
-		return nil, err
-	}
 	head, err := encode("applied configuration", a) // ends in a line break
 	if err != nil {
 		return nil, err
@@ -53,15 +50,15 @@ func DecodeApplied(data []byte) (Applied, error) {
 	if !ok || !found {
 		return Applied{}, fmt.Errorf("decode applied configuration: its first line does not begin with %q", appliedMark)
 	}
-	var a Applied
-	if err := decode("applied configuration", head, AppliedSchema, &a); err != nil {
-		return Applied{}, err
+	if len(body) > MaxConfig {
+		return Applied{}, fmt.Errorf("decode applied configuration: it has %d bytes, at most %d are allowed", len(body),
+			MaxConfig)
 	}
-	a.Body = bytes.Clone(body)
-	if err := a.Validate(); err != nil {
-		return Applied{}, err
+	a, err := decode[Applied]("applied configuration", head, AppliedSchema)
+	if err == nil {
+		a.Body = bytes.Clone(body)
 	}
-	return a, nil
+	return a, err
 }
 
 // Validate returns an error that lists everything wrong with the document.

@@ -48,22 +48,12 @@ func (l CertLog) Encode() ([]byte, error) {
 	for i := range l.Issued {
 		utc(&l.Issued[i].NotAfter)
 	}
-	if err := l.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("certificate log", l)
 }
 
 // DecodeCertLog parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the entry.
 func DecodeCertLog(data []byte) (CertLog, error) {
-	var l CertLog
-	if err := decode("certificate log", data, CertLogSchema, &l); err != nil {
-		return CertLog{}, err
-	}
-	if err := l.Validate(); err != nil {
-		return CertLog{}, err
-	}
-	return l, nil
+	return decode[CertLog]("certificate log", data, CertLogSchema)
 }
 
 // Validate returns an error that lists everything wrong with the entry.

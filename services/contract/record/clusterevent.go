@@ -24,23 +24,13 @@ type ClusterEvent struct {
 // Encode checks the entry and returns it as one line of JSON, with times in UTC.
 func (e ClusterEvent) Encode() ([]byte, error) {
 	utc(&e.At)
-	if err := e.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("cluster event", e)
 }
 
 // DecodeClusterEvent parses an entry strictly and checks it. The error is [ErrNewer] if a newer program wrote the
 // entry.
 func DecodeClusterEvent(data []byte) (ClusterEvent, error) {
-	var e ClusterEvent
-	if err := decode("cluster event", data, ClusterEventSchema, &e); err != nil {
-		return ClusterEvent{}, err
-	}
-	if err := e.Validate(); err != nil {
-		return ClusterEvent{}, err
-	}
-	return e, nil
+	return decode[ClusterEvent]("cluster event", data, ClusterEventSchema)
 }
 
 // Validate returns an error that lists everything wrong with the entry.

@@ -14,10 +14,25 @@ const MaxSize = 256 << 10
 // ErrNewer means that a document has a schema version that this program does not know: it was written by a newer one.
 var ErrNewer = errors.New("written by a newer version of nstance")
 
-// decode reads one JSON document into v. It refuses a document that is too large, has an unknown, misspelt or repeated
-// field, or is followed by other data. decode checks the schema version first, so that the error for a newer document
+// document is a document of this package. Validate returns an error that lists everything wrong with it.
+type document interface{ Validate() error }
+
+// decode reads one JSON document and checks it. It returns the zero document with an error.
+func decode[D document](what string, data []byte, newest int) (D, error) {
+	var d, none D
+	if err := parse(what, data, newest, &d); err != nil {
+		return none, err
+	}
+	if err := d.Validate(); err != nil {
+		return none, err
+	}
+	return d, nil
+}
+
+// parse reads one JSON document into v. It refuses a document that is too large, has an unknown, misspelt or repeated
+// field, or is followed by other data. parse checks the schema version first, so that the error for a newer document
 // names the version instead of an unknown field.
-func decode(what string, data []byte, newest int, v any) error {
+func parse(what string, data []byte, newest int, v any) error {
 	if len(data) > MaxSize {
 		return fmt.Errorf("decode %s: %d bytes, at most %d are allowed", what, len(data), MaxSize)
 	}
@@ -83,12 +98,15 @@ func checkNames(dec *json.Decoder, depth int) error {
 	return err
 }
 
-// encode writes one document on one line.
-func encode(what string, v any) ([]byte, error) {
+// encode checks one document and writes it on one line.
+func encode(what string, d document) ([]byte, error) {
+	if err := d.Validate(); err != nil {
+		return nil, err
+	}
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	if err := enc.Encode(d); err != nil {
 		return nil, fmt.Errorf("encode %s: %w", what, err)
 	}
 	if out.Len() > MaxSize {

@@ -78,23 +78,11 @@ func (h Home) String() string {
 // Encode checks the home and returns it as one line of JSON, with times in UTC.
 func (h Home) Encode() ([]byte, error) {
 	utc(&h.RestoredAt, &h.SnapshotAt)
-	if err := h.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("home", h)
 }
 
 // DecodeHome parses a home strictly and checks it. The error is [ErrNewer] if a newer program wrote the home.
-func DecodeHome(data []byte) (Home, error) {
-	var h Home
-	if err := decode("home", data, HomeSchema, &h); err != nil {
-		return Home{}, err
-	}
-	if err := h.Validate(); err != nil {
-		return Home{}, err
-	}
-	return h, nil
-}
+func DecodeHome(data []byte) (Home, error) { return decode[Home]("home", data, HomeSchema) }
 
 // Validate returns an error that lists everything wrong with the home.
 func (h Home) Validate() error {

@@ -67,23 +67,13 @@ func (i Instance) Encode() ([]byte, error) {
 	if i.Certificate != nil {
 		utc(&i.Certificate.NotAfter)
 	}
-	if err := i.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("instance record", i)
 }
 
 // DecodeInstance parses an instance record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
 // record.
 func DecodeInstance(data []byte) (Instance, error) {
-	var i Instance
-	if err := decode("instance record", data, InstanceSchema, &i); err != nil {
-		return Instance{}, err
-	}
-	if err := i.Validate(); err != nil {
-		return Instance{}, err
-	}
-	return i, nil
+	return decode[Instance]("instance record", data, InstanceSchema)
 }
 
 // Validate returns an error that lists everything wrong with the record.

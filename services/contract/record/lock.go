@@ -93,26 +93,15 @@ func EncodeLock(l Lock) ([]byte, error) {
 		l.Schema = 1
 	}
 	l.RenewedAt = l.RenewedAt.UTC().Truncate(time.Second)
-	if err := l.validate(); err != nil {
-		return nil, err
-	}
 	return encode("lock", l)
 }
 
 // DecodeLock reads a lock. Unknown fields, trailing data, values out of range and newer schema versions (ErrNewer) are
 // errors. A server must not take over a lock that it cannot read, because it does not know how long to wait.
-func DecodeLock(data []byte) (Lock, error) {
-	var l Lock
-	if err := decode("lock", data, lockSchema, &l); err != nil {
-		return Lock{}, err
-	}
-	if err := l.validate(); err != nil {
-		return Lock{}, err
-	}
-	return l, nil
-}
+func DecodeLock(data []byte) (Lock, error) { return decode[Lock]("lock", data, lockSchema) }
 
-func (l Lock) validate() error {
+// Validate returns an error that lists everything wrong with the lock.
+func (l Lock) Validate() error {
 	var p problems
 	p.check(l.LeaderID != "", "no leader_id")
 	p.check(l.Incarnation != "", "no incarnation")

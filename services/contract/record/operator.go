@@ -69,23 +69,13 @@ func (o Operator) Removed() bool { return !o.RemovedAt.IsZero() }
 func (o Operator) Encode() ([]byte, error) {
 	o.PublicKey, o.PreviousKey = slices.Clone(o.PublicKey), slices.Clone(o.PreviousKey)
 	utc(&o.CreatedAt, &o.RemovedAt, &o.NonceExpires, &o.Certificate.NotAfter)
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("operator record", o)
 }
 
 // DecodeOperator parses an operator record strictly and checks it. The error is [ErrNewer] if a newer program wrote the
 // record.
 func DecodeOperator(data []byte) (Operator, error) {
-	var o Operator
-	if err := decode("operator record", data, OperatorSchema, &o); err != nil {
-		return Operator{}, err
-	}
-	if err := o.Validate(); err != nil {
-		return Operator{}, err
-	}
-	return o, nil
+	return decode[Operator]("operator record", data, OperatorSchema)
 }
 
 // Validate returns an error that lists everything wrong with the record.

@@ -25,23 +25,13 @@ type ServerReport struct {
 // Encode checks the report and returns it as one line of JSON, with times in UTC.
 func (r ServerReport) Encode() ([]byte, error) {
 	utc(&r.ReportedAt)
-	if err := r.Validate(); err != nil {
-		return nil, err
-	}
 	return encode("server report", r)
 }
 
 // DecodeServerReport parses a report strictly and checks it. The error is [ErrNewer] if a newer program wrote the
 // report.
 func DecodeServerReport(data []byte) (ServerReport, error) {
-	var r ServerReport
-	if err := decode("server report", data, ServerReportSchema, &r); err != nil {
-		return ServerReport{}, err
-	}
-	if err := r.Validate(); err != nil {
-		return ServerReport{}, err
-	}
-	return r, nil
+	return decode[ServerReport]("server report", data, ServerReportSchema)
 }
 
 // Validate returns an error that lists everything wrong with the report.
