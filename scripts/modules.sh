@@ -46,7 +46,7 @@ prepare() { # CLI DIRECTORY
 
 all=
 [ $# -gt 0 ] || all=yes
-[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/servers libvirt/shard proxmox/servers proxmox/shard
+[ -z "$all" ] || set -- aws/account aws/cluster aws/network aws/shard gcp/account gcp/cluster gcp/network gcp/shard libvirt/servers onprem/shard proxmox/servers
 
 if [ -n "$all" ]; then
 	echo "-- format"

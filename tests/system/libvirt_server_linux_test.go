@@ -114,7 +114,7 @@ func (s *libvirtShard) makeServerVM() error {
 	return module.Run("apply", "-auto-approve")
 }
 
-// serverScript returns the boot script of a server, with the commands of modules/libvirt/shard. The test uses the image
+// serverScript returns the boot script of a server, with the commands of modules/onprem/shard. The test uses the image
 // of an agent. So the script must also create the user nstance-server, and download the server's program from this
 // test.
 func (s *libvirtShard) serverScript(environment map[string]string) (string, error) {

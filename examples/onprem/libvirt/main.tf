@@ -26,16 +26,18 @@ resource "nstance_cluster" "this" {
 }
 
 module "shard" {
-  source = "../../../modules/libvirt/shard"
+  source = "../../../modules/onprem/shard"
 
   cluster        = { id = nstance_cluster.this.id }
   shard          = "rack-1"
   bucket         = { endpoint = var.endpoint, name = var.bucket }
   leader_network = { ipv4 = var.leader_ipv4 }
-  hosts          = { a = "qemu+tls://a.example.com/system", b = "qemu+tls://b.example.com/system" }
 
   config = {
-    server = { subnet_pools = { vms = ["a/vms", "b/vms"] } }
+    server = {
+      provider     = { kind = "libvirt", options = { hosts = "a=qemu+tls://a.example.com/system,b=qemu+tls://b.example.com/system" } }
+      subnet_pools = { vms = ["a/vms", "b/vms"] }
+    }
     templates = {
       worker = {
         kind          = "wrk"

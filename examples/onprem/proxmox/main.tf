@@ -26,17 +26,21 @@ resource "nstance_cluster" "this" {
 }
 
 module "shard" {
-  source = "../../../modules/proxmox/shard"
+  source = "../../../modules/onprem/shard"
 
   cluster        = { id = nstance_cluster.this.id }
   shard          = "rack-1"
   bucket         = { endpoint = var.endpoint, name = var.bucket }
   leader_network = { ipv4 = var.leader_ipv4 }
-  endpoints      = ["https://pve1.example.com:8006", "https://pve2.example.com:8006"]
-  ca_file        = "/etc/nstance/pve-root-ca.pem"
 
   config = {
-    server = { subnet_pools = { vms = ["pve1/vmbr0", "pve2/vmbr0"] } }
+    server = {
+      provider = { kind = "proxmox", options = {
+        endpoints = "https://pve1.example.com:8006,https://pve2.example.com:8006"
+        ca_file   = "/etc/nstance/pve-root-ca.pem"
+      } }
+      subnet_pools = { vms = ["pve1/vmbr0", "pve2/vmbr0"] }
+    }
     templates = {
       worker = {
         kind          = "wrk"

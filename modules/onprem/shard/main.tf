@@ -24,15 +24,6 @@ locals {
   ]
   leader_host = coalesce(var.leader_network.dns_name, var.leader_network.ipv4, var.leader_network.ipv6)
   leader_url  = strcontains(local.leader_host, ":") ? "[${local.leader_host}]" : local.leader_host
-
-  options = { for name, value in {
-    endpoints    = join(",", var.endpoints)
-    fingerprints = length(var.fingerprints) == 0 ? null : join(",", var.fingerprints)
-    ca_file      = var.ca_file
-    token_file   = var.token_file
-    pool         = var.resource_pool
-    seed_storage = var.seed_storage
-  } : name => value if value != null }
 }
 
 data "nstance_userdata" "server" {
@@ -72,7 +63,6 @@ resource "nstance_shard" "this" {
     }
     server = {
       shard          = var.shard
-      provider       = { kind = "proxmox", options = local.options }
       leader_network = merge(var.leader_network, { kind = "arp" })
     }
     defaults = { userdata = { content = data.nstance_userdata.agent.content } }

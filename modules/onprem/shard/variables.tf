@@ -21,43 +21,6 @@ variable "shard" {
   }
 }
 
-variable "hosts" {
-  description = "The hosts, by name, each with the URI of its libvirt, such as `qemu+tls://a.example.com/system`. To connect to libvirt, the servers need the certificate (for TLS) or the key (for SSH) of a client."
-  type        = map(string)
-  nullable    = false
-
-  validation {
-    condition     = length(var.hosts) > 0 && alltrue([for uri in values(var.hosts) : can(regex("^qemu(\\+(tls|ssh|unix))?://.*/system(\\?.*)?$", uri))])
-    error_message = "hosts has at least one host, and each URI is one of QEMU over TLS, SSH or a local socket, such as qemu+tls://a.example.com/system."
-  }
-}
-
-variable "pool" {
-  description = "Name of libvirt's storage pool for images and disks. Every host has a pool of this name."
-  type        = string
-  default     = "default"
-  nullable    = false
-}
-
-variable "domain_type" {
-  description = "Type of the VMs: `kvm`, or `qemu` for hosts without hardware support for VMs. `qemu` is many times slower."
-  type        = string
-  default     = "kvm"
-  nullable    = false
-
-  validation {
-    condition     = contains(["kvm", "qemu"], var.domain_type)
-    error_message = "domain_type is kvm or qemu."
-  }
-}
-
-variable "reserved_mib" {
-  description = "Memory in MiB that each host keeps free of VMs."
-  type        = number
-  default     = 1024
-  nullable    = false
-}
-
 variable "leader_network" {
   description = "The leader's address, which each new leader takes over by ARP or NDP (docs/reference/arp.md): `ipv4`, `ipv6` or both, and optionally a `dns_name`. The address must be in the servers' own network, and no other machine may use it."
   type = object({
@@ -85,14 +48,13 @@ variable "bucket" {
 }
 
 variable "config" {
-  description = "The shard's configuration, as in docs/reference/configuration.md. The module adds `cluster`, `server.shard`, `server.provider`, `server.leader_network`, and in `defaults.userdata` a boot script that starts nstance-agent from the image. The plan validates the configuration with the servers' own rules."
+  description = "The shard's configuration, as in docs/reference/configuration.md. It has `server.provider`: [libvirt](../../../docs/reference/libvirt.md) or [Proxmox VE](../../../docs/reference/proxmox.md) with its options. The module adds `cluster`, `server.shard`, `server.leader_network`, and in `defaults.userdata` a boot script that starts nstance-agent from the image. The plan validates the configuration with the servers' own rules."
   type        = any
-  default     = {}
   nullable    = false
 
   validation {
-    condition     = can(keys(var.config)) && !anytrue([can(var.config.cluster), can(var.config.server.shard), can(var.config.server.provider.kind), can(var.config.server.leader_network)])
-    error_message = "config is an object without cluster, server.shard, server.provider.kind and server.leader_network. The module sets these from its variables cluster, shard and leader_network."
+    condition     = can(keys(var.config)) && !anytrue([can(var.config.cluster), can(var.config.server.shard), can(var.config.server.leader_network)])
+    error_message = "config is an object without cluster, server.shard and server.leader_network. The module sets these from its variables cluster, shard and leader_network."
   }
 }
 
