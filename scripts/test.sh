@@ -13,15 +13,16 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
 # Packages with goroutines that share state. They run under the race detector, which triples their time.
-race='lease leader shardstate execute tasks watch peer transport agentapi operatorapi registerapi server agent shardconfig cache health
-	infra/tmux infra/mock operator/shards'
+race='server server/act/execute server/act/leader server/health server/infra/mock server/infra/tmux server/journal/cache server/lead/lease
+	server/lead/peer server/serve/agentapi server/serve/operatorapi server/serve/registerapi server/serve/transport server/shardconfig
+	server/shardstate server/watch daemon/tasks agent operator/shards'
 
 # Packages with tests that take minutes. `make test` runs them with -short: fewer random cases, no attacks, no kills. The step long runs all.
-# transport and operator/shards have such tests too: the step race runs them with -short.
-long='bench plan election proof operator operator/pool operator/machine operator/drain operator/ondemand'
+# serve/transport and operator/shards have such tests too: the step race runs them with -short.
+long='proof/bench proof/histories server/plan server/lead/election operator operator/pool operator/machine operator/drain operator/ondemand'
 
 # Packages of other steps. services/internal/proof/sim has the step sim; the others are in the rest.
-others='/services/internal/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
+others='/services/internal/proof/sim$|/infra/libvirt/hosttest$|/tests/stacks|/tests/kube$|/tests/operator|/tests/delivery|/tests/cloud/|/tests/modules$'
 
 internal() {
 	for name; do
@@ -53,7 +54,7 @@ step_race() {
 
 step_long() {
 	# shellcheck disable=SC2086
-	internal $long transport operator/shards | xargs go test -timeout 15m ./services/api/v1beta1
+	internal $long server/serve/transport operator/shards | xargs go test -timeout 15m ./services/api/v1beta1
 }
 
 # The same simulations in every run. `make sim` and `make sim-swarm` run others: a fault that they find must not block

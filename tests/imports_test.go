@@ -12,6 +12,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,37 +27,32 @@ import (
 
 const module = "github.com/nstance-kit/nstance/"
 
-// layers lists the packages by layer. A package may import packages of its own layer and of earlier layers. Each entry
-// includes the packages in the folders below it.
-var layers = [][]string{
-	{"services/contract/ident", "services/contract/pasted", "services/contract/reconnect", "services/contract/suggest",
-		"services/contract/highwater", "services/store/googlecloud"},
-	{"services/contract/cloud", "services/store/awscloud"},
-	{"services/contract/keys", "services/contract/render", "services/contract/record", "services/contract/endpoints"},
-	{"services/contract/config"},
-	{"services/contract/bootscript", "services/contract/envelope", "services/store/keyring",
-		"services/contract/authority"},
-	{"services/store/objstore"},
-	{"services/store/secretstore", "services/store/clusterstate"},
-	{"services/api"},
-	{"services/dev"}, // the development cluster, for nstance-dev and the tests
-	// These packages are pure, or do not depend on a shard's state.
-	{"services/internal/server/lead/election"},
-	{"services/internal/server/plan", "services/internal/server/lead/lease", "services/internal/server/filegen", "services/internal/daemon/tasks",
-		"services/internal/server/watch", "services/internal/proof/mutate",
-		"services/internal/server/metrics", "services/internal/server/health",
-		"services/internal/server/serve/transport", "services/internal/server/lead/peer", "services/internal/daemon/systemd"},
-	{"services/internal/server/infra", "services/internal/server/lead/layer2", "services/internal/server/journal/cache", "services/internal/server/journal",
-		"services/internal/server/journal/traces",
-		"services/internal/server/shardconfig"},
-	{"services/internal/server/shardstate", "services/internal/server/act/execute", "services/internal/server/act/leader"},
-	{"services/internal/server/serve/registerapi", "services/internal/server/serve/agentapi", "services/internal/server/serve/operatorapi",
-		"services/internal/server/serve/vmaddress"},
-	{"services/internal/server", "services/internal/agent", "services/internal/operator", "services/internal/admin",
-		"services/internal/dev",
-		"services/internal/proof/sim", "services/internal/proof/bench", "services/internal/proof/linear"},
-	{"services/cmd"},
+// wings lists the folders of the programs' code from the bottom to the top, one line each. A package may import packages
+// of the wings above its own line, and of its own wing those in its own row and in the rows before (a bar ends a row).
+// A name in a row includes the packages below it. The programs do not import each other, but for what [shared] lists.
+var wings = []struct{ folder, rows string }{
+	{"services/contract", "ident pasted reconnect suggest highwater | cloud | keys render record endpoints | config | " +
+		"bootscript envelope authority"},
+	{"services/store", "awscloud googlecloud | objstore | secretstore keyring | clusterstate"},
+	{"services/api", "nstance notleader operatorclient v1beta1"},
+	{"services/dev", "local libvirtd"},
+	{"services/internal/daemon", "tasks systemd"},
+	{"services/internal/server", "plan lead/election filegen metrics health watch | " +
+		"infra lead journal shardconfig serve/transport | shardstate act | serve"},
+	{"services/internal/agent", "check folder identity keypair machine notice receiver"},
+	{"services/internal/operator", "capacity cluster drain identity machine ondemand pool report scope settings shards"},
+	{"services/internal/admin", "snapshot support fleet | serve"},
+	{"services/internal/dev", "devtool httpserver k8s s3"},
+	{"services/internal/proof", "mutate plantest fleettest identitytest sim bench histories"},
+	{"services/cmd", ""},
 }
+
+// programs are the wings that stand beside each other.
+var programs = []string{"services/internal/server", "services/internal/agent", "services/internal/operator",
+	"services/internal/admin", "services/internal/dev"}
+
+// shared lists what programs import of each other: the admin CLI looks for a cluster's VMs with the server's providers.
+var shared = []string{"services/internal/server/infra"}
 
 // pkg is what `go list` prints about a package, without the module's own path at the start of import paths.
 type pkg struct {
@@ -73,30 +69,55 @@ func within(path string, packages ...string) bool {
 
 func ours(path string) bool { return within(path, "services", "terraform-provider-nstance", "tests") }
 
-func layer(path string) int {
-	return slices.IndexFunc(layers, func(l []string) bool { return within(path, l...) })
+// place returns the number of a package's wing and its row in it, both -1 if it has none. The package of a wing's own
+// folder comes after all rows.
+func place(path string) (wing, row int) {
+	for i, w := range wings {
+		if !within(path, w.folder) {
+			continue
+		}
+		rows := strings.Split(w.rows, " | ")
+		if path == w.folder || w.rows == "" {
+			return i, len(rows)
+		}
+		longest := 0
+		row = -1
+		for r, names := range rows {
+			for _, name := range strings.Fields(names) {
+				if within(path, w.folder+"/"+name) && len(name) > longest {
+					row, longest = r, len(name)
+				}
+			}
+		}
+		return i, row
+	}
+	return -1, -1
 }
 
 // rule returns the violations of one package.
 type rule func(p pkg) (complaints []string)
 
-// direction forbids a package to import programs, or packages of a later layer (see [layers]). It ignores the imports
-// in test files.
+// direction forbids a package to import what [wings] puts beside or after it. It ignores the imports in test files.
 func direction(p pkg) (complaints []string) {
 	if !within(p.ImportPath, "services") {
 		return nil
 	}
-	mine := layer(p.ImportPath)
-	if mine < 0 {
-		return []string{"has no place in the order of imports: give it one in layers"}
+	wing, row := place(p.ImportPath)
+	if row < 0 {
+		return []string{"has no place in the order of imports: give it one in wings"}
 	}
 	for _, path := range p.Imports {
-		switch theirs := layer(path); {
-		case !ours(path):
+		if !ours(path) {
+			continue
+		}
+		theirs, theirRow := place(path)
+		switch apart := theirs != wing && within(path, programs...) && within(p.ImportPath, programs...); {
 		case within(path, "services/cmd"), !within(path, "services"):
 			complaints = append(complaints, "imports the program "+path)
-		case theirs > mine:
-			complaints = append(complaints, "imports "+path+", which is in a later layer")
+		case theirs > wing, apart && !within(path, shared...):
+			complaints = append(complaints, "imports "+path+" of another wing")
+		case theirs == wing && theirRow > row:
+			complaints = append(complaints, "imports "+path+", which is in a later row")
 		}
 	}
 	return complaints
@@ -151,8 +172,8 @@ func unlinked(program string, forbidden ...string) rule {
 
 // providers forbids imports of concrete providers, except in packages that put a program together.
 func providers(p pkg) (complaints []string) {
-	if within(p.ImportPath, "services/internal/server", "services/internal/proof/sim", "services/internal/proof/bench",
-		"services/cmd/nstance-server", "services/cmd/nstance-admin") {
+	if within(p.ImportPath, "services/internal/proof", "services/cmd/nstance-server", "services/cmd/nstance-admin") ||
+		p.ImportPath == "services/internal/server" {
 		return nil
 	}
 	for _, path := range p.Imports {
@@ -226,9 +247,11 @@ var rules = map[string]rule{
 		"services/contract/reconnect", "services/contract/record"),
 	"plan and election are pure":     pure,
 	"render knows texts, not config": only("services/contract/render"),
-	"contract stands alone":          never("services/contract", "services/internal", "services/cmd", "services/api"),
-	"tests: contract and api":        never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
-	"provider: contract":             never("terraform-provider-nstance", "services/internal", "services/cmd"),
+	"contract stands alone": never("services/contract", "services/store", "services/internal", "services/cmd",
+		"services/api"),
+	"store":                   never("services/store", "services/internal", "services/cmd", "services/api"),
+	"tests: contract and api": never("tests", "services/internal", "services/cmd", "terraform-provider-nstance"),
+	"provider: contract":      never("terraform-provider-nstance", "services/internal", "services/cmd"),
 	"commands hold no test code": unlinked("services/cmd", "testing", "services/internal/proof/sim",
 		"services/internal/server/infra/infratest", "services/internal/server/infra/mock", "services/internal/proof/plantest",
 		"services/internal/proof/mutate"),
@@ -317,6 +340,24 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestRooms keeps the drawing of imports readable: it counts folders, with `internal` opened one level.
+func TestRooms(t *testing.T) {
+	rooms := map[string]bool{}
+	for _, p := range list(t) {
+		parts := strings.Split(p.ImportPath, "/")
+		if within(p.ImportPath, "services", "terraform-provider-nstance") && len(parts) > 1 {
+			depth := 2
+			if parts[1] == "internal" {
+				depth = 3
+			}
+			rooms[strings.Join(parts[:min(depth, len(parts))], "/")] = true
+		}
+	}
+	if len(rooms) < 10 || len(rooms) > 20 {
+		t.Errorf("%d rooms, want at most 20: %q", len(rooms), slices.Sorted(maps.Keys(rooms)))
+	}
+}
+
 // TestRulesDetectViolations checks every rule with a package that violates it.
 func TestRulesDetectViolations(t *testing.T) {
 	for name, bad := range map[string]pkg{
@@ -333,6 +374,7 @@ func TestRulesDetectViolations(t *testing.T) {
 			Imports: []string{"services/contract/config"}},
 		"contract stands alone": {ImportPath: "services/contract/config",
 			XTestImports: []string{"services/internal/server/plan"}},
+		"store":                   {ImportPath: "services/store/objstore", XTestImports: []string{"services/internal/server/plan"}},
 		"tests: contract and api": {ImportPath: "tests/system", Imports: []string{"services/internal/server"}},
 		"provider: contract": {ImportPath: "terraform-provider-nstance/internal/resource/shard",
 			Imports: []string{"services/internal/server/lead/lease"}},
@@ -363,7 +405,7 @@ func TestRulesDetectViolations(t *testing.T) {
 			t.Errorf("%s: complaints %v, want one", statement, got)
 		}
 	}
-	if got := direction(pkg{ImportPath: "services/internal/misc"}); len(got) == 0 {
+	if got := direction(pkg{ImportPath: "services/internal/server/misc"}); len(got) == 0 {
 		t.Error("direction: no complaint about a package without a place")
 	}
 }
@@ -416,7 +458,7 @@ var cloudExceptions = map[string]string{
 	"services/internal/dev/":                                 "the development cluster uses tmux and an S3 server",
 	"services/cmd/dev-s3/":                                   "an S3 server for development",
 	"services/internal/proof/sim/":                           "test code: the simulator replaces the cloud",
-	"services/internal/proof/linear/doc.go":                  "test code: the store is an S3 server",
+	"services/internal/proof/histories/doc.go":               "test code: the store is an S3 server",
 	"services/store/objstore/objstoretest/":                  "test code: the conformance suite",
 	"terraform-provider-nstance/internal/acctest/":           "test code: a server with a real store and real VMs",
 	"services/contract/config/types.go":                      "S3 is also the protocol of other stores",

@@ -11,7 +11,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore/open"
 )

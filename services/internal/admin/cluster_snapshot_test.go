@@ -17,8 +17,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/snapshot"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // TestMain runs nstance-admin instead of the tests if the test binary was started under the name nstance-admin.

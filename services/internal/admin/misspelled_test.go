@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // TestMisspelledSettings misspells ten settings of a group on the command line, in a file, in a request of the HTTP

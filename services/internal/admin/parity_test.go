@@ -17,8 +17,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // parity has one entry for each command that calls shards. args are the command's arguments. request is one or two HTTP

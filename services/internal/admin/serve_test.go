@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // TestServe shows that the command serves the API and the page until it is stopped, and then exits with 0. The log

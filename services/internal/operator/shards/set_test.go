@@ -19,9 +19,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
-	"github.com/nstance-kit/nstance/services/internal/operator/identity/identitytest"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
+	"github.com/nstance-kit/nstance/services/internal/proof/identitytest"
 )
 
 // testCluster is a cluster of fake servers and a Set that connects to them.

@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards/shardstest"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // TestSource checks that a controller that starts late gets the current state first and then every change.

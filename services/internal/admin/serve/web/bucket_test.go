@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // bucket is a web.Bucket with fixed answers.

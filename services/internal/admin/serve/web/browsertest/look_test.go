@@ -20,8 +20,8 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // instanceID returns an instance ID that contains the number n.

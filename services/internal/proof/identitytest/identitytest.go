@@ -19,9 +19,9 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleettest"
 	"github.com/nstance-kit/nstance/services/internal/operator/identity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
+	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
 
 // Namespace is the namespace of all objects.
