@@ -46,8 +46,7 @@
 //	18 replace lost       A lost instance (rules 3 to 6) is deleted and replaced immediately. max_surge does not limit
 //	                      this (replace.go).
 //
-// 19 replace first      An instance of rule 10, 12, 52, 59, 62 or 63 is deleted only when a replacement is healthy. At
-//
+//	19 replace first      An instance of rule 10, 12, 52, 59, 62 or 63 is deleted only when a replacement is healthy. At
 //	                      most max_surge such replacements are under way (replace.go, size.go).
 //	20 rotate             Drifted and aged instances are replaced in waves of up to max_surge. Each is deleted when a
 //	                      replacement is healthy. A wave starts only while the group has its size, and no instance of
@@ -174,15 +173,11 @@
 //	                      cannot keep the guard up (guard.go).
 //
 //	62 finish             A replacement under rule 12, 52, 59 or 63 is finished even if the replaced instance recovers
-//
-// meanwhile: that instance is deleted when the replacement is healthy (rule 19). It stays if the VM of the replacement
-// ends, or the replacement does not register in time. A new leader does not
-//
-//	                      know which replacements were under way: it treats the new instance as surplus (rule 23), and
-//	                      the next failure of the old one begins another replacement (flapping.go).
+//	                      meanwhile: that instance is deleted when the replacement is healthy (rule 19). It stays if
+//	                      the VM of the replacement ends, or the replacement does not register in time. A new leader
+//	                      does not know which replacements were under way: it treats the new instance as surplus (rule
+//	                      23), and the next failure of the old one begins another replacement (flapping.go).
 //	63 flapping           An instance that restarted or became unhealthy 5 times within an hour is deleted when a
-//
-// replacement is healthy (rule 19), even if it is healthy now. A protected instance stays (rule
-//
-//	54). A new leader counts from zero (flapping.go).
+//	                      replacement is healthy (rule 19), even if it is healthy now. A protected instance stays
+//	                      (rule 54). A new leader counts from zero (flapping.go).
 package plan
