@@ -19,7 +19,7 @@ import (
 // formerCA returns a CA that an older version of Nstance made. That version did not sign documents.
 func formerCA(t *testing.T) authority.CA {
 	t.Helper()
-	secret, err := os.ReadFile(filepath.Join("../../contract", "testdata", "v1", "ca-former.key"))
+	secret, err := os.ReadFile(filepath.Join("..", "..", "contract", "testdata", "v1", "ca-former.key"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,7 @@ const maxKey = 1024
 
 // ValidateKey returns an error that wraps ErrInvalid if a key is not valid. All back ends accept the same
 // keys. A key is 1 to 1024 bytes of UTF-8 without control characters or backslashes. Its segments
-// between slashes are 1 to 200 bytes, and no segment is "." or "../../contract".
+// between slashes are 1 to 200 bytes, and no segment is "." or "..".
 func ValidateKey(key string) error {
 	switch {
 	case key == "":
@@ -162,7 +162,7 @@ func ValidateKey(key string) error {
 	}
 	for segment := range strings.SplitSeq(key, "/") {
 		switch {
-		case segment == "" || segment == "." || segment == "../../contract":
+		case segment == "" || segment == "." || segment == "..":
 			return fmt.Errorf("%w: key has an empty, . or .. segment", ErrInvalid)
 		case len(segment) > 200:
 			return fmt.Errorf("%w: key has a segment of %d bytes, at most 200 are allowed", ErrInvalid, len(segment))

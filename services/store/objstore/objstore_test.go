@@ -384,7 +384,7 @@ func TestValidatePut(t *testing.T) {
 }
 
 func FuzzValidateKey(f *testing.F) {
-	for _, key := range []string{"", "a", "a/b", "../../contract/a", "a//b", "a\x00", "\xff", "cluster/ca.crt"} {
+	for _, key := range []string{"", "a", "a/b", "../a", "a//b", "a\x00", "\xff", "cluster/ca.crt"} {
 		f.Add(key)
 	}
 	f.Fuzz(func(t *testing.T, key string) {
@@ -392,7 +392,7 @@ func FuzzValidateKey(f *testing.F) {
 			return
 		}
 		for segment := range strings.SplitSeq(key, "/") {
-			if segment == "" || segment == "." || segment == "../../contract" {
+			if segment == "" || segment == "." || segment == ".." {
 				t.Errorf("%q is accepted", key)
 			}
 		}

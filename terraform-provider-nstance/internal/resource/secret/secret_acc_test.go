@@ -101,7 +101,7 @@ func TestAccSecretMistakes(t *testing.T) {
 		ProtoV6ProviderFactories: acctest.Factories(),
 		Steps: []resource.TestStep{
 			{Config: secret(b, "ca.key", "x", 1), ExpectError: regexp.MustCompile(`the cluster's own`)},
-			{Config: secret(b, "../../x", "x", 1), ExpectError: regexp.MustCompile(`Invalid secret name`)},
+			{Config: secret(b, "../x", "x", 1), ExpectError: regexp.MustCompile(`Invalid secret name`)},
 			{Config: secret(b, "empty", "", 1), ExpectError: regexp.MustCompile(`Give a value of 1 to`)},
 			{Config: secret(b, "taken", "y", 1), ExpectError: regexp.MustCompile(
 				`(?s)Secret taken exists.*example/taken`)},

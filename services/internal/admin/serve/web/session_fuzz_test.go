@@ -20,7 +20,7 @@ func FuzzSession(f *testing.F) {
 		f.Fatal(s, err)
 	}
 	f.Add(good, "/ui/events")
-	f.Add(strings.Replace(good, ".", "../..", 1), "//evil.example/")
+	f.Add(strings.Replace(good, ".", "..", 1), "//evil.example/")
 	f.Add("e30.", "/ui/\\evil.example")
 	f.Fuzz(func(t *testing.T, cookie, to string) {
 		if s, err := p.open(cookie); err == nil && s.Name != "victor" {

@@ -365,7 +365,7 @@ func TestOnlyServersOfTheShardAreAccepted(t *testing.T) {
 		"no hello": {good, []any{promise}, codes.InvalidArgument, "before the hello"},
 		"itself": {certificate(a.source), []any{hello{a.self}}, codes.InvalidArgument,
 			"is this process"},
-		"another's key": {good, []any{hello{election.Peer{ID: "two", Incarnation: "../../../leader.json"}}},
+		"another's key": {good, []any{hello{election.Peer{ID: "two", Incarnation: "../leader.json"}}},
 			codes.FailedPrecondition, "not the leader's bucket"},
 		"garbage": {good, []any{hello{self}, []byte("garbage")}, codes.Internal, "invalid character"},
 		"in another's name": {good, []any{hello{self}, election.Promise{Leader: a.self, Standby: leader,

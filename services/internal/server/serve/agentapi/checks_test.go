@@ -170,7 +170,7 @@ func TestHostileHealthChecks(t *testing.T) {
 	for want, report := range map[string]*nstancev1.HealthCheckReport{
 		"health_checks.states: 33 of them, at most 32 are allowed":  {States: many},
 		"health_checks.states[0].status: 0 is unknown":              one("web", "", 0),
-		"health_checks.states[0].name: ":                            one("../../../web", "", 2),
+		"health_checks.states[0].name: ":                            one("../web", "", 2),
 		"health_checks.states[0].reason: has a control character":   one("web", "a\nb", 3),
 		"health_checks.states[0].reason: 257 bytes, at most 256":    one("web", string(make([]byte, 257)), 3),
 		"health_checks.version: 129 bytes, at most 128 are allowed": {Version: string(make([]byte, 129))},

@@ -72,7 +72,7 @@ func (a *diskAgent) start(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	keys, err := folder.Open(filepath.Join(filepath.Dir(a.dir), "../../..", filepath.Base(filepath.Dir(a.dir))+"-keys"),
+	keys, err := folder.Open(filepath.Join(filepath.Dir(a.dir), "..", filepath.Base(filepath.Dir(a.dir))+"-keys"),
 		0o700)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func (a *diskAgent) awaitUnhealthy(t *testing.T, why string) {
 func TestFilesAfterAFaultOfTheDisk(t *testing.T) {
 	w := newTestLeader(t)
 	a := newDiskAgent(t, w)
-	filler := filepath.Join(a.dir, "../../..", "filler")
+	filler := filepath.Join(a.dir, "..", "filler")
 	err := os.WriteFile(filler, make([]byte, 1<<20), 0o600)
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("%v, want a full disk", err)

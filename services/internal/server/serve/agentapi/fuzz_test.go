@@ -36,7 +36,7 @@ func FuzzSubmitPublicKeys(f *testing.F) {
 		{},
 		{Keys: []*nstancev1.PublicKey{{Name: "node.pub", Pkix: pkix}}},
 		{Keys: []*nstancev1.PublicKey{{Name: "node.pub", Pkix: pkix[:20]}}},
-		{Keys: []*nstancev1.PublicKey{{Name: "node.pub", Pkix: pkix}, {Name: "../../../node.pub", Pkix: pkix}}},
+		{Keys: []*nstancev1.PublicKey{{Name: "node.pub", Pkix: pkix}, {Name: "../node.pub", Pkix: pkix}}},
 		{Keys: []*nstancev1.PublicKey{nil, {}}},
 		{InstanceId: "knd", Keys: []*nstancev1.PublicKey{{Name: "node.pub", Pkix: pkix}}},
 	} {
