@@ -7,13 +7,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/spf13/cobra"
 )
+
+// Command completes the command line of a development server: it gets the flag --verbose and runs serve until its
+// context ends.
+func Command(cmd *cobra.Command, serve func(context.Context, *slog.Logger, io.Writer) error) *cobra.Command {
+	verbose := cmd.Flags().Bool("verbose", false, "log every request to standard error")
+	cmd.Args, cmd.SilenceUsage = cobra.NoArgs, true
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		level := slog.LevelInfo
+		if *verbose {
+			level = slog.LevelDebug
+		}
+		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+		return serve(cmd.Context(), log, cmd.OutOrStdout())
+	}
+	return cmd
+}
 
 // Serve answers requests until ctx ends, and then waits up to timeout for running requests. It returns nil if it stops
 // because ctx ended. If endless is true, the contexts of requests end with ctx. Set endless if some requests never end

@@ -37,21 +37,21 @@ func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
 	if err != nil {
 		return err
 	}
-	shown, err := negotiate(req)
+	partial, err := metadataOnly(req)
 	if err != nil {
 		return err
 	}
 	switch {
 	case t.sub != "":
-		return h.serveSub(w, req, t, shown)
+		return h.serveSub(w, req, t, partial)
 	case t.name != "":
 		switch req.Method {
 		case http.MethodGet, http.MethodHead:
-			return h.get(w, req, t, shown)
+			return h.get(w, req, t, partial)
 		case http.MethodPut:
-			return h.update(w, req, t, shown)
+			return h.update(w, req, t, partial)
 		case http.MethodPatch:
-			return h.patch(w, req, t, shown)
+			return h.patch(w, req, t, partial)
 		case http.MethodDelete:
 			return h.delete(w, req, t)
 		}
@@ -61,11 +61,11 @@ func (h *handler) serve(w http.ResponseWriter, req *http.Request) error {
 		case err != nil:
 			return err
 		case req.Method == http.MethodGet && watch:
-			return h.watch(w, req, t, shown)
+			return h.watch(w, req, t, partial)
 		case req.Method == http.MethodGet || req.Method == http.MethodHead:
-			return h.list(w, req, t, shown)
+			return h.list(w, req, t, partial)
 		case req.Method == http.MethodPost:
-			return h.create(w, req, t, shown)
+			return h.create(w, req, t, partial)
 		case req.Method == http.MethodDelete:
 			return h.deleteCollection(w, req, t)
 		}
@@ -79,7 +79,7 @@ func (t target) notFound() error {
 	return apierrors.NewNotFound(t.resource.groupResource(), t.name)
 }
 
-func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
 	if err := h.fresh(req.URL.Query().Get("resourceVersion")); err != nil {
 		return err
 	}
@@ -87,7 +87,8 @@ func (h *handler) get(w http.ResponseWriter, req *http.Request, t target, shown 
 	if !ok {
 		return t.notFound()
 	}
-	return writeObject(w, req, http.StatusOK, t.resource, o, shown, h.now())
+	writeJSON(w, http.StatusOK, t.resource.form(o, partial))
+	return nil
 }
 
 // fresh returns an error if the client's resource version is newer than the store's. This happens after the store's
@@ -111,7 +112,7 @@ func (h *handler) fresh(version string) error {
 	return nil
 }
 
-func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
 	query := req.URL.Query()
 	if query.Get("continue") != "" {
 		// dev-k8s never splits a list into pages, so it never issued this continue token. The client must list again.
@@ -136,23 +137,20 @@ func (h *handler) list(w http.ResponseWriter, req *http.Request, t target, shown
 			matching = append(matching, o)
 		}
 	}
-	return writeList(w, req, t.resource, matching, now, shown, h.now())
+	writeList(w, t.resource, matching, now, partial)
+	return nil
 }
 
-func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
 	r := t.resource
 	if !r.cluster && t.namespace == "" {
 		return apierrors.NewMethodNotSupported(r.groupResource(), req.Method)
 	}
-	body, err := readObject(req)
+	o, err := readFields(req)
 	if err != nil {
 		return err
 	}
 	dry, err := dryRun(req)
-	if err != nil {
-		return err
-	}
-	o, err := decodeBody(body)
 	if err != nil {
 		return err
 	}
@@ -172,32 +170,29 @@ func (h *handler) create(w http.ResponseWriter, req *http.Request, t target, sho
 	if err != nil {
 		return err
 	}
-	return writeObject(w, req, http.StatusCreated, r, result, shown, h.now())
+	writeJSON(w, http.StatusCreated, r.form(result, partial))
+	return nil
 }
 
-func (h *handler) update(w http.ResponseWriter, req *http.Request, t target, shown form) error {
-	body, err := readObject(req)
-	if err != nil {
-		return err
-	}
-	wanted, err := decodeBody(body)
+func (h *handler) update(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
+	wanted, err := readFields(req)
 	if err != nil {
 		return err
 	}
 	if err := checkType(t.resource, t.key(), wanted); err != nil {
 		return err
 	}
-	return h.change(w, req, t, shown, func(current map[string]any) (map[string]any, error) {
+	return h.change(w, req, t, partial, func(current map[string]any) (map[string]any, error) {
 		return h.store.updated(t.resource, t.key(), t.sub, current, t.resource.stores(wanted))
 	})
 }
 
-func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+func (h *handler) patch(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
 	patch, kind, err := readPatch(req)
 	if err != nil {
 		return err
 	}
-	return h.change(w, req, t, shown, func(current map[string]any) (map[string]any, error) {
+	return h.change(w, req, t, partial, func(current map[string]any) (map[string]any, error) {
 		wanted, err := patched(t.resource.gvk(), t.resource.shows(current), kind, patch)
 		if err != nil {
 			return nil, err
@@ -227,7 +222,7 @@ func readPatch(req *http.Request) (patch []byte, kind string, err error) {
 }
 
 // change edits an existing object and answers with the result.
-func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, shown form, edit editFunc) error {
+func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, partial bool, edit editFunc) error {
 	dry, err := dryRun(req)
 	if err != nil {
 		return err
@@ -241,7 +236,8 @@ func (h *handler) change(w http.ResponseWriter, req *http.Request, t target, sho
 	if err != nil {
 		return err
 	}
-	return writeObject(w, req, http.StatusOK, t.resource, result, shown, h.now())
+	writeJSON(w, http.StatusOK, t.resource.form(result, partial))
+	return nil
 }
 
 // deleteOptions reads the options from the body and the query.
@@ -285,7 +281,8 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 		return err
 	}
 	if !gone {
-		return writeObject(w, req, http.StatusOK, t.resource, result, whole, h.now())
+		writeJSON(w, http.StatusOK, t.resource.shows(result))
+		return nil
 	}
 	uid, _ := meta(result)["uid"].(string)
 	writeJSON(w, http.StatusOK, metav1.Status{
@@ -356,5 +353,6 @@ func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t t
 		}
 		deleted = append(deleted, o)
 	}
-	return writeList(w, req, t.resource, deleted, now, whole, h.now())
+	writeList(w, t.resource, deleted, now, false)
+	return nil
 }

@@ -2,6 +2,7 @@ package k8s
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -17,13 +18,12 @@ import (
 )
 
 // serveSub answers requests for a subresource.
-func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, shown form) error {
-	subs, verbs := t.resource.subresources()
-	for i, sub := range subs {
+func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
+	for _, sub := range t.resource.subresources() {
 		if sub.name != t.sub {
 			continue
 		}
-		posts := verbs[i][0] == createVerb[0]
+		posts := t.resource.post != nil && t.sub == t.resource.post.name
 		switch {
 		case posts && req.Method == http.MethodPost && t.sub == "eviction":
 			return h.evict(w, req, t)
@@ -35,11 +35,11 @@ func (h *handler) serveSub(w http.ResponseWriter, req *http.Request, t target, s
 		case (req.Method == http.MethodPut || req.Method == http.MethodPatch) && t.sub == "scale":
 			return h.setScale(w, req, t)
 		case req.Method == http.MethodGet:
-			return h.get(w, req, t, shown)
+			return h.get(w, req, t, partial)
 		case req.Method == http.MethodPut:
-			return h.update(w, req, t, shown)
+			return h.update(w, req, t, partial)
 		case req.Method == http.MethodPatch:
-			return h.patch(w, req, t, shown)
+			return h.patch(w, req, t, partial)
 		}
 		return apierrors.NewMethodNotSupported(t.resource.groupResource(), req.Method)
 	}
@@ -85,11 +85,11 @@ func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) e
 	}
 	wanted := func(map[string]any) (map[string]any, error) { return nil, nil }
 	if req.Method == http.MethodPut {
-		body, err := readObject(req)
+		fields, err := readFields(req)
 		if err != nil {
 			return err
 		}
-		wanted = func(map[string]any) (map[string]any, error) { return decodeBody(body) }
+		wanted = func(map[string]any) (map[string]any, error) { return fields, nil }
 	} else {
 		patch, kind, err := readPatch(req)
 		if err != nil {
@@ -112,9 +112,7 @@ func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) e
 		}
 		u := unstructured.Unstructured{Object: want}
 		if v := u.GetResourceVersion(); v != "" && v != meta(current)["resourceVersion"] {
-			return nil,
-				conflict(t.resource, t.key(),
-					"the object has been modified; please apply your changes to the latest version and try again")
+			return nil, conflict(t.resource, t.key(), modified)
 		}
 		replicas, _, err := unstructured.NestedInt64(want, "spec", "replicas") // left out: 0, as in the type
 		if err != nil || replicas < 0 || replicas > 1<<31-1 {
@@ -139,11 +137,7 @@ func (h *handler) setScale(w http.ResponseWriter, req *http.Request, t target) e
 
 // token issues a token, which dev-k8s never verifies.
 func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) error {
-	body, err := readObject(req)
-	if err != nil {
-		return err
-	}
-	fields, err := decodeBody(body)
+	fields, err := readFields(req)
 	if err != nil {
 		return err
 	}
@@ -175,11 +169,7 @@ func (h *handler) token(w http.ResponseWriter, req *http.Request, t target) erro
 // evict deletes a pod unless a PodDisruptionBudget forbids it.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) error {
-	body, err := readObject(req)
-	if err != nil {
-		return err
-	}
-	fields, err := decodeBody(body)
+	fields, err := readFields(req)
 	if err != nil {
 		return err
 	}
@@ -215,8 +205,7 @@ func (h *handler) evict(w http.ResponseWriter, req *http.Request, t target) erro
 	return nil
 }
 
-// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod. A real server asks controllers how
-// many pods there should be. budget instead counts the pods that the PodDisruptionBudget selects.
+// budget returns an error if a PodDisruptionBudget forbids the eviction of a pod.
 func (h *handler) budget(o map[string]any) error {
 	var pod corev1.Pod
 	if err := convert(o, &pod); err != nil {
@@ -230,7 +219,8 @@ func (h *handler) budget(o map[string]any) error {
 		return nil
 	}
 	budgets, _ := h.store.list(find("policy", "v1", "poddisruptionbudgets"), pod.Namespace)
-	var of *policy.PodDisruptionBudget
+	allow := func() error { return nil }
+	matches := 0
 	for _, b := range budgets {
 		var budget policy.PodDisruptionBudget
 		if err := convert(b, &budget); err != nil {
@@ -240,27 +230,21 @@ func (h *handler) budget(o map[string]any) error {
 		if err != nil {
 			return apierrors.NewInternalError(fmt.Errorf("budget %s: %w", budget.Name, err))
 		}
-		if !selects.Matches(labels.Set(pod.Labels)) {
-			continue
+		if selects.Matches(labels.Set(pod.Labels)) {
+			matches++
+			allow = func() error { return h.allow(&budget, selects, &pod) }
 		}
-		if of != nil {
-			return apierrors.NewInternalError(
-				fmt.Errorf(
-					"this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
-		}
-		of = &budget
 	}
-	if of == nil {
-		return nil
+	if matches > 1 {
+		return apierrors.NewInternalError(errors.New(
+			"this pod has more than one PodDisruptionBudget, which the eviction subresource does not support"))
 	}
-	return h.allow(of, &pod)
+	return allow()
 }
 
-func (h *handler) allow(of *policy.PodDisruptionBudget, pod *corev1.Pod) error {
-	selects, err := metav1.LabelSelectorAsSelector(of.Spec.Selector)
-	if err != nil {
-		return apierrors.NewInternalError(err)
-	}
+// allow returns an error if a budget, which selects the pod, forbids its eviction. A real server asks controllers how
+// many pods there should be. allow instead counts the pods that the budget selects.
+func (h *handler) allow(of *policy.PodDisruptionBudget, selects labels.Selector, pod *corev1.Pod) (err error) {
 	pods, _ := h.store.list(find("", "v1", "pods"), of.Namespace)
 	all, healthy := 0, 0
 	for _, o := range pods {

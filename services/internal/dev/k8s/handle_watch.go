@@ -20,7 +20,7 @@ const (
 
 // watch streams changes until the client disconnects, the server stops, or the timeout of the watch ends.
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
-func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, shown form) error {
+func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, partial bool) error {
 	query := req.URL.Query()
 	selected, err := selectorOf(req, t)
 	if err != nil {
@@ -55,7 +55,7 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 			limit = time.Duration(seconds) * time.Second
 		}
 	}
-	s := stream{w: w, req: req, resource: t.resource, form: shown, now: h.now, control: http.NewResponseController(w)}
+	s := stream{w: w, resource: t.resource, partial: partial, control: http.NewResponseController(w)}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	if s.control.Flush() != nil {
@@ -120,12 +120,9 @@ func (h *handler) watch(w http.ResponseWriter, req *http.Request, t target, show
 // stream writes the events of one watch. Its methods return false when the client has disconnected.
 type stream struct {
 	w        http.ResponseWriter
-	req      *http.Request
 	resource *resource
-	form     form
-	now      func() time.Time
+	partial  bool
 	control  *http.ResponseController
-	rows     bool // the first table was sent, which has the columns
 }
 
 // sendChange sends a change to the client. If the object matches the client's selector only after the change,
@@ -149,12 +146,7 @@ func (s *stream) sendChange(selected selector, c change) bool {
 }
 
 func (s *stream) send(kind watch.EventType, o map[string]any) bool {
-	shown, err := render(s.req, s.resource, o, s.form, !s.rows, s.now())
-	if err != nil {
-		return false
-	}
-	s.rows = true
-	return s.write(kind, shown)
+	return s.write(kind, s.resource.form(o, s.partial))
 }
 
 // bookmark tells the client that it has all changes up to a version. If `first` is true, the bookmark marks the end of
@@ -165,13 +157,7 @@ func (s *stream) bookmark(version uint64, first bool) bool {
 		m["annotations"] = map[string]any{metav1.InitialEventsAnnotationKey: "true"}
 	}
 	o := map[string]any{"apiVersion": s.resource.apiVersion(), "kind": s.resource.kind, "metadata": m}
-	switch s.form {
-	case partial:
-		o["apiVersion"], o["kind"] = "meta.k8s.io/v1", "PartialObjectMetadata"
-	case table:
-		o["apiVersion"], o["kind"], o["rows"], o["columnDefinitions"] = "meta.k8s.io/v1", "Table", []any{}, []any{}
-	}
-	return s.write(watch.Bookmark, o)
+	return s.write(watch.Bookmark, s.resource.form(o, s.partial))
 }
 
 // expire ends the watch with 410, so that the client lists again.

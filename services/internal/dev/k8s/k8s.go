@@ -55,28 +55,17 @@ Point kubectl at it with:
 // Command returns the command of dev-k8s. It runs until its context ends, then returns nil.
 func Command() *cobra.Command {
 	var options Options
-	var verbose bool
 	cmd := &cobra.Command{
-		Use:           "dev-k8s",
-		Short:         "A Kubernetes API over a directory, for development",
-		Long:          about,
-		Example:       "  dev-k8s --addr 127.0.0.1:6443 --dir temp/dev-k8s",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: false,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			level := slog.LevelInfo
-			if verbose {
-				level = slog.LevelDebug
-			}
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			return Serve(cmd.Context(), options, log, cmd.OutOrStdout())
-		},
+		Use:     "dev-k8s",
+		Short:   "A Kubernetes API over a directory, for development",
+		Long:    about,
+		Example: "  dev-k8s --addr 127.0.0.1:6443 --dir temp/dev-k8s",
 	}
 	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:6443", "address to listen on")
 	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-k8s", "directory that holds the objects; made if absent")
-	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
-	return cmd
+	return httpserver.Command(cmd, func(ctx context.Context, log *slog.Logger, out io.Writer) error {
+		return Serve(ctx, options, log, out)
+	})
 }
 
 // Serve opens the directory, listens, and writes one line with the URL to out. It serves until ctx ends, finishes the

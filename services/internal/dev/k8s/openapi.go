@@ -1,7 +1,6 @@
 package k8s
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -37,14 +36,10 @@ func serveOpenAPI(w http.ResponseWriter, path []string) bool {
 			continue
 		}
 		kind := map[string]any{"group": r.group, "version": r.version, "kind": r.kind}
-		path := fmt.Sprintf("/%s/namespaces/{namespace}/%s/{name}", prefix(gv), r.name)
-		if r.cluster {
-			path = fmt.Sprintf("/%s/%s/{name}", prefix(gv), r.name)
-		}
 		// The strategic merge patch is not among these content types. That makes kubectl compute such patches from its
 		// built-in types instead of from a schema.
 		content := map[string]any{mergePatch: map[string]any{}, jsonPatch: map[string]any{}}
-		paths[path] = map[string]any{"patch": map[string]any{
+		paths["/"+prefix(gv)+"/"+r.name+"/{name}"] = map[string]any{"patch": map[string]any{
 			"x-kubernetes-group-version-kind": kind, "parameters": parameter,
 			"requestBody": map[string]any{"content": content},
 			"responses":   map[string]any{},

@@ -46,10 +46,8 @@ func patched(gvk schema.GroupVersionKind, current map[string]any, kind string, p
 		options.AccumulatedCopySizeLimit = copyLimit
 		if document, err = operations.ApplyWithOptions(document, options); err != nil {
 			// The patch is well-formed but does not fit the object.
-			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{
-				Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
-				Message: "the server rejected our request due to an error in our request: " + err.Error(),
-			}}
+			return nil, refusal(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid,
+				"the server rejected our request due to an error in our request: "+err.Error())
 		}
 	case strategicPatch:
 		typed, known := scheme.Scheme.New(gvk)

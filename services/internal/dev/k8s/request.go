@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,11 +36,14 @@ type target struct {
 }
 
 // errNoPath is the answer to an unknown path: 404 with the message of a real API server.
-var errNoPath = &apierrors.StatusError{ErrStatus: metav1.Status{
-	Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-	Message: "the server could not find the requested resource: dev-k8s serves what " +
-		"services/internal/dev/k8s/handle_discovery.go lists",
-}}
+var errNoPath = refusal(http.StatusNotFound, metav1.StatusReasonNotFound, "the server could not find the requested "+
+	"resource: dev-k8s serves what services/internal/dev/k8s/handle_discovery.go lists")
+
+// refusal returns an error with the given status.
+func refusal(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason,
+		Message: message}}
+}
 
 // parsePath parses an escaped path: /api/v1 or /apis/{group}/{version}, then
 // [namespaces/{namespace}/]{resource}[/{name}[/{subresource}]].
@@ -110,64 +114,32 @@ func checkNamespace(name string) error {
 func invalid(field string, value any, problem string) *apierrors.StatusError {
 	shown, _ := json.Marshal(value)
 	message := fmt.Sprintf("%s: Invalid value: %s: %s", field, shown, problem)
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnprocessableEntity, Reason: metav1.StatusReasonInvalid,
-		Message: message,
-		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid,
-			Field: field, Message: message}}},
-	}}
+	err := refusal(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, message)
+	err.ErrStatus.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeFieldValueInvalid,
+		Field: field, Message: message}}}
+	return err
 }
 
-// media is a content type with its relevant parameters: application/json;as=Table;g=meta.k8s.io;v=v1.
-type media struct {
-	kind               string
-	as, group, version string
-}
-
-// accepted returns the content types that the client accepts and dev-k8s may support, in the client's order.
-func accepted(req *http.Request) (list []media) {
+// metadataOnly reports whether the client wants only the metadata of objects. A client that accepts only protobuf, CBOR,
+// YAML or tables is refused.
+func metadataOnly(req *http.Request) (bool, error) {
 	header := strings.Join(req.Header.Values("Accept"), ",")
 	if header == "" {
-		header = "application/json"
+		return false, nil
 	}
 	for clause := range strings.SplitSeq(header, ",") {
 		kind, params, err := mime.ParseMediaType(clause)
-		if err == nil && (kind == "application/json" || kind == "application/*" || kind == "*/*") {
-			list = append(list, media{kind, params["as"], params["g"], params["v"]})
-		}
-	}
-	return list
-}
-
-// form is the representation of objects in an answer.
-type form int
-
-const (
-	whole form = iota
-	table
-	partial // metadata only
-)
-
-// negotiate returns the first form that the client accepts and dev-k8s supports. A client that accepts only protobuf,
-// CBOR or YAML is refused.
-func negotiate(req *http.Request) (form, error) {
-	for _, m := range accepted(req) {
 		switch {
-		case m.as == "":
-			return whole, nil
-		case m.group != metav1.GroupName || m.version != "v1":
-		case m.as == "Table":
-			return table, nil
-		case m.as == "PartialObjectMetadata" || m.as == "PartialObjectMetadataList":
-			return partial, nil
+		case err != nil, kind != "application/json" && kind != "application/*" && kind != "*/*":
+		case params["as"] == "":
+			return false, nil
+		case params["g"] == metav1.GroupName && params["v"] == "v1" &&
+			strings.HasPrefix(params["as"], "PartialObjectMetadata"):
+			return true, nil
 		}
 	}
-	return whole, &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
-		Message: fmt.Sprintf(
-			"dev-k8s speaks application/json only, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use it)",
-			req.Header.Get("Accept")),
-	}}
+	return false, refusal(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf(
+		"dev-k8s speaks application/json only, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use it)", header))
 }
 
 // readBody reads a body with one of the given content types.
@@ -176,15 +148,10 @@ func readBody(req *http.Request, kinds ...string) (body []byte, kind string, err
 	if req.Header.Get("Content-Type") == "" {
 		kind, err = kinds[0], nil
 	}
-	ok := false
-	for _, k := range kinds {
-		ok = ok || err == nil && kind == k
-	}
-	if !ok {
-		return nil, "",
-			unsupported(
-				fmt.Sprintf("dev-k8s takes %s here, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use JSON)",
-					strings.Join(kinds, ", "), req.Header.Get("Content-Type")))
+	if err != nil || !slices.Contains(kinds, kind) {
+		return nil, "", unsupported(fmt.Sprintf(
+			"dev-k8s takes %s here, not %q (NSTANCE_K8S_JSON=true makes nstance-operator use JSON)",
+			strings.Join(kinds, ", "), req.Header.Get("Content-Type")))
 	}
 	body, err = io.ReadAll(io.LimitReader(req.Body, maxBody+1))
 	if err != nil {
@@ -210,11 +177,17 @@ func readObject(req *http.Request) ([]byte, error) {
 	return json.Marshal(o)
 }
 
+// readFields is like readObject, and decodes the object.
+func readFields(req *http.Request) (map[string]any, error) {
+	body, err := readObject(req)
+	if err != nil {
+		return nil, err
+	}
+	return decodeBody(body)
+}
+
 func unsupported(message string) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusUnsupportedMediaType,
-		Reason: metav1.StatusReasonUnsupportedMediaType, Message: message,
-	}}
+	return refusal(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, message)
 }
 
 // decode decodes one JSON object. Integers stay integers.
@@ -262,15 +235,13 @@ func flag(req *http.Request, name string) (bool, error) {
 	return v, nil
 }
 
-func writeJSON(w http.ResponseWriter, code int, v any) { writeAs(w, code, "application/json", v) }
-
-func writeAs(w http.ResponseWriter, code int, kind string, v any) {
+func writeJSON(w http.ResponseWriter, code int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
 		code, body = http.StatusInternalServerError,
 			[]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":500}`)
 	}
-	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_, _ = w.Write(append(body, '\n')) // fails only if the client has disconnected
 }

@@ -87,9 +87,7 @@ func (s *store) updated(r *resource, k key, sub string, current, wanted map[stri
 		return nil, invalid("metadata.resourceVersion", 0, "must be specified for an update")
 	}
 	if version != "" && version != have["resourceVersion"] {
-		return nil,
-			conflict(r, k,
-				"the object has been modified; please apply your changes to the latest version and try again")
+		return nil, conflict(r, k, modified)
 	}
 	if uid, _ := want["uid"].(string); uid != "" && uid != have["uid"] {
 		return nil, conflict(r, k, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s",
@@ -121,6 +119,8 @@ func (s *store) updated(r *resource, k key, sub string, current, wanted map[stri
 	s.complete(s.collectionOf(r), k, next, current)
 	return next, nil
 }
+
+const modified = "the object has been modified; please apply your changes to the latest version and try again"
 
 func conflict(r *resource, k key, why string) error {
 	return apierrors.NewConflict(r.groupResource(), k.name, fmt.Errorf("%s", why))

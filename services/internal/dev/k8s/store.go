@@ -1,6 +1,7 @@
 package k8s
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -12,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -122,10 +122,7 @@ func (s *store) list(r *resource, namespace string) (items []map[string]any, ver
 		}
 	}
 	slices.SortFunc(keys, func(a, b key) int {
-		if a.namespace != b.namespace {
-			return strings.Compare(a.namespace, b.namespace)
-		}
-		return strings.Compare(a.name, b.name)
+		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
 	})
 	for _, k := range keys {
 		items = append(items, c.objects[k].content)
@@ -143,13 +140,7 @@ func (s *store) since(r *resource, version uint64) (changes []change, now uint64
 		return nil, 0, nil, false
 	}
 	i, _ := slices.BinarySearchFunc(c.history, version+1, func(e change, v uint64) int {
-		switch {
-		case e.version < v:
-			return -1
-		case e.version > v:
-			return 1
-		}
-		return 0
+		return cmp.Compare(e.version, v)
 	})
 	return slices.Clone(c.history[i:]), s.version, c.changed, true
 }
@@ -282,10 +273,8 @@ func owners(o map[string]any) []metav1.OwnerReference {
 
 // busy returns the error for a request about an object while a person edits its file. Clients retry the request.
 func busy(path, problem string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusServiceUnavailable,
-		Reason:  metav1.StatusReasonServiceUnavailable,
-		Message: fmt.Sprintf("the file %s is being edited, or was left so: %s", path, problem),
-		Details: &metav1.StatusDetails{RetryAfterSeconds: 1},
-	}}
+	err := refusal(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
+		fmt.Sprintf("the file %s is being edited, or was left so: %s", path, problem))
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	return err
 }

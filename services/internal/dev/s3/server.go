@@ -64,23 +64,11 @@ Virtual-host style works too, under http://{bucket}.localhost:8989.`
 // Command returns the command line of dev-s3. The command runs until its context ends, and then returns nil.
 func Command() *cobra.Command {
 	var options Options
-	var verbose bool
 	cmd := &cobra.Command{
-		Use:           "dev-s3",
-		Short:         "An S3 server over a directory, for development",
-		Long:          about,
-		Example:       "  dev-s3 --addr 127.0.0.1:8989 --dir temp/dev-s3 --bucket dev",
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: false,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			level := slog.LevelInfo
-			if verbose {
-				level = slog.LevelDebug
-			}
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
-			return Serve(cmd.Context(), options, log, cmd.OutOrStdout())
-		},
+		Use:     "dev-s3",
+		Short:   "An S3 server over a directory, for development",
+		Long:    about,
+		Example: "  dev-s3 --addr 127.0.0.1:8989 --dir temp/dev-s3 --bucket dev",
 	}
 	cmd.Flags().StringVar(&options.Addr, "addr", "127.0.0.1:8989", "address to listen on")
 	cmd.Flags().StringVar(&options.Dir, "dir", "temp/dev-s3",
@@ -88,8 +76,9 @@ func Command() *cobra.Command {
 	cmd.Flags().StringVar(&options.Bucket, "bucket", "dev", "name of the only bucket")
 	cmd.Flags().StringVar(&options.AccessKeyFile, "access-key-file", "",
 		"file with the only access key ID that is accepted; without it any is")
-	cmd.Flags().BoolVar(&verbose, "verbose", false, "log every request to standard error")
-	return cmd
+	return httpserver.Command(cmd, func(ctx context.Context, log *slog.Logger, out io.Writer) error {
+		return Serve(ctx, options, log, out)
+	})
 }
 
 // Serve opens the directory, listens, writes one line with the URL to out ("dev-s3: bucket dev in temp/dev-s3 at
