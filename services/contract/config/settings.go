@@ -190,3 +190,9 @@ func deref[T any](p *T) (value T) {
 	}
 	return value
 }
+
+// ReadSettings returns the settings in the JSON of [Settings.JSON]. It ignores what a newer server may have added.
+func ReadSettings(text string) (spec GroupSpec) {
+	_ = json.Unmarshal([]byte(text), &spec) // keeps what it understood
+	return spec
+}

@@ -113,9 +113,8 @@ func fixture(shard string) *fleettest.Shard {
 			Etag: "c0ffef"},
 		Groups: []*nstancev1.GroupStatus{
 			{
-				Group: "workers", IsStatic: true, Overridden: true, Template: "worker", Size: 3, ActualSize: 2,
-				Healthy: 1, InstanceType: "t4g.medium", SubnetPool: "local",
-				Vars: map[string]string{"b": "2", "a": "1"}, Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"},
+				Group: "workers", IsStatic: true, Overridden: true, Size: 3, ActualSize: 2,
+				Healthy: 1, Etag: "etag-1", ProviderIds: []string{"i-1", "i-2"},
 				BlockedReason: "no capacity for t4g.medium", BlockedSince: ago(5 * time.Minute), RuntimeHash: "aaaa",
 				InfraHash: "bbbb", Kind: "wrk", Arch: "arm64", InstanceIds: []string{firstID, secondID},
 				MergedJson: `{"template": "worker", "size": 3, "instance_type": "t4g.medium", "instance_types": ["t4g.large"],
@@ -125,7 +124,7 @@ func fixture(shard string) *fleettest.Shard {
 				Defaults: []string{"drain_timeout", "max_surge", "max_unhealthy", "purchase", "rollout.bake_time",
 					"rollout.paused", "schedules"},
 			},
-			{Group: "batch", Template: "worker", Size: 0, Etag: "etag-2", Kind: "wrk", Deleting: true},
+			{Group: "batch", MergedJson: `{"template": "worker"}`, Size: 0, Etag: "etag-2", Kind: "wrk", Deleting: true},
 		},
 		Instances: []*nstancev1.InstanceStatus{
 			{

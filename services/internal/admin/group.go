@@ -77,8 +77,9 @@ func (a *app) none(failed []*fleet.Error, text string) error {
 }
 
 func (a *app) groupRow(shard string, g *nstancev1.GroupStatus) []cell {
-	row := plain(shard, g.GetGroup(), num(g.GetSize()), num(g.GetActualSize()), num(g.GetHealthy()), g.GetTemplate(),
-		g.GetInstanceType(), g.GetSubnetPool(), origin(g), note(g))
+	settings := config.ReadSettings(g.GetMergedJson())
+	row := plain(shard, g.GetGroup(), num(g.GetSize()), num(g.GetActualSize()), num(g.GetHealthy()), settings.Template,
+		settings.InstanceType, settings.SubnetPool, origin(g), note(g))
 	if g.GetActualSize() != g.GetSize() {
 		row[3].paint = a.style.out.warn
 	}

@@ -302,8 +302,8 @@ func (s secretsOf) plantLeader(leader *fleettest.Shard) {
 		Message: tell("problem of the configuration")}}
 	group := leader.Groups[0]
 	group.BlockedReason, group.RolloutWaits = tell("reason of a block"), tell("reason of a rollout")
-	group.Vars["X"] = s.add("variable, by the leader")
-	group.MergedJson = fmt.Sprintf(`{"args": {"UserData": %q, "more": {"deep": [%q]}}, "vars": {"a": %q}}`,
+	group.MergedJson = fmt.Sprintf(`{"instance_type": "t4g.medium", "args": {"UserData": %q, "more": {"deep": [%q]}},
+		"vars": {"a": %q}}`,
 		s.add("user data, by the leader"), s.add("argument, by the leader"), s.add("merged variable, by the leader"))
 	group.SpecJson = fmt.Sprintf(`{"vars": {"a": %q}}`, s.add("specification, by the leader"))
 	explanation := leader.Explanations["workers"]

@@ -18,6 +18,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/authority"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -41,8 +42,8 @@ func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 func workers() *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1},
-		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
-			Etag: "etag-1", Vars: map[string]string{"a": "b"}}},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, MergedJson: `{"template":"worker","vars":{"a":"b"}}`,
+			Kind: "wrk", Etag: "etag-1"}},
 	}
 }
 
@@ -224,7 +225,7 @@ func TestScaleIsSafe(t *testing.T) {
 		if method == "UpsertGroup" && meddle > 0 {
 			meddle--
 			api.Groups[0].Etag = fmt.Sprintf("other-%d", meddle)
-			api.Groups[0].Vars = map[string]string{"set": "by another"}
+			api.Groups[0].MergedJson = `{"vars":{"set":"by another"}}`
 		}
 		return nil
 	}
@@ -234,7 +235,7 @@ func TestScaleIsSafe(t *testing.T) {
 		t.Fatal(failed)
 	}
 	if got := answers[0]; *got.PreviousSize != 2 || got.Message.GetGroup().GetSize() != 5 ||
-		got.Message.GetGroup().GetVars()["set"] != "by another" {
+		config.ReadSettings(got.Message.GetGroup().GetMergedJson()).Vars["set"] != "by another" {
 		t.Errorf("%+v", got.Message)
 	}
 	if diff := cmp.Diff(&nstancev1.UpsertGroupRequest{Group: "workers", Patch: `{"size":5}`, ExpectedEtag: "other-0",
@@ -303,7 +304,7 @@ func TestJSON(t *testing.T) {
 		Metrics: &nstancev1.Metrics{Cpu: 0.5, MemoryUsedBytes: 3}, LastReportAt: timestamppb.New(fleettest.Now),
 		HealthChecks: []*nstancev1.HealthCheckState{{Name: "x_json",
 			Status: nstancev1.HealthCheckState_STATUS_PASSING}}}
-	group := nstancev1.GroupStatus{Group: "workers", Vars: map[string]string{"a_json": `{"b": 1}`},
+	group := nstancev1.GroupStatus{Group: "workers",
 		MergedJson: `{"template": "x", "vars": {"a_json": "1"}}`, InstanceIds: []string{"wrk1"}}
 	broken := nstancev1.GroupStatus{MergedJson: "{"}
 	for _, test := range []struct {
@@ -328,8 +329,7 @@ func TestJSON(t *testing.T) {
 			`{"shard":"a","snapshot":false,"error_event":{"kind":"x","group":"","instance_id":"","message":"",` +
 				`"resolved":false}}`},
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &group}, `{"group":"workers","is_static":false,"overridden":false,` +
-			`"deleting":false,"template":"","size":0,"actual_size":0,"healthy":0,"instance_type":"","subnet_pool":"",` +
-			`"vars":{"a_json":"{\"b\": 1}"},"etag":"","provider_ids":[],"blocked_reason":"","runtime_hash":"",` +
+			`"deleting":false,"size":0,"actual_size":0,"healthy":0,"etag":"","provider_ids":[],"blocked_reason":"","runtime_hash":"",` +
 			`"infra_hash":"","kind":"","arch":"","instance_ids":["wrk1"],"spec":null,"paused":false,` +
 			`"rollout_waits":"","outdated":0,"merged":{"template":"x","vars":{"a_json":"1"}},"defaults":[]}`},
 		{fleet.Message[*nstancev1.GroupStatus]{Of: &broken}, `"merged":"{"`},

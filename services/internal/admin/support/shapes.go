@@ -28,10 +28,10 @@ var shapes = map[Kind]shape{
 		with("findings.*.", words, "check result next"),
 	Status: shape{}.with("", plain, `cluster_id leader_id version term leader_since lease_left heir_id standby_ids.*
 		groups instances agents_connected`).with("", present, "refused_etag").withProblems("").withErrors("errors.*."),
-	Groups: shape{}.with("groups.*.", plain, `group is_static overridden deleting template size actual_size healthy
-		blocked_since blocked_until paused outdated instance_type subnet_pool kind arch defaults.* instance_ids.*
+	Groups: shape{}.with("groups.*.", plain, `group is_static overridden deleting size actual_size healthy
+		blocked_since blocked_until paused outdated kind arch defaults.* instance_ids.*
 		provider_ids.*`).
-		with("groups.*.", words, "blocked_reason rollout_waits").with("groups.*.", present, "vars.* spec").
+		with("groups.*.", words, "blocked_reason rollout_waits").with("groups.*.", present, "spec").
 		withGroup("groups.*.merged."),
 	Explanations: shape{}.with("*.", plain, `group planned_at term desired unhealthy_guard next_plan_at
 		rollout_until blocked_until actions.*.kind actions.*.instance_id actions.*.replaces actions.*.cause

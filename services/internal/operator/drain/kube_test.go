@@ -112,7 +112,7 @@ func (kube *testKubernetes) start() {
 func (kube *testKubernetes) instance(pods ...func(node string) client.Object) (id, node string) {
 	kube.Helper()
 	group, _ := kube.shard.Group("workers")
-	kube.shard.SetGroup(&nstancev1.GroupStatus{Group: "workers", Template: "t", Size: group.GetSize() + 1})
+	kube.shard.SetGroup(&nstancev1.GroupStatus{Group: "workers", Size: group.GetSize() + 1})
 	group, _ = kube.shard.Group("workers")
 	id = group.GetInstanceIds()[len(group.GetInstanceIds())-1]
 	i, _ := kube.shard.Instance(id)

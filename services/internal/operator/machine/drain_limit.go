@@ -2,7 +2,6 @@ package machine
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -24,11 +23,14 @@ func drainLimit(v *view) *int32 {
 		return nil
 	}
 	s := v.shard(v.machine.Spec.Shard)
-	var settings config.GroupSpec
-	if s == nil || json.Unmarshal([]byte(s.group.GetMergedJson()), &settings) != nil || settings.DrainTimeout == nil {
+	if s == nil {
 		return nil
 	}
-	limit := settings.DrainTimeout.D()
+	timeout := config.ReadSettings(s.group.GetMergedJson()).DrainTimeout
+	if timeout == nil {
+		return nil
+	}
+	limit := timeout.D()
 	seconds := int32(max(1, (limit+time.Second-1)/time.Second))
 	have := v.owner.Spec.Deletion
 	if ptr.Equal(have.NodeDrainTimeoutSeconds, &seconds) && ptr.Equal(have.NodeVolumeDetachTimeoutSeconds, &seconds) {

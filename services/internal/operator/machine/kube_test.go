@@ -113,7 +113,7 @@ func TestControllersOnARealAPIServer(t *testing.T) {
 	add("one", "b")
 	eventually("the group is missed", condition("one", "InstanceCreated=Refused"))
 	set.Of("b").SetState(func(s *shards.State) { s.Reachable = false })
-	set.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers", InstanceType: "m5.large"})
+	set.Of("b").SetGroup(&nstancev1.GroupStatus{Group: "workers", MergedJson: `{"instance_type":"m5.large"}`})
 	eventually("the shard is waited for", condition("one", "InstanceCreated=WaitingForShard"))
 	set.Of("b").SetState(func(s *shards.State) { s.Reachable = true })
 	eventually("ready", condition("one", "Ready=Ready"))

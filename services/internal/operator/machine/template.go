@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
@@ -100,9 +101,12 @@ func (r *templateReconciler) updateStatus(ctx context.Context, t *v1beta1.Nstanc
 // group. It also returns a shard that has the group, or nil if no such shard is known.
 func (r *templateReconciler) instanceType(spec v1beta1.NstanceMachineSpec) (string, shards.Shard) {
 	for _, s := range r.Shards.All() {
-		if g, ok := s.Group(spec.GroupRef.Name); ok && (spec.Shard == "" || spec.Shard == s.ID()) &&
-			cmp.Or(spec.InstanceType, g.GetInstanceType()) != "" {
-			return cmp.Or(spec.InstanceType, g.GetInstanceType()), s
+		g, ok := s.Group(spec.GroupRef.Name)
+		if !ok || spec.Shard != "" && spec.Shard != s.ID() {
+			continue
+		}
+		if of := cmp.Or(spec.InstanceType, config.ReadSettings(g.GetMergedJson()).InstanceType); of != "" {
+			return of, s
 		}
 	}
 	return spec.InstanceType, nil

@@ -224,7 +224,7 @@ func TestAPIServer(t *testing.T) {
 	op.addShard("b")
 	g := staticGroup("web", 3)
 	// The API server stores this JSON in another order and spelling.
-	g.MergedJson, g.Vars = `{"args":{"z":1.0,"a":{"deep":[1,2.5]}}}`, map[string]string{"z": "1", "a": "2"}
+	g.MergedJson = `{"template":"worker","vars":{"z":"1","a":"2"},"args":{"z":1.0,"a":{"deep":[1,2.5]}}}`
 	op.shards.Of("a").SetGroup(g)
 	op.shards.Of("b").SetGroup(staticGroup("web", 2))
 	stop := op.start()

@@ -42,7 +42,7 @@ func baseGroup(change func(*groupInput)) groupInput {
 			Spec: specT{Group: "g", Shard: "a", Size: ptr.To(int32(2)), Config: jsonOf(`{"template":"t"}`)},
 		},
 		wanted: true, configured: true, state: shards.State{Reachable: true, Synced: true}, now: shardstest.Start,
-		known: &statusT{Group: "g", Template: "t", Size: 2, ActualSize: 2, Healthy: 2, SpecJson: `{"template":"t"}`},
+		known: &statusT{Group: "g", Size: 2, ActualSize: 2, Healthy: 2, SpecJson: `{"template":"t"}`},
 	}
 	if change != nil {
 		change(&in)
@@ -584,7 +584,7 @@ func TestAnnotate(t *testing.T) {
 
 func TestDecideImport(t *testing.T) {
 	group := func(static bool, size uint32, spec string) *statusT {
-		return &statusT{Group: "g", IsStatic: static, Template: "t", Size: size, SpecJson: spec,
+		return &statusT{Group: "g", IsStatic: static, Size: size, SpecJson: spec,
 			MergedJson: `{"template":"t","instance_type":"merged","vars":{"a":"1"}}`}
 	}
 	want := func(text string, shards ...string) *v1beta1.NstanceMachinePoolSpec {

@@ -18,6 +18,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/v1beta1"
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/operator/capacity"
 	"github.com/nstance-kit/nstance/services/internal/operator/scope"
 	"github.com/nstance-kit/nstance/services/internal/operator/shards"
@@ -139,7 +140,7 @@ func (r *groupReconciler) gatherInput(ctx context.Context, group *v1beta1.Nstanc
 	if in.last.after != nil && in.last.before == mirror && in.now.Sub(in.last.at) < answerHolds {
 		in.known = in.last.after
 	}
-	in.capacity = r.types.Of(ctx, shard, in.known.GetInstanceType())
+	in.capacity = r.types.Of(ctx, shard, config.ReadSettings(in.known.GetMergedJson()).InstanceType)
 	return in, mirror, nil
 }
 

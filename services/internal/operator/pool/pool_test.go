@@ -538,7 +538,7 @@ func TestDeleteShardGroup(t *testing.T) {
 func TestStaticGroup(t *testing.T) {
 	op := newSimulatedOperator(t, "a")
 	g := staticGroup("web", 2)
-	g.Vars = map[string]string{"zone": "z", "role": "base"}
+	g.MergedJson = `{"template":"worker","instance_type":"m5.large","vars":{"zone":"z","role":"base"}}`
 	op.shards.Of("a").SetGroup(g)
 	if _, err := op.shards.Of("a").API().UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: "web",
 		Patch: `{"vars": {"by": "admin"}}`}); err != nil {
@@ -563,8 +563,8 @@ func TestStaticGroup(t *testing.T) {
 		op.change(pool, func() { pool.Spec.Config = jsonOf(step.config) })
 		op.settle()
 		now, _ := op.shards.Of("a").Group("web")
-		if now.GetTemplate() != "worker" || now.GetInstanceType() != step.instanceType ||
-			!cmp.Equal(now.GetVars(), step.vars) {
+		if settings := config.ReadSettings(now.GetMergedJson()); settings.Template != "worker" ||
+			settings.InstanceType != step.instanceType || !cmp.Equal(settings.Vars, step.vars) {
 			t.Errorf("%s: %v", step.config, now)
 		}
 		valid := meta.FindStatusCondition(op.group("web--a").Status.Conditions, v1beta1.ConfigValidCondition)

@@ -38,10 +38,10 @@ func TestPush(t *testing.T) {
 			`{"size":2,"template":"t"}`},
 		"equal": {all, "", &statusT{Size: 2, SpecJson: `{"size":2,"args":{"x":1},` + all[1:]}, ""},
 		"equal, other settings from the template": {`{"template":"t"}`, "",
-			&statusT{Size: 2, InstanceType: "i", SubnetPool: "p", Vars: vars{"a": "1"},
+			&statusT{Size: 2, MergedJson: `{"instance_type":"i","subnet_pool":"p","vars":{"a":"1"}}`,
 				SpecJson: `{"template":"t","size":2}`}, ""},
 		"own setting equal to the template's": {`{"template":"t","instance_type":"i"}`, "",
-			&statusT{Size: 2, InstanceType: "i", SpecJson: `{"template":"t"}`}, `{"instance_type":"i"}`},
+			&statusT{Size: 2, MergedJson: `{"instance_type":"i"}`, SpecJson: `{"template":"t"}`}, `{"instance_type":"i"}`},
 		"size":     {`{"template":"t"}`, "", &statusT{Size: 3, SpecJson: `{"template":"t"}`}, `{"size":2}`},
 		"template": {`{"template":"u"}`, "", &statusT{Size: 2, SpecJson: `{"template":"t"}`}, `{"template":"u"}`},
 		"removed": {`{"template":"t"}`, `{"instance_type":null,"subnet_pool":null,"vars":{"a":null}}`,
@@ -119,7 +119,7 @@ func FuzzPush(f *testing.F) {
 	f.Add(`{"drain_timeout":7,"rollout":{}}`, `{`, true, `,,`)
 	f.Add(`[]`, `[]`, false, `{"rollout":{"paused":true},"vars":"x"}`)
 	f.Fuzz(func(t *testing.T, spec, merged string, static bool, owned string) {
-		group := &statusT{Group: "g", IsStatic: static, Template: "t", Size: 1, SpecJson: spec, MergedJson: merged}
+		group := &statusT{Group: "g", IsStatic: static, Size: 1, SpecJson: spec, MergedJson: merged}
 		g := &v1beta1.NstanceShardGroup{Spec: specT{Group: "g", Size: ptr.To(int32(1)),
 			Config: jsonOf(`{"vars":{"a":"2"},"rollout":{"paused":false}}`)}}
 		g.Annotations = map[string]string{v1beta1.OwnedFieldsAnnotation: owned}

@@ -442,5 +442,6 @@ func containsAll(list []string, words ...string) bool {
 
 // staticGroup returns a static group with all its instances.
 func staticGroup(name string, size uint32) *nstancev1.GroupStatus {
-	return &nstancev1.GroupStatus{Group: name, IsStatic: true, Template: "worker", Size: size, InstanceType: "m5.large"}
+	return &nstancev1.GroupStatus{Group: name, IsStatic: true, Size: size,
+		MergedJson: `{"template":"worker","instance_type":"m5.large"}`}
 }

@@ -190,7 +190,7 @@ func (s *Shard) changeRollout(name string, change func(*nstancev1.GroupStatus)) 
 	return g, nil
 }
 
-// UpsertGroup implements nstancev1.OperatorServiceServer. It applies size, vars, and template, and checks every
+// UpsertGroup implements nstancev1.OperatorServiceServer. It applies the patch to the merged settings, and checks every
 // condition that nstance-admin depends on.
 func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
 	error) {
@@ -207,13 +207,14 @@ func (s *Shard) UpsertGroup(_ context.Context, r *nstancev1.UpsertGroupRequest) 
 		g = &nstancev1.GroupStatus{Group: r.GetGroup(), Kind: "wrk"}
 		s.Groups = append(s.Groups, g)
 	}
-	size := int(g.GetSize())
+	settings, size := config.ReadSettings(g.GetMergedJson()), int(g.GetSize())
+	settings.Size = &size
 	patch, problems := config.ParsePatch("", []byte(r.GetPatch()))
-	spec, err := patch.Apply(config.GroupSpec{Size: &size, Template: g.GetTemplate(), Vars: g.GetVars()})
+	spec, err := patch.Apply(settings)
 	if err := errors.Join(problems.Err(), err); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	g.Size, g.Template, g.Vars = uint32(*spec.Size), spec.Template, spec.Vars
+	g.Size, g.MergedJson = uint32(*spec.Size), config.PatchOf(spec).JSON()
 	g.Etag = fmt.Sprintf("etag-%d", len(s.Upserts)+1)
 	return &nstancev1.UpsertGroupResponse{Group: g}, nil
 }

@@ -36,8 +36,8 @@ func shard() *fleettest.Shard {
 		Status:  &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "one", Term: 3, HeirId: "heir"},
 		Orphans: []*nstancev1.Orphan{{ProviderId: "vm-1", Group: "workers", State: "running"}},
 		Refresh: &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_UNCHANGED, Etag: "e1"},
-		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Template: "worker", Kind: "wrk",
-			Etag: "etag-1", MergedJson: `{"size": 2, "args": {"a": [1]}}`}},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Kind: "wrk",
+			Etag: "etag-1", MergedJson: `{"template": "worker", "size": 2, "args": {"a": [1]}}`}},
 		Instances: []*nstancev1.InstanceStatus{
 			{InstanceId: first, Group: "workers", State: "registered",
 				CreatedAt: timestamppb.New(fleettest.Now), Metrics: &nstancev1.Metrics{Cpu: 0.5}},

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -36,6 +37,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"events":   eventsPath,
 		"segments": segments,
 		"action":   newActionView,
+		"settings": config.ReadSettings,
 	}
 	common := template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/layout.html",
 		"templates/parts.html"))

@@ -43,7 +43,7 @@ func shard() *fleettest.Shard {
 		Status: &nstancev1.GetShardStatusResponse{ClusterId: "example", LeaderId: "server-1", Term: 3, ConfigEtag: "e1",
 			HeirId: "server-2", StandbyIds: []string{"server-2"}, LeaseLeft: durationpb.New(8200 * time.Millisecond)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 7, ActualSize: 6, Healthy: 5,
-			Template: "worker", Kind: "wrk", Etag: "etag-1", BlockedReason: "no capacity for <big>",
+			MergedJson: `{"template":"worker"}`, Kind: "wrk", Etag: "etag-1", BlockedReason: "no capacity for <big>",
 			BlockedSince: timestamppb.New(fleettest.Now.Add(-time.Hour)),
 			BlockedUntil: timestamppb.New(fleettest.Now.Add(time.Minute))}},
 		Instances: []*nstancev1.InstanceStatus{

@@ -110,8 +110,9 @@ func (s *Shard) SetGroup(g *nstancev1.GroupStatus) {
 // specOf returns the group that has a status.
 func specOf(g *nstancev1.GroupStatus) config.GroupSpec {
 	size := int(g.GetSize())
-	return config.GroupSpec{Template: g.GetTemplate(), Size: &size, InstanceType: g.GetInstanceType(),
-		SubnetPool: g.GetSubnetPool(), Vars: g.GetVars()}
+	spec := config.ReadSettings(g.GetMergedJson())
+	spec.Size = &size
+	return spec
 }
 
 // merge returns a group with its merged settings. For a static group, it merges the override into the definition. A
@@ -127,13 +128,8 @@ func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 	case isStatic:
 		settings = (&config.Shard{}).WithDefaults().Settings(specOf(static), nil)
 	}
-	var merged config.GroupSpec
 	g.SpecJson, g.MergedJson = "", settings.JSON()
-	if err := json.Unmarshal([]byte(g.GetMergedJson()), &merged); err != nil {
-		panic(err)
-	}
-	g.Size, g.Template, g.InstanceType, g.SubnetPool, g.Vars = uint32(*merged.Size), merged.Template,
-		merged.InstanceType, merged.SubnetPool, merged.Vars
+	g.Size = uint32(*config.ReadSettings(g.GetMergedJson()).Size)
 	if g.Overridden = overridden; overridden {
 		text, err := json.Marshal(own)
 		if err != nil {
@@ -141,8 +137,8 @@ func (s *Shard) merge(name string) *nstancev1.GroupStatus {
 		}
 		g.SpecJson = string(text)
 	}
-	if text := static.GetMergedJson(); text != "" {
-		g.MergedJson = text
+	if text := static.GetMergedJson(); text != "" && !overridden {
+		g.MergedJson = text // its spelling matters to a test
 	}
 	s.groups[name] = g
 	return g
@@ -290,10 +286,11 @@ func (s *Shard) newID() string {
 }
 
 func (s *Shard) newInstance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
-	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: g.GetTemplate(), Kind: g.GetKind(),
+	settings := config.ReadSettings(g.GetMergedJson())
+	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: settings.Template, Kind: g.GetKind(),
 		State: "registered", ProviderState: "running",
 		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id,
-		InstanceType: cmp.Or(instanceType, g.GetInstanceType()), Zone: s.id, Region: "test"}
+		InstanceType: cmp.Or(instanceType, settings.InstanceType), Zone: s.id, Region: "test"}
 }
 
 // ID implements shards.Shard.

@@ -244,7 +244,7 @@ func TestTenants(t *testing.T) {
 	if _, err := rival.UpsertGroup(t.Context(), upsertOf("fleet", `{"template": "quick", "size": 0}`)); err != nil {
 		t.Fatal(err)
 	}
-	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || now.GetTemplate() != "worker" {
+	if now := w.group(t, "fleet"); now.GetEtag() != own.GetEtag() || settingsOf(now).Template != "worker" {
 		t.Errorf("%v", now)
 	}
 	_, err = rival.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "static"})

@@ -369,7 +369,7 @@ func TestConfigStatusAndRefresh(t *testing.T) {
 		refused.GetGeneration() != 1 {
 		t.Errorf("%v", refused)
 	}
-	if g := w.scale(t, "fleet", 0); g.GetTemplate() != "worker" {
+	if g := w.scale(t, "fleet", 0); settingsOf(g).Template != "worker" {
 		t.Errorf("the old configuration is not in force: %v", g)
 	}
 

@@ -267,7 +267,7 @@ func TestHostileOperator(t *testing.T) {
 	if err := upsert("other", 2); err != nil {
 		t.Errorf("growing to the quota: %v", err)
 	}
-	if now := w.group(t, "vault"); now.GetEtag() != vault.GetEtag() || now.GetTemplate() != "vault" {
+	if now := w.group(t, "vault"); now.GetEtag() != vault.GetEtag() || settingsOf(now).Template != "vault" {
 		t.Errorf("the other tenant's group has changed: %v", now)
 	}
 }

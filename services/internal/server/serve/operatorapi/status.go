@@ -2,7 +2,6 @@ package operatorapi
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"time"
 
@@ -21,10 +20,9 @@ import (
 func (c *call) groupStatus(v shardstate.GroupView) *nstancev1.GroupStatus {
 	spec, overridden := c.Config.Override(v.GroupKey)
 	out := &nstancev1.GroupStatus{
-		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted, Template: v.Template,
+		Group: v.GroupKey.Group, IsStatic: v.Static, Overridden: overridden, Deleting: v.Deleted,
 		Kind: v.Kind, Arch: v.Arch,
-		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy), InstanceType: v.InstanceType,
-		SubnetPool: v.SubnetPool, Vars: maps.Clone(v.Vars),
+		Size: uint32(v.Size), ActualSize: uint32(v.Actual), Healthy: uint32(v.Healthy),
 		ProviderIds:   v.ProviderIDs,
 		BlockedReason: v.Blocked, BlockedSince: timestamp(v.BlockedSince),
 		BlockedUntil: timestamp(v.BlockedUntil), RuntimeHash: v.RuntimeHash, InfraHash: v.InfraHash,

@@ -50,7 +50,7 @@ func TestWatchGroups(t *testing.T) {
 	}
 	// Unchanged groups were not sent again.
 	next := groups.await("an event", func(e *groupEvent) bool { return e.GetStatus().GetGroup() != "fleet" })
-	if next.GetStatus().GetGroup() != "static" || next.GetStatus().GetVars()["a"] != "b" {
+	if next.GetStatus().GetGroup() != "static" || settingsOf(next.GetStatus()).Vars["a"] != "b" {
 		t.Errorf("%v", next)
 	}
 }
@@ -72,7 +72,7 @@ func TestWatchGroupsCoalesces(t *testing.T) {
 	events := 0
 	groups.await("the last change", func(e *groupEvent) bool {
 		events++
-		return e.GetStatus().GetVars()["n"] == fmt.Sprint(last)
+		return settingsOf(e.GetStatus()).Vars["n"] == fmt.Sprint(last)
 	})
 	if events > last/2 {
 		t.Errorf("%d events", events)

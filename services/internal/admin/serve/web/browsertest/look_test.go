@@ -38,7 +38,7 @@ func newShard(n int) *fleettest.Shard {
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
-			Healthy: uint32(n - 1), Outdated: uint32(n / 3), Template: "worker", Kind: "wrk", Etag: "etag-1",
+			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker"}`, Kind: "wrk", Etag: "etag-1",
 			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {PlannedAt: at(0), Term: 7,
 			Desired: uint32(n), BlockedReason: "1 instance is silent", NextPlanAt: at(-30 * time.Second),
