@@ -244,11 +244,27 @@ func (p *target) hunt(ctx context.Context, binary string, ids []int, reaching ma
 	return tried, survivors, ctx.Err()
 }
 
+// isolation returns the words before a command that give it a PID namespace: a bug may kill every process that it sees,
+// and a test that is killed leaves processes. They are empty on a system without such namespaces.
+var isolation = sync.OnceValue(func() []string {
+	words := []string{"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"}
+	if os.Getuid() != 0 {
+		words = append(words, "--user", "--map-current-user")
+	}
+	// The shell is the namespace's first process, which signals from the namespace do not kill.
+	words = append(words, "sh", "-c", `"$@"; exit $?`, "sh")
+	if exec.Command(words[0], append(words[1:], "true")...).Run() != nil {
+		return nil
+	}
+	return slices.Clip(words)
+})
+
 // test runs some tests of the package.
 func (p *target) test(ctx context.Context, binary string, names []string, limit time.Duration, env string) ([]byte,
 	error) {
-	cmd := exec.CommandContext(ctx, binary, "-test.run", "^("+strings.Join(names, "|")+")$", "-test.short",
+	words := append(isolation(), binary, "-test.run", "^("+strings.Join(names, "|")+")$", "-test.short",
 		"-test.failfast", "-test.timeout", limit.String())
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Dir = p.Dir
 	cmd.Env = append(os.Environ(), env)
 	cmd.WaitDelay = time.Second
