@@ -29,25 +29,25 @@ func TestDocumentedCommandsExist(t *testing.T) {
 		code := strings.Join(fenced.FindAllString(text, -1), "\n")
 		for _, match := range slices.Concat(span.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1),
 			line.FindAllStringSubmatch(code, -1)) {
-			words := split(strings.ReplaceAll(match[1], `\|`, "|"))
+			args := split(strings.ReplaceAll(match[1], `\|`, "|"))
 			switch {
-			case len(words) == 0:
+			case len(args) == 0:
 				continue
-			case words[0] == "make" && len(words) > 1 && regexp.MustCompile(`^[a-z][a-z0-9-]*$`).MatchString(words[1]):
-				if !regexp.MustCompile(`(?m)^` + words[1] + `:`).Match(makefile) {
+			case args[0] == "make" && len(args) > 1 && regexp.MustCompile(`^[a-z][a-z0-9-]*$`).MatchString(args[1]):
+				if !regexp.MustCompile(`(?m)^` + args[1] + `:`).Match(makefile) {
 					t.Errorf("%s: %s: the Makefile has no target of that name", path, match[1])
 				}
-			case words[0] == "go" && len(words) > 2 && words[1] == "test":
-				for _, fault := range missing(t, words[2:]) {
+			case args[0] == "go" && len(args) > 2 && args[1] == "test":
+				for _, fault := range missing(t, args[2:]) {
 					t.Errorf("%s: %s: %s", path, match[1], fault)
 				}
-			case regexp.MustCompile(`^(scripts|tests)/[a-z0-9/-]+\.sh$`).MatchString(words[0]):
-				if _, err := os.Stat(filepath.Join("..", words[0])); err != nil {
-					t.Errorf("%s: %s does not exist", path, words[0])
+			case regexp.MustCompile(`^(scripts|tests)/[a-z0-9/-]+\.sh$`).MatchString(args[0]):
+				if _, err := os.Stat(filepath.Join("..", args[0])); err != nil {
+					t.Errorf("%s: %s does not exist", path, args[0])
 				}
-				if words[0] == "scripts/bench.sh" && len(words) > 1 &&
-					!slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, words[1]) {
-					for _, fault := range missing(t, append([]string{"-bench", words[1]}, measured...)) {
+				if args[0] == "scripts/bench.sh" && len(args) > 1 &&
+					!slices.Contains([]string{"short", "PATTERN", "[PATTERN]"}, args[1]) {
+					for _, fault := range missing(t, append([]string{"-bench", args[1]}, measured...)) {
 						t.Errorf("%s: %s: %s", path, match[1], fault)
 					}
 				}
@@ -63,11 +63,11 @@ func TestDocumentedCommandsExist(t *testing.T) {
 }
 
 // split splits a command into words. It supports single quotes only.
-func split(command string) (words []string) {
+func split(command string) (args []string) {
 	for _, match := range regexp.MustCompile(`'([^']*)'|(\S+)`).FindAllStringSubmatch(command, -1) {
-		words = append(words, match[1]+match[2])
+		args = append(args, match[1]+match[2])
 	}
-	return words
+	return args
 }
 
 // missing checks the arguments of "go test". It returns packages that do not exist and patterns that match no test.

@@ -205,7 +205,7 @@ func (n *Nodes) stopKubelet(ctx context.Context, name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.made[name] = false
-	gone := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, AliveLabel)
-	return client.IgnoreNotFound(n.Client.Patch(ctx, gone, client.RawPatch("application/merge-patch+json", patch)))
+	return client.IgnoreNotFound(n.Client.Patch(ctx, node, client.RawPatch("application/merge-patch+json", patch)))
 }

@@ -132,10 +132,10 @@ func (l *lab) testDynamic(t *testing.T) {
 				return fmt.Errorf("%s still has %v", s.id, group)
 			}
 		}
-		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.MachinePool{}, in(made)),
-			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(made)),
-			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "east"))),
-			l.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "west"))))
+		return errors.Join(l.left(ctx, l.west, id), l.absent(ctx, &clusterv1.MachinePool{}, in(made)),
+			l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(made)),
+			l.absent(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "east"))),
+			l.absent(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(made, "west"))))
 	})
 }
 

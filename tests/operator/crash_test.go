@@ -183,8 +183,8 @@ func TestKilledOperatorsFinishTheirWork(t *testing.T) {
 	id := l.single(t)
 	l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", "single", "--wait=false")
 	l.killed(t, k, "delete a machine", func(ctx context.Context) error {
-		return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &v1beta1.NstanceMachine{}, in("single")),
-			l.gone(ctx, &clusterv1.Machine{}, in("single")))
+		return errors.Join(l.left(ctx, l.west, id), l.absent(ctx, &v1beta1.NstanceMachine{}, in("single")),
+			l.absent(ctx, &clusterv1.Machine{}, in("single")))
 	})
 
 	if err := l.scale(t.Context(), workers, 4); err != nil {

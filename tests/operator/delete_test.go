@@ -93,9 +93,9 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	await(t, "two dynamic groups are gone, the third stays", endsWithin,
 		func(ctx context.Context) error {
 			return errors.Join(l.withoutGroup(ctx, first, l.shards()...), l.withoutGroup(ctx, second, l.shards()...),
-				l.gone(ctx, &clusterv1.MachinePool{}, in(first)),
-				l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(first)),
-				l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(second)),
+				l.absent(ctx, &clusterv1.MachinePool{}, in(first)),
+				l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(first)),
+				l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(second)),
 				l.spread(ctx, third, l.both(1, 1)))
 		})
 	if n := l.countCreations() - created; n != 0 {
@@ -104,8 +104,8 @@ func (l *lab) testDeleteKinds(t *testing.T) {
 	l.remove(t, "machinepool", second)
 	l.remove(t, "machinepool", third)
 	await(t, "the rest is gone", endsWithin, func(ctx context.Context) error {
-		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(second)),
-			l.gone(ctx, &clusterv1.MachinePool{}, in(third)), l.withoutGroup(ctx, third, l.shards()...))
+		return errors.Join(l.absent(ctx, &clusterv1.MachinePool{}, in(second)),
+			l.absent(ctx, &clusterv1.MachinePool{}, in(third)), l.withoutGroup(ctx, third, l.shards()...))
 	})
 }
 
@@ -135,8 +135,8 @@ func (l *lab) testForgottenShard(t *testing.T) {
 	}
 	end := func(ctx context.Context) error {
 		return errors.Join(l.withoutGroup(ctx, forgotten, l.shards()...),
-			l.gone(ctx, &clusterv1.MachinePool{}, in(forgotten)),
-			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(forgotten)))
+			l.absent(ctx, &clusterv1.MachinePool{}, in(forgotten)),
+			l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(forgotten)))
 	}
 	await(t, "the group is gone when west returns", endsWithin, end)
 	steady(t, "the pool is not imported again", end)
@@ -244,7 +244,7 @@ func (l *lab) recreated(t *testing.T) {
 	t.Helper()
 	await(t, "the Cluster is back", endsWithin, func(ctx context.Context) error {
 		return errors.Join(l.spread(ctx, workers, l.both(2, 2)), l.spread(ctx, guarded, map[*shard]int{l.east: 1}),
-			l.poolRuns(ctx, workers, 4), l.gone(ctx, &corev1.ConfigMap{}, in(deleted)))
+			l.poolRuns(ctx, workers, 4), l.absent(ctx, &corev1.ConfigMap{}, in(deleted)))
 	})
 }
 

@@ -129,8 +129,8 @@ func (l *lab) machineRuns(ctx context.Context, name, node string) error {
 	return fmt.Errorf("NstanceMachine %s has no Machine as its owner: %v", name, infra.OwnerReferences)
 }
 
-// gone returns an error while an object still exists.
-func (l *lab) gone(ctx context.Context, object client.Object, key client.ObjectKey) error {
+// absent returns an error while an object still exists.
+func (l *lab) absent(ctx context.Context, object client.Object, key client.ObjectKey) error {
 	err := l.Client.Get(ctx, key, object)
 	if err == nil {
 		return fmt.Errorf("%T %s is still there", object, key.Name)
@@ -149,7 +149,7 @@ func (l *lab) left(ctx context.Context, s *shard, id string) error {
 			return fmt.Errorf("instance %s is still there, %s", id, instance.GetState())
 		}
 	}
-	if err := l.gone(ctx, &corev1.Node{}, client.ObjectKey{Name: id}); err != nil {
+	if err := l.absent(ctx, &corev1.Node{}, client.ObjectKey{Name: id}); err != nil {
 		return err
 	}
 	return l.noMachine(ctx, id)

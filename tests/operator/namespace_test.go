@@ -75,7 +75,7 @@ func (l *lab) testRecoverNamespace(t *testing.T) {
 
 	l.runSteps(t, deletePage, "Recover a deleted namespace")
 	await(t, "only the static groups are left", patience, func(ctx context.Context) error {
-		return errors.Join(l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace}), l.static(ctx),
+		return errors.Join(l.absent(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace}), l.static(ctx),
 			l.withoutGroup(ctx, dynamic, l.shards()...))
 	})
 	if n := l.countCreations() - created; n != 0 {
@@ -115,7 +115,7 @@ func (l *lab) testUninstall(t *testing.T) {
 	}
 	l.kubectl(t, "delete", "namespace", namespace, "--wait=false")
 	await(t, "the namespace is gone", time.Minute, func(ctx context.Context) error {
-		return l.gone(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace})
+		return l.absent(ctx, &corev1.Namespace{}, client.ObjectKey{Name: namespace})
 	})
 	l.unchanged(t, workers, kept, created)
 }

@@ -144,7 +144,7 @@ func (l *lab) testDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "evicted", 30*time.Second, func(ctx context.Context) error {
-		return l.gone(ctx, &corev1.Pod{}, in("blocked"))
+		return l.absent(ctx, &corev1.Pod{}, in("blocked"))
 	})
 	await(t, "instance deleted, before its deadline", 50*time.Second-time.Since(began),
 		func(ctx context.Context) error {
@@ -247,7 +247,7 @@ func (l *lab) testSpot(t *testing.T) {
 	l.pod(ctx, t, "passenger", id, false)
 	l.metadata.notify(id, time.Now().Add(2*time.Minute))
 	await(t, "evicted", patience, func(ctx context.Context) error {
-		return l.gone(ctx, &corev1.Pod{}, in("passenger"))
+		return l.absent(ctx, &corev1.Pod{}, in("passenger"))
 	})
 	await(t, "replaced", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 	l.restored(t, spot, map[*shard]int{l.east: 1})
@@ -271,7 +271,7 @@ func (l *lab) machine(t *testing.T, name, shard string) {
 // gone: it never gets a Machine, so the operator deletes it.
 func (l *lab) testMachine(t *testing.T) {
 	ctx := t.Context()
-	var gone string
+	var deleted string
 	for _, deletedBy := range []string{"kubernetes", "server"} {
 		name := "single-" + deletedBy
 		l.machine(t, name, "west")
@@ -297,18 +297,18 @@ func (l *lab) testMachine(t *testing.T) {
 		} else {
 			l.kubectl(t, "-n", namespace, "delete", "machine.cluster.x-k8s.io", name, "--wait=false")
 		}
-		gone = id
+		deleted = id
 		await(t, "gone, deleted by "+deletedBy, patience, func(ctx context.Context) error {
-			return errors.Join(l.left(ctx, l.west, id), l.gone(ctx, &clusterv1.Machine{}, in(name)),
-				l.gone(ctx, &v1beta1.NstanceMachine{}, in(name)))
+			return errors.Join(l.left(ctx, l.west, id), l.absent(ctx, &clusterv1.Machine{}, in(name)),
+				l.absent(ctx, &v1beta1.NstanceMachine{}, in(name)))
 		})
 	}
 	late := &v1beta1.NstanceMachine{ObjectMeta: objectMeta("late"), Spec: v1beta1.NstanceMachineSpec{
-		GroupRef: v1beta1.GroupReference{Name: machines}, Shard: "west", InstanceID: gone}}
+		GroupRef: v1beta1.GroupReference{Name: machines}, Shard: "west", InstanceID: deleted}}
 	late.Labels = map[string]string{clusterv1.ClusterNameLabel: clusterName, clusterv1.MachinePoolNameLabel: "none"}
 	l.create(ctx, t, late)
 	await(t, "gone without a Machine", patience, func(ctx context.Context) error {
-		return l.gone(ctx, &v1beta1.NstanceMachine{}, in("late"))
+		return l.absent(ctx, &v1beta1.NstanceMachine{}, in("late"))
 	})
 	if err := l.poolRuns(ctx, machines, 0); err != nil {
 		t.Errorf("the group's pool has changed: %v", err)

@@ -224,7 +224,7 @@ func (l *lab) testGuest(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the owner is gone", patience, func(ctx context.Context) error {
-		return l.gone(ctx, &corev1.Pod{}, in(owner.Name))
+		return l.absent(ctx, &corev1.Pod{}, in(owner.Name))
 	})
 	steady(t, "the guest stays", func(ctx context.Context) error {
 		return errors.Join(l.runs(ctx, guest, &guestNode), l.settledOnDemand(ctx, node))
@@ -235,12 +235,12 @@ func (l *lab) testGuest(t *testing.T) {
 // testChangedMinds creates pods that request a machine but soon no longer need it. No machine may remain for such a
 // pod.
 func (l *lab) testChangedMinds(t *testing.T) {
-	elsewhere, gone, undecided := requestingPod("elsewhere", anywhere), requestingPod("gone"),
+	elsewhere, deleted, undecided := requestingPod("elsewhere", anywhere), requestingPod("gone"),
 		requestingPod("undecided")
-	for _, pod := range []*corev1.Pod{elsewhere, gone, undecided} {
+	for _, pod := range []*corev1.Pod{elsewhere, deleted, undecided} {
 		l.create(t.Context(), t, pod)
 	}
-	if err := l.Client.Delete(t.Context(), gone); err != nil {
+	if err := l.Client.Delete(t.Context(), deleted); err != nil {
 		t.Fatal(err)
 	}
 	// The operator may change the pod at the same time. A patch cannot conflict with the operator's change, but an

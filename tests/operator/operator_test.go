@@ -412,7 +412,7 @@ func (l *lab) testHandOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "the third drains it", 50*time.Second, func(ctx context.Context) error {
-		return l.gone(ctx, &corev1.Pod{}, in("held"))
+		return l.absent(ctx, &corev1.Pod{}, in("held"))
 	})
 	await(t, id+" left nothing behind", patience, func(ctx context.Context) error { return l.left(ctx, l.east, id) })
 	if err := l.scale(ctx, workers, 4); err != nil {

@@ -68,7 +68,7 @@ func (l *lab) testOrphan(t *testing.T) {
 		clusterv1.GroupVersion.WithKind("MachinePool"))}
 	l.create(t.Context(), t, machine)
 	took := await(t, "the Machine without instance is gone", patience, func(ctx context.Context) error {
-		return l.gone(ctx, &clusterv1.Machine{}, in(orphan))
+		return l.absent(ctx, &clusterv1.Machine{}, in(orphan))
 	})
 	if took < 55*time.Second {
 		t.Errorf("it was deleted after %s, want a minute", took)
@@ -172,7 +172,7 @@ func (l *lab) testReference(t *testing.T) {
 	l.remove(t, "nstancemachinepool", other)
 	await(t, "the other group is gone", endsWithin, func(ctx context.Context) error {
 		return errors.Join(l.withoutGroup(ctx, other, l.shards()...),
-			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(other)))
+			l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(other)))
 	})
 	l.remove(t, "machinepool", moved)
 }
@@ -198,14 +198,15 @@ func (l *lab) testRenamed(t *testing.T) {
 	})
 	l.remove(t, "machinepool", old)
 	await(t, "the other pool has the instances", endsWithin, func(ctx context.Context) error {
-		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(old)),
-			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(old)), l.poolRuns(ctx, renamed, 2),
+		return errors.Join(l.absent(ctx, &clusterv1.MachinePool{}, in(old)),
+			l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(old)), l.poolRuns(ctx, renamed, 2),
 			l.hasEvent(ctx, v1beta1.TakenOverReason, "NstanceMachinePool", renamed))
 	})
 	l.unchanged(t, old, kept, created)
 	l.remove(t, "machinepool", renamed)
 	await(t, "the group is gone", endsWithin, func(ctx context.Context) error {
-		return errors.Join(l.withoutGroup(ctx, old, l.shards()...), l.gone(ctx, &clusterv1.MachinePool{}, in(renamed)))
+		return errors.Join(l.withoutGroup(ctx, old, l.shards()...),
+			l.absent(ctx, &clusterv1.MachinePool{}, in(renamed)))
 	})
 }
 
@@ -231,7 +232,7 @@ func (l *lab) testShared(t *testing.T) {
 	}
 	l.remove(t, "machinepool", second)
 	await(t, "the second is gone, the pool is back", endsWithin, func(ctx context.Context) error {
-		return errors.Join(l.gone(ctx, &clusterv1.MachinePool{}, in(second)),
+		return errors.Join(l.absent(ctx, &clusterv1.MachinePool{}, in(second)),
 			has(ctx, l, &v1beta1.NstanceMachinePool{}, first, func(p *v1beta1.NstanceMachinePool) error {
 				if p.UID == before.UID {
 					return errors.New("it is still the deleted one")
@@ -285,8 +286,9 @@ func (l *lab) testShared(t *testing.T) {
 	l.restored(t, first, l.both(2, 2))
 	l.remove(t, "machinepool", first)
 	await(t, "the group is gone with its last MachinePool", endsWithin, func(ctx context.Context) error {
-		return errors.Join(l.withoutGroup(ctx, first, l.shards()...), l.gone(ctx, &clusterv1.MachinePool{}, in(first)),
-			l.gone(ctx, &v1beta1.NstanceMachinePool{}, in(first)))
+		return errors.Join(l.withoutGroup(ctx, first, l.shards()...),
+			l.absent(ctx, &clusterv1.MachinePool{}, in(first)),
+			l.absent(ctx, &v1beta1.NstanceMachinePool{}, in(first)))
 	})
 }
 

@@ -196,12 +196,12 @@ func (s *sequence) onlyAskedFor(ctx context.Context, groups map[string]int) erro
 		if _, found := groups[name]; found {
 			return fmt.Errorf("group %s is left on a shard", name)
 		}
-		err := s.gone(ctx, &v1beta1.NstanceMachinePool{}, in(name))
+		err := s.absent(ctx, &v1beta1.NstanceMachinePool{}, in(name))
 		if one == nil {
-			err = errors.Join(err, s.gone(ctx, &clusterv1.MachinePool{}, in(name)))
+			err = errors.Join(err, s.absent(ctx, &clusterv1.MachinePool{}, in(name)))
 		}
 		for _, at := range s.shards() {
-			err = errors.Join(err, s.gone(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(name, at.id))))
+			err = errors.Join(err, s.absent(ctx, &v1beta1.NstanceShardGroup{}, in(v1beta1.ShardGroupName(name, at.id))))
 		}
 		if err != nil {
 			return err

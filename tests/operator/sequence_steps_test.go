@@ -102,10 +102,10 @@ func (s *sequence) createPool() string {
 	}
 	ctx := s.t.Context()
 	infra := &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name)}
-	if s.gone(ctx, infra, in(name)) != nil {
+	if s.absent(ctx, infra, in(name)) != nil {
 		return "" // The deleted NstanceMachinePool still exists.
 	}
-	if s.model.pools[name] == nil && s.gone(ctx, &clusterv1.MachinePool{}, in(name)) != nil {
+	if s.model.pools[name] == nil && s.absent(ctx, &clusterv1.MachinePool{}, in(name)) != nil {
 		return ""
 	}
 	infra = &v1beta1.NstanceMachinePool{ObjectMeta: objectMeta(name), Spec: v1beta1.NstanceMachinePoolSpec{Group: name,

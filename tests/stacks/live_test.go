@@ -307,11 +307,11 @@ func (f *fleet) moved(t *testing.T, stack *lab.Stack, zone, address string) {
 }
 
 // kept checks that the VMs in "before" still run, except those in "gone".
-func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, gone []string) {
+func (f *fleet) kept(t *testing.T, before []ec2.InstanceView, replaced []string) {
 	t.Helper()
 	now := ids(f.workers())
 	for _, worker := range before {
-		if !slices.Contains(gone, worker.ID) && !slices.Contains(now, worker.ID) {
+		if !slices.Contains(replaced, worker.ID) && !slices.Contains(now, worker.ID) {
 			t.Errorf("the VM %s was replaced without a reason; now there are %v", worker.ID, now)
 		}
 	}

@@ -434,9 +434,9 @@ func (f *fleet) healthy(t *testing.T) {
 	f.scenario().Healthy(t)
 }
 
-func (f *fleet) settled(t *testing.T, size int, gone []string) {
+func (f *fleet) settled(t *testing.T, size int, replaced []string) {
 	t.Helper()
-	f.scenario().Settled(t, size, gone)
+	f.scenario().Settled(t, size, replaced)
 }
 
 // reached checks that a VM in another subnet can connect to the leader's address. A server has two interfaces in one

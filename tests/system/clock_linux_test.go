@@ -159,13 +159,13 @@ func clearVDSO(pid int) error {
 		return err
 	}
 	defer memory.Close()
-	word := make([]byte, 8)
+	raw := make([]byte, 8)
 	read := func() uint64 {
-		if _, readErr := memory.ReadAt(word, at); readErr != nil {
+		if _, readErr := memory.ReadAt(raw, at); readErr != nil {
 			err = readErr
 		}
 		at += 8
-		return binary.NativeEndian.Uint64(word)
+		return binary.NativeEndian.Uint64(raw)
 	}
 	read() // number of arguments
 	for lists := 0; lists < 2 && err == nil; {

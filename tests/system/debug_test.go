@@ -169,8 +169,8 @@ func (s *story) changed(change func(*config.Shard)) (string, error) {
 }
 
 func (s *story) killVM(context.Context) (string, error) {
-	gone, err := killVM(context.Background(), s.stack, rand.New(rand.NewPCG(1, 1)))
-	return gone.String(), err
+	killed, err := killVM(context.Background(), s.stack, rand.New(rand.NewPCG(1, 1)))
+	return killed.String(), err
 }
 
 // failCheck makes the health check of one instance fail until the instance is replaced.

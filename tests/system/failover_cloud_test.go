@@ -209,29 +209,29 @@ func (c *cloud) loseVM(ctx context.Context, leader int, machine bool) (*loss, er
 }
 
 // await waits until the successor has created the replacement and has the leader's network interface.
-func (w *loss) await(ctx context.Context, successor string) error {
-	machine := w.c.machine(successor)
-	for w.created.IsZero() || w.attached.IsZero() {
-		if w.created.IsZero() {
-			calls := w.c.Calls()
-			for _, call := range calls[w.calls:] {
-				if call.Action == "RunInstances" && call.Code == "" && w.created.IsZero() {
-					w.created = call.Time
+func (l *loss) await(ctx context.Context, successor string) error {
+	machine := l.c.machine(successor)
+	for l.created.IsZero() || l.attached.IsZero() {
+		if l.created.IsZero() {
+			calls := l.c.Calls()
+			for _, call := range calls[l.calls:] {
+				if call.Action == "RunInstances" && call.Code == "" && l.created.IsZero() {
+					l.created = call.Time
 				}
 			}
-			w.calls = len(calls)
+			l.calls = len(calls)
 		}
-		if w.attached.IsZero() {
-			w.c.Locked(func() {
-				if eni, ok := w.c.EC2().Interface(w.c.eni); ok && eni.Attachment != nil &&
+		if l.attached.IsZero() {
+			l.c.Locked(func() {
+				if eni, ok := l.c.EC2().Interface(l.c.eni); ok && eni.Attachment != nil &&
 					eni.Attachment.Instance == machine {
-					w.attached = eni.Attachment.At
+					l.attached = eni.Attachment.At
 				}
 			})
 		}
 		if err := local.Pause(ctx, 200*time.Millisecond); err != nil { // the cloud has the exact times
 			return fmt.Errorf("%s did not ask for the replacement (%v) or does not have the interface (%v): %w",
-				successor, w.created, w.attached, err)
+				successor, l.created, l.attached, err)
 		}
 	}
 	return nil

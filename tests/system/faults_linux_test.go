@@ -301,7 +301,7 @@ func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, er
 		return "", err
 	}
 	s.network.clocks[leader].step(ahead)
-	gone, err := s.killVM(ctx)
+	killed, err := s.killVM(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -313,7 +313,7 @@ func (s *shard) wrongClock(ctx context.Context, ahead time.Duration) (string, er
 		return "", err
 	}
 	for _, id := range before {
-		if id != gone && !slices.Contains(during, id) {
+		if id != killed && !slices.Contains(during, id) {
 			return "", fmt.Errorf("%s was deleted although it ran", id)
 		}
 	}

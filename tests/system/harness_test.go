@@ -127,14 +127,14 @@ func killVM(ctx context.Context, stack *local.Stack, rng *rand.Rand) (ident.ID, 
 var errNoVM = errors.New("no VM runs")
 
 // awaitReplaced waits until an instance is gone and the given number of others are healthy.
-func awaitReplaced(ctx context.Context, operator *local.Operator, gone ident.ID, size int) error {
+func awaitReplaced(ctx context.Context, operator *local.Operator, old ident.ID, size int) error {
 	for {
 		healthy, err := operator.AwaitHealthy(ctx, size)
 		if err != nil {
 			return err
 		}
 		if !slices.ContainsFunc(healthy, func(i *nstancev1.InstanceStatus) bool {
-			return i.GetInstanceId() == gone.String()
+			return i.GetInstanceId() == old.String()
 		}) {
 			return nil
 		}

@@ -33,21 +33,21 @@ type leaderPage struct {
 }
 
 // poll reads the page of one server until ctx ends.
-func (w *leaderPoll) poll(ctx context.Context, n int, url string) {
+func (l *leaderPoll) poll(ctx context.Context, n int, url string) {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	for ctx.Err() == nil {
 		p := readLeaderPage(ctx, client, url)
-		w.mu.Lock()
-		w.pages[n] = p
+		l.mu.Lock()
+		l.pages[n] = p
 		if p.leads {
 			now := time.Now()
-			if !w.led.IsZero() {
-				w.longest = max(w.longest, now.Sub(w.led))
+			if !l.led.IsZero() {
+				l.longest = max(l.longest, now.Sub(l.led))
 			}
-			w.led = now
+			l.led = now
 		}
-		w.mu.Unlock()
+		l.mu.Unlock()
 		_ = local.Pause(ctx, 50*time.Millisecond) // the loop checks ctx
 	}
 }
@@ -73,25 +73,25 @@ func readLeaderPage(ctx context.Context, client *http.Client, url string) (p lea
 }
 
 // reset starts a new measurement.
-func (w *leaderPoll) reset() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.led, w.longest = time.Now(), 0
+func (l *leaderPoll) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.led, l.longest = time.Now(), 0
 }
 
 // longestGap returns the longest time without a leader since the last call of reset, to about a tenth of a second.
-func (w *leaderPoll) longestGap() time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return max(w.longest, time.Since(w.led))
+func (l *leaderPoll) longestGap() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return max(l.longest, time.Since(l.led))
 }
 
 // leaders returns the servers whose /leader page shows that they lead.
-func (w *leaderPoll) leaders() (found map[string]leaderPage) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (l *leaderPoll) leaders() (found map[string]leaderPage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	found = map[string]leaderPage{}
-	for n, p := range w.pages {
+	for n, p := range l.pages {
 		if p.leads {
 			found[local.ServerName(n)] = p
 		}

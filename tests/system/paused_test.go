@@ -71,7 +71,7 @@ func pauseLeader(ctx context.Context, stack *local.Stack) error {
 	fmt.Printf("paused: the standby serves %v after SIGSTOP of the leader\n",
 		serving.Time.Sub(began).Round(time.Millisecond))
 
-	gone, err := killVM(ctx, stack, rand.New(rand.NewPCG(1, 1)))
+	lostVM, err := killVM(ctx, stack, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func pauseLeader(ctx context.Context, stack *local.Stack) error {
 	if err != nil {
 		return err
 	}
-	if err := awaitReplaced(ctx, operator, gone, size); err != nil {
+	if err := awaitReplaced(ctx, operator, lostVM, size); err != nil {
 		return err
 	}
 	fmt.Printf("paused: the killed VM is replaced %v after its end\n", time.Since(killed).Round(time.Millisecond))
@@ -94,7 +94,7 @@ func pauseLeader(ctx context.Context, stack *local.Stack) error {
 		if err != nil {
 			return err
 		}
-		if vm.Instance != gone && !now.DeletedAt.IsZero() {
+		if vm.Instance != lostVM && !now.DeletedAt.IsZero() {
 			return fmt.Errorf("%s was deleted although it runs", vm.Instance)
 		}
 	}

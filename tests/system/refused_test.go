@@ -261,11 +261,11 @@ func (r *refused) write(ctx context.Context, document string) error {
 func (r *refused) replaceVM(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a killed VM was not replaced in a minute"))
 	defer cancel()
-	gone, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
+	killed, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {
 		return err
 	}
-	return awaitReplaced(ctx, r.operator, gone, refusedSize)
+	return awaitReplaced(ctx, r.operator, killed, refusedSize)
 }
 
 // replaceOnce replaces a text that occurs exactly once.

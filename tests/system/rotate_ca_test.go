@@ -123,12 +123,12 @@ func (r *rotation) instances(ctx context.Context) (map[string]bool, error) {
 }
 
 // awaitInstances waits until rotationSize instances are healthy and a given one no longer exists.
-func (r *rotation) awaitInstances(ctx context.Context, gone string) ([]string, error) {
+func (r *rotation) awaitInstances(ctx context.Context, old string) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("timeout after 2 minutes"))
 	defer cancel()
 	for {
 		found, err := r.instances(ctx)
-		_, there := found[gone]
+		_, there := found[old]
 		if err == nil && len(found) == rotationSize && !there && !slices.Contains(slices.Collect(maps.Values(found)),
 			false) {
 			return slices.Sorted(maps.Keys(found)), nil
@@ -236,12 +236,12 @@ func (r *rotation) interruptIn(ctx context.Context, text string, signal syscall.
 
 // replaceVM kills a VM and waits until another VM has replaced it. It returns the instances afterwards.
 func (r *rotation) replaceVM(ctx context.Context) ([]string, error) {
-	gone, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
+	killed, err := killVM(ctx, r.stack, rand.New(rand.NewPCG(1, 1)))
 	if err != nil {
 		return nil, err
 	}
-	found, err := r.awaitInstances(ctx, gone.String())
-	r.note("the VM of %s was killed: instances %v", gone, found)
+	found, err := r.awaitInstances(ctx, killed.String())
+	r.note("the VM of %s was killed: instances %v", killed, found)
 	return found, err
 }
 

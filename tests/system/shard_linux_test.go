@@ -264,8 +264,8 @@ func (s *shard) awaitTerm(ctx context.Context, after uint64) (name string, err e
 func (s *shard) killVM(ctx context.Context) (ident.ID, error) { return killVM(ctx, s.Stack, s.rng) }
 
 // replaced waits until an instance is gone and the group has its full size without that instance.
-func (s *shard) replaced(ctx context.Context, gone ident.ID) error {
-	return awaitReplaced(ctx, s.operator, gone, size)
+func (s *shard) replaced(ctx context.Context, old ident.ID) error {
+	return awaitReplaced(ctx, s.operator, old, size)
 }
 
 // converge waits until the shard has converged.

@@ -319,11 +319,11 @@ func (u *upgrade) registerWithOld(ctx context.Context) error {
 }
 
 // replace starts the server "next", waits until it is ready, and stops the server "gone".
-func (u *upgrade) replace(ctx context.Context, gone, next int) error {
+func (u *upgrade) replace(ctx context.Context, old, next int) error {
 	if err := u.startServer(ctx, next); err != nil {
 		return err
 	}
-	return u.servers[gone].Stop(30 * time.Second)
+	return u.servers[old].Stop(30 * time.Second)
 }
 
 // agents makes all VMs use the nstance-agent of a version. It restarts the agents one after the other.

@@ -159,10 +159,10 @@ func TestDeletedGroup(t *testing.T) {
 	}
 	// A deleted group is drained, even if its template is gone.
 	for _, template := range []string{"t", "gone"} {
-		gone := mustMerge(t, s, deleted(template))[g.GroupKey]
-		if gone.Size != 0 || !gone.Deleted || gone.DrainTimeout != Duration(9*time.Second) ||
-			gone.LoadBalancers[0] != "www" {
-			t.Errorf("%+v", gone)
+		deletedGroup := mustMerge(t, s, deleted(template))[g.GroupKey]
+		if deletedGroup.Size != 0 || !deletedGroup.Deleted || deletedGroup.DrainTimeout != Duration(9*time.Second) ||
+			deletedGroup.LoadBalancers[0] != "www" {
+			t.Errorf("%+v", deletedGroup)
 		}
 	}
 }

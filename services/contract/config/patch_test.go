@@ -104,7 +104,7 @@ func fillRandom(r *rand.Rand, v reflect.Value) {
 	if r.IntN(2) == 0 {
 		return
 	}
-	word := []string{"a", "b", "m7g.large"}[r.IntN(3)]
+	text := []string{"a", "b", "m7g.large"}[r.IntN(3)]
 	switch v.Kind() {
 	case reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
@@ -122,13 +122,13 @@ func fillRandom(r *rand.Rand, v reflect.Value) {
 		v.Set(reflect.MakeMap(v.Type()))
 		value := reflect.New(v.Type().Elem()).Elem()
 		if value.Kind() == reflect.Interface {
-			value.Set(reflect.ValueOf(map[string]any{word: float64(r.IntN(3))}))
+			value.Set(reflect.ValueOf(map[string]any{text: float64(r.IntN(3))}))
 		} else {
 			fillRandom(r, value)
 		}
-		v.SetMapIndex(reflect.ValueOf(word), value)
+		v.SetMapIndex(reflect.ValueOf(text), value)
 	case reflect.String:
-		v.SetString(word)
+		v.SetString(text)
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Int, reflect.Int64:

@@ -14,8 +14,8 @@ const (
 	// MaxHealthChecks is the most health checks that a template can have.
 	MaxHealthChecks = 32
 	// maxCommand is the maximum size of a health check's command with its arguments, in bytes.
-	maxCommand = 4096
-	maxWords   = 64
+	maxCommand   = 4096
+	maxArguments = 64
 	// maxThreshold is the largest threshold of a health check. It limits how many runs in a row may fail before the
 	// check fails.
 	maxThreshold = 100
@@ -103,21 +103,21 @@ func (lb LoadBalancer) missingForHealth() string {
 	return ""
 }
 
-func (c *checker) command(words []string, path string) {
-	if len(words) == 0 || words[0] == "" {
+func (c *checker) command(argv []string, path string) {
+	if len(argv) == 0 || argv[0] == "" {
 		c.add(path, "has no command")
 		return
 	}
 	length := 0
-	for i, word := range words {
-		length += len(word)
-		if strings.Contains(word, "\x00") {
+	for i, arg := range argv {
+		length += len(arg)
+		if strings.Contains(arg, "\x00") {
 			c.add(element(path, i), "has a zero byte")
 		}
 	}
-	if length > maxCommand || len(words) > maxWords {
-		c.add(path, "has %d words with %d bytes, at most %d words with %d bytes are allowed", len(words), length,
-			maxWords, maxCommand)
+	if length > maxCommand || len(argv) > maxArguments {
+		c.add(path, "has %d words with %d bytes, at most %d words with %d bytes are allowed", len(argv), length,
+			maxArguments, maxCommand)
 	}
 }
 

@@ -88,10 +88,10 @@ func life(t testing.TB) map[record.State]record.Instance {
 		NotAfter: t0.Add(7 * 24 * time.Hour)}
 	d := next(g, record.Deleting)
 	d.DeleteReason, d.DeletingAt, d.DeleteDeadline = "scale down", t0.Add(time.Hour), t0.Add(time.Hour+5*time.Minute)
-	gone := next(d, record.Deleted)
-	gone.DeletedAt = t0.Add(2 * time.Hour)
+	tombstone := next(d, record.Deleted)
+	tombstone.DeletedAt = t0.Add(2 * time.Hour)
 	return map[record.State]record.Instance{record.Reserved: r, record.Created: c, record.Registered: g,
-		record.Deleting: d, record.Deleted: gone}
+		record.Deleting: d, record.Deleted: tombstone}
 }
 
 func operator(t testing.TB) record.Operator {

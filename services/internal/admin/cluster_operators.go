@@ -104,7 +104,7 @@ or is no longer needed. Removing an operator twice changes nothing.`,
 		Example: `  nstance-admin cluster operator remove opr06dqdx2x25trxcdb0e1fw02vn4 --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().StringVar(&tenant, "tenant", ident.DefaultTenant, "tenant that the operator acts for")
-	sure := sureFlags(cmd)
+	confirm := confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateTenantName(tenant); err != nil {
 			return usagef("--tenant: %w", err)
@@ -113,7 +113,7 @@ or is no longer needed. Removing an operator twice changes nothing.`,
 		if err != nil {
 			return usagef("operator ID: %w", err)
 		}
-		if done, err := a.confirm(cmd, sure, "operator "+id.String()+" is removed for good"); done || err != nil {
+		if done, err := a.confirm(cmd, confirm, "operator "+id.String()+" is removed for good"); done || err != nil {
 			return err
 		}
 		at, err := inCluster(cmd.Context(), a, s, need{key: true}, func(ctx context.Context, c *cluster) (time.Time,

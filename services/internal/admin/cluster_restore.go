@@ -60,7 +60,7 @@ because a server leads in this bucket. You can run "cluster restore" again at an
 		Example: `  nstance-admin cluster restore --storage-bucket my-copy
   nstance-admin cluster restore --storage-bucket my-copy --dry-run`,
 	}
-	f, sure := outputFlag(cmd), sureFlags(cmd)
+	f, confirm := outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		examine := func(ctx context.Context, c *cluster) (restoration, error) { return a.examineHomes(ctx, s, c) }
 		found, err := inCluster(cmd.Context(), a, s, need{}, examine)
@@ -83,8 +83,8 @@ because a server leads in this bucket. You can run "cluster restore" again at an
 			}
 		}
 		if len(names) > 0 {
-			done, err := a.confirm(cmd, sure, fmt.Sprintf("servers lead shard %s of cluster %s in %s, and manage the "+
-				"VMs with the tags of these shards", strings.Join(names, ", "), found.Cluster, found.Bucket))
+			done, err := a.confirm(cmd, confirm, fmt.Sprintf("servers lead shard %s of cluster %s in %s, and manage "+
+				"the VMs with the tags of these shards", strings.Join(names, ", "), found.Cluster, found.Bucket))
 			if done || err != nil {
 				return err
 			}

@@ -72,14 +72,14 @@ supports it. The bucket in --storage-bucket must have the configurations of all 
 	cmd.Flags().BoolVar(&onlyStatus, "status", false,
 		"change nothing: show how far a rotation is, and how many servers, agents and operators have yet to follow")
 	cmd.MarkFlagsMutuallyExclusive("no-wait", "status")
-	f, sure := outputFlag(cmd), sureFlags(cmd)
+	f, confirm := outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if timeout <= 0 {
 			return usagef("--timeout %s is not more than zero", timeout)
 		}
 		if !onlyStatus {
 			const what = "the cluster's CA and nonce key are replaced; unused nonces of the old key end"
-			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+			if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 				return err
 			}
 		}

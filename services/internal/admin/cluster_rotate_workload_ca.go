@@ -54,7 +54,7 @@ Before you run "rotate-workload-ca", upgrade all servers to a version that suppo
 	cmd.Flags().DurationVar(&notice, "notice", clusterstate.WorkloadNotice, "time until a new CA issues certificates")
 	cmd.Flags().BoolVar(&onlyStatus, "status", false, "change nothing: show how far a rotation is")
 	cmd.Flags().StringVar(&certFile, "output-cert", "", "file to write the certificates of the trusted CAs to")
-	f, sure := outputFlag(cmd), sureFlags(cmd)
+	f, confirm := outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if notice < leastWorkloadNotice {
 			return usagef("--notice %s is less than %s, in which leaders learn of a new CA", notice,
@@ -62,7 +62,7 @@ Before you run "rotate-workload-ca", upgrade all servers to a version that suppo
 		}
 		if !onlyStatus {
 			const what = "the workload CA is replaced: the step that is possible now is taken"
-			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+			if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 				return err
 			}
 		}

@@ -241,7 +241,7 @@ renew certificates.`,
 		Example: `  nstance-admin cluster secret delete db.password --storage-bucket my-bucket --yes`,
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "delete one of the cluster's own keys, too")
-	sure := sureFlags(cmd)
+	confirm := confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
 		if err := secretName(cmd, name); err != nil {
@@ -252,7 +252,7 @@ renew certificates.`,
 				fmt.Errorf("%s is one of the cluster's own keys: without it servers and registrations stop working",
 					name), "keep a copy (secret get), then use --force")
 		}
-		if done, err := a.confirm(cmd, sure, "secret "+name+" is deleted"); done || err != nil {
+		if done, err := a.confirm(cmd, confirm, "secret "+name+" is deleted"); done || err != nil {
 			return err
 		}
 		err := a.withCluster(cmd.Context(), s, need{}, func(ctx context.Context, c *cluster) error {
@@ -287,10 +287,10 @@ On a terminal, "rotate-key" asks for a confirmation. Without a terminal, it runs
 --yes, because it deletes nothing.`,
 		Example: `  NSTANCE_ENCRYPTION_KEY=$NEW OLD_KEY=$OLD nstance-admin cluster rotate-key --old-key env:OLD_KEY --storage-bucket my-bucket`,
 	}
-	f, sure := outputFlag(cmd), sureFlags(cmd)
+	f, confirm := outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		const what = "every secret that is under an old encryption key is sealed with the current one"
-		if done, err := a.confirmChange(cmd, sure, false, what); done || err != nil {
+		if done, err := a.confirmChange(cmd, confirm, false, what); done || err != nil {
 			return err
 		}
 		result := rotation{Secrets: []rotated{}}

@@ -131,11 +131,11 @@ func parse[T any](t *testing.T, text string) T {
 }
 
 // fails runs a command line that must fail with the given exit code and message.
-func (b *bucket) fails(t *testing.T, code int, words string, args ...string) {
+func (b *bucket) fails(t *testing.T, code int, want string, args ...string) {
 	t.Helper()
 	stdout, stderr, got := b.run(t, args...)
-	if got != code || !strings.Contains(stderr, words) || !strings.Contains(stderr, "\nNext:") {
-		t.Errorf("%s: exit code %d, want %d and %q\n%s%s", strings.Join(args, " "), got, code, words, stdout, stderr)
+	if got != code || !strings.Contains(stderr, want) || !strings.Contains(stderr, "\nNext:") {
+		t.Errorf("%s: exit code %d, want %d and %q\n%s%s", strings.Join(args, " "), got, code, want, stdout, stderr)
 	}
 }
 

@@ -51,8 +51,8 @@ func (a *app) complete(cmd *cobra.Command) {
 
 // firstArgument returns the name of a command's first argument.
 func firstArgument(cmd *cobra.Command) string {
-	if words := strings.Fields(cmd.Use); len(words) > 1 {
-		return words[1]
+	if fields := strings.Fields(cmd.Use); len(fields) > 1 {
+		return fields[1]
 	}
 	return ""
 }

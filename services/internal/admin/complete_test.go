@@ -97,14 +97,14 @@ func completionWorld(t *testing.T) []string {
 
 // offered returns the first word of each line, sorted. zsh writes a description after some words.
 func offered(text string) []string {
-	words := []string{}
+	candidates := []string{}
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 0 {
-			words = append(words, fields[0])
+			candidates = append(candidates, fields[0])
 		}
 	}
-	slices.Sort(words)
-	return slices.Compact(words)
+	slices.Sort(candidates)
+	return slices.Compact(candidates)
 }
 
 // TestCompletionInBash completes the names of shards, groups, instances and contexts in a real bash.

@@ -40,7 +40,7 @@ With --refresh the shard's leader applies the configuration immediately.`,
 	cmd.Flags().StringVar(&wantETag, "expected-etag", "",
 		"fail unless the configuration in the bucket has this ETag (see config status)")
 	cmd.Flags().BoolVar(&refresh, "refresh", false, "make the shard's leader apply the configuration now")
-	sure := sureFlags(cmd)
+	confirm := confirmFlags(cmd)
 	b.add(cmd)
 	s.reach(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -70,7 +70,7 @@ With --refresh the shard's leader applies the configuration immediately.`,
 			}
 		}
 		c := compared{name: shard.Server.Shard, file: body, after: shard}
-		if done, err := a.push(cmd, &b, sure, c, wantETag); err != nil || done {
+		if done, err := a.push(cmd, &b, confirm, c, wantETag); err != nil || done {
 			return err
 		}
 		if !refresh {
@@ -84,7 +84,8 @@ With --refresh the shard's leader applies the configuration immediately.`,
 
 // push writes a configuration to the bucket after a confirmation. In a dry run, push writes nothing and returns done =
 // true.
-func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, wantETag string) (done bool, err error) {
+func (a *app) push(cmd *cobra.Command, b *bucketFlags, confirm *confirmation, c compared, wantETag string) (done bool,
+	err error) {
 	bucket, ctx, cancel, err := b.open(cmd.Context(), true)
 	if err != nil {
 		return false, err
@@ -100,12 +101,12 @@ func (a *app) push(cmd *cobra.Command, b *bucketFlags, sure *sure, c compared, w
 	}
 	plan := planOf(c)
 	if plan.Unchanged {
-		return sure.dryRun, a.line("%s: the same configuration is there already (%s)", c.name, had)
+		return confirm.dryRun, a.line("%s: the same configuration is there already (%s)", c.name, had)
 	}
-	if had != "" || sure.dryRun { // otherwise nothing runs yet
+	if had != "" || confirm.dryRun { // otherwise nothing runs yet
 		plan.write(a.Stderr)
 		what := "the configuration of shard " + c.name + " is written"
-		if done, err := a.confirmChange(cmd, sure, plan.New || plan.destructive, what); done || err != nil {
+		if done, err := a.confirmChange(cmd, confirm, plan.New || plan.destructive, what); done || err != nil {
 			return done, err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 
 var (
 	commandText = regexp.MustCompile("nstance-admin( +[^`|;&#\n]+)")
-	commandWord = regexp.MustCompile(`^[a-z][a-z-]*$`)
+	commandName = regexp.MustCompile(`^[a-z][a-z-]*$`)
 )
 
 // TestDocumentsNameCommands checks that all commands and flags of nstance-admin in the documents exist.
@@ -71,11 +71,11 @@ func TestDocumentsNameCommands(t *testing.T) {
 
 // checkCommand checks that the words begin with a command's name and have only flags of that command. Other words are
 // arguments.
-func checkCommand(t *testing.T, path string, cmd *command, words []string) {
+func checkCommand(t *testing.T, path string, cmd *command, args []string) {
 	t.Helper()
-	text := strings.Join(words, " ")
-	for _, word := range words {
-		if name, ok := strings.CutPrefix(word, "--"); ok {
+	text := strings.Join(args, " ")
+	for _, arg := range args {
+		if name, ok := strings.CutPrefix(arg, "--"); ok {
 			name, _, _ = strings.Cut(name, "=")
 			if name = strings.TrimRight(name, ".,)]\"'"); name == "help" || name == "version" {
 				continue
@@ -85,12 +85,12 @@ func checkCommand(t *testing.T, path string, cmd *command, words []string) {
 			}
 			continue
 		}
-		if !cmd.HasSubCommands() || !commandWord.MatchString(word) {
+		if !cmd.HasSubCommands() || !commandName.MatchString(arg) {
 			continue
 		}
-		next, _, err := cmd.Find([]string{word})
+		next, _, err := cmd.Find([]string{arg})
 		if err != nil || next == cmd {
-			t.Errorf("%s: nstance-admin %s: %s has no command %s", path, text, cmd.CommandPath(), word)
+			t.Errorf("%s: nstance-admin %s: %s has no command %s", path, text, cmd.CommandPath(), arg)
 			return
 		}
 		cmd = next

@@ -229,14 +229,14 @@ of the configuration then apply again. To delete the static group itself, remove
 the configuration.`,
 		Example: `  nstance-admin group delete batch --shard us-west-2a --yes`,
 	}
-	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
+	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := args[0]
 		if err := ident.ValidateName(name); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 		what := "group " + name + " of " + a.scopeText(s) + " is deleted with its instances"
-		if done, err := a.confirm(cmd, sure, what); done || err != nil {
+		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupDeleteAnswer {
@@ -284,17 +284,17 @@ and needs --yes elsewhere.`
 	if do != fleet.PauseRollout {
 		patient = waitFlags(cmd)
 	}
-	var sure *sure
+	var confirm *confirmation
 	if do == fleet.RollGroup {
-		sure = sureFlags(cmd)
+		confirm = confirmFlags(cmd)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateName(args[0]); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
-		if sure != nil {
+		if confirm != nil {
 			what := "all instances of group " + args[0] + " of " + a.scopeText(s) + " are replaced"
-			if done, err := a.confirm(cmd, sure, what); done || err != nil {
+			if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 				return err
 			}
 		}

@@ -38,7 +38,7 @@ healthy.`,
 	cmd.Flags().BoolVar(&total, "total", false, "with several shards: SIZE is the sum over all of them")
 	cmd.Flags().BoolVar(&perShard, "per-shard", false, "with several shards: SIZE is the size in each of them")
 	cmd.MarkFlagsMutuallyExclusive("total", "per-shard")
-	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		size, err := strconv.ParseUint(args[1], 10, 31)
 		if err != nil {
@@ -52,7 +52,7 @@ healthy.`,
 				return err
 			}
 		}
-		if done, err := a.confirmScale(cmd, s, sure, *f, args[0], uint32(size), total); done || err != nil {
+		if done, err := a.confirmScale(cmd, s, confirm, *f, args[0], uint32(size), total); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ScaleAnswer {
@@ -73,9 +73,9 @@ healthy.`,
 
 // confirmScale asks for a confirmation if the change makes a group smaller. In a dry run, it only shows the change and
 // returns done = true.
-func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output format, group string, size uint32,
-	total bool) (done bool, err error) {
-	if sure.yes && !sure.dryRun {
+func (a *app) confirmScale(cmd *cobra.Command, s *scope, confirm *confirmation, output format, group string,
+	size uint32, total bool) (done bool, err error) {
+	if confirm.yes && !confirm.dryRun {
 		return false, nil
 	}
 	f, err := a.fleet(s)
@@ -87,8 +87,8 @@ func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output form
 	if err != nil {
 		return false, err
 	}
-	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, sure.dryRun)
-	if sure.dryRun {
+	previews := f.PreviewScale(cmd.Context(), shards, group, size, total, confirm.dryRun)
+	if confirm.dryRun {
 		return true, a.showScale(output, previews)
 	}
 	var changes []string
@@ -105,7 +105,7 @@ func (a *app) confirmScale(cmd *cobra.Command, s *scope, sure *sure, output form
 		return false, nil
 	}
 	changes = append(changes, "instances beyond the size are drained and deleted")
-	return a.confirm(cmd, sure, strings.Join(changes, "; "))
+	return a.confirm(cmd, confirm, strings.Join(changes, "; "))
 }
 
 // showScale shows what a change of a group's size would do, with the instances that the leaders would delete.

@@ -129,7 +129,7 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 	given := settingsFlags(cmd)
 	cmd.Flags().StringArrayVar(&given.unset, "unset", nil,
 		"PATH of a setting that the group then takes from its template again; may be repeated")
-	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := ident.ValidateName(args[0]); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
@@ -142,7 +142,7 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 			return usageOf(cmd, errors.New("there is nothing to change: add --set, --unset or --file"))
 		}
 		what := "group " + args[0] + " of " + a.scopeText(s) + " gets " + patch.JSON()
-		if done, err := a.confirm(cmd, sure, what); done || err != nil {
+		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 			return err
 		}
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {

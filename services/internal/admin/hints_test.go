@@ -80,14 +80,14 @@ func TestTextsNameFlags(t *testing.T) {
 	checked := 0
 	for _, text := range texts(t, ".", "fleet", "httpapi", "web") {
 		for n, part := range strings.Split(text, "nstance-admin ") {
-			words := strings.Fields(part)
-			cmd, rest, err := root.Find(words)
+			args := strings.Fields(part)
+			cmd, rest, err := root.Find(args)
 			line, _, _ := strings.Cut(part, ";")
 			for _, name := range flagName.FindAllString(line, -1) {
 				checked++
 				switch {
 				case otherFlags[name] != "":
-				case n > 0 && err == nil && cmd != root && !cmd.HasSubCommands() && len(rest) < len(words):
+				case n > 0 && err == nil && cmd != root && !cmd.HasSubCommands() && len(rest) < len(args):
 					if cmd.Flag(name[2:]) == nil && strings.Index(line, name) < strings.Index(line+"\n", "\n") {
 						t.Errorf("%q: %s has no flag %s", text, cmd.CommandPath(), name)
 					}

@@ -30,13 +30,14 @@ when the VM is gone.`,
 	cmd.Flags().StringVar(&reason, "reason", "requested with nstance-admin",
 		"reason of the deletion, for the instance's record and its events")
 	cmd.Flags().BoolVar(&decrement, "decrement", false, "also lower the size of the instance's group by one")
-	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), sureFlags(cmd)
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), waitFlags(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := instanceID(cmd, args[0])
 		if err != nil {
 			return err
 		}
-		if done, err := a.confirm(cmd, sure, "instance "+id.String()+" is drained and terminated"); done || err != nil {
+		done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
+		if done || err != nil {
 			return err
 		}
 		return a.deleteInstance(cmd.Context(), s, *f, id, reason, decrement, patient)
@@ -53,14 +54,15 @@ func (a *app) instanceDrainCommand() *cobra.Command {
 from rollouts and scale-downs, use "instance protect".`,
 		Example: `  nstance-admin instance drain wrk06bgm7733st2576nx5jht4ecjw --all-shards --timeout 15m --yes`,
 	}
-	s, f, patient, sure := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, sureFlags(cmd)
+	s, f, patient, confirm := scopeFlags(cmd), outputFlag(cmd), &patienceFlags{wait: true}, confirmFlags(cmd)
 	patient.addTimeout(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := instanceID(cmd, args[0])
 		if err != nil {
 			return err
 		}
-		if done, err := a.confirm(cmd, sure, "instance "+id.String()+" is drained and terminated"); done || err != nil {
+		done, err := a.confirm(cmd, confirm, "instance "+id.String()+" is drained and terminated")
+		if done || err != nil {
 			return err
 		}
 		return a.deleteInstance(cmd.Context(), s, *f, id, "drained with nstance-admin", false, patient)

@@ -133,9 +133,9 @@ of the election for 15 s. If the shard has no other server, the former leader le
 after this time. The command needs an identity with the role admin.`,
 		Example: `  nstance-admin server step-down --shard us-west-2a`,
 	}
-	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
+	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if done, err := a.confirm(cmd, sure, "the leader of "+cmp.Or(s.shard, a.Getenv(envShard), "the shard")+
+		if done, err := a.confirm(cmd, confirm, "the leader of "+cmp.Or(s.shard, a.Getenv(envShard), "the shard")+
 			" hands over to another server"); done || err != nil {
 			return err
 		}
@@ -204,12 +204,12 @@ arguments, give all VMs that "orphans list" shows. If the shard's orphans are no
 exactly these VMs, the leader refuses this confirmation. The leader does not drain orphans
 before it terminates them.`,
 		Example: `  nstance-admin orphans confirm i-0a1b2c3d4e5f60718 i-1b2c3d4e5f6071829 --shard us-west-2a`}
-	s, f, sure := scopeFlags(cmd), outputFlag(cmd), sureFlags(cmd)
+	s, f, confirm := scopeFlags(cmd), outputFlag(cmd), confirmFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if s.all {
 			return usagef("--all-shards: confirm the orphans of one shard at a time")
 		}
-		if done, err := a.confirm(cmd, sure, fmt.Sprintf("the leader terminates %d VMs: %s", len(args),
+		if done, err := a.confirm(cmd, confirm, fmt.Sprintf("the leader terminates %d VMs: %s", len(args),
 			strings.Join(args, ", "))); done || err != nil {
 			return err
 		}
@@ -228,11 +228,11 @@ before it terminates them.`,
 	return cmd
 }
 
-// sure holds the flags of commands that ask for a confirmation before they act.
-type sure struct{ yes, dryRun bool }
+// confirmation holds the flags of commands that ask for a confirmation before they act.
+type confirmation struct{ yes, dryRun bool }
 
-func sureFlags(cmd *cobra.Command) *sure {
-	s := new(sure)
+func confirmFlags(cmd *cobra.Command) *confirmation {
+	s := new(confirmation)
 	cmd.Flags().BoolVar(&s.yes, "yes", false, "do not ask for a confirmation")
 	cmd.Flags().BoolVar(&s.dryRun, "dry-run", false, "say what would be done, and do nothing")
 	return s
@@ -240,13 +240,13 @@ func sureFlags(cmd *cobra.Command) *sure {
 
 // confirm asks on a terminal whether to continue. Without a terminal it continues only with --yes. In a dry run, it
 // returns done = true, and the command must change nothing.
-func (a *app) confirm(cmd *cobra.Command, s *sure, what string) (done bool, err error) {
+func (a *app) confirm(cmd *cobra.Command, s *confirmation, what string) (done bool, err error) {
 	return a.confirmChange(cmd, s, true, what)
 }
 
 // confirmChange is like confirm, for commands that destroy something only in some cases. Without a terminal, the
 // command needs --yes only if destructive is set.
-func (a *app) confirmChange(cmd *cobra.Command, s *sure, destructive bool, what string) (done bool, err error) {
+func (a *app) confirmChange(cmd *cobra.Command, s *confirmation, destructive bool, what string) (done bool, err error) {
 	switch {
 	case s.dryRun:
 		return true, a.line("Would do: %s", what)

@@ -14,7 +14,7 @@ import (
 // openJournal starts the journal of a term. When ctx ends, the journal writes the events that are not stored yet. The
 // end of the term does not wait for that write.
 func (s *server) openJournal(ctx context.Context, term uint64) *journal.Journal {
-	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, Cache: s.cache,
+	j := journal.New(journal.Options{Shard: s.opts.Shard, Term: term, Store: s.documents, DB: s.localDB,
 		Retention: func() time.Duration { return s.manager.Shard().Server.JournalRetention.D() }, Now: time.Now,
 		Log: s.log, Stored: s.recordStored(s.manager.Shard().Cluster.ID)})
 	s.env.Go("journal", func() { _ = j.Run(ctx) }) // it returns nil

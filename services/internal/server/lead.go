@@ -217,7 +217,7 @@ func (s *server) act(ctx context.Context, l *leadership, env tasks.Env, wake <-c
 		}
 	})
 	env.Go("forget keys", func() { // keys of instances that ended under other leaders
-		err := s.cache.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.State.Record(id); return lives })
+		err := s.localDB.KeepKeys(ctx, func(id ident.ID) bool { _, _, lives := leader.State.Record(id); return lives })
 		if err != nil && ctx.Err() == nil {
 			s.log.Warn("cache not cleaned", "error", err)
 		}

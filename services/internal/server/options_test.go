@@ -70,10 +70,10 @@ func TestHelpListsEveryOption(t *testing.T) {
 	if _, err := ParseOptions([]string{"--help"}, &out); !errors.Is(err, pflag.ErrHelp) {
 		t.Fatal(err)
 	}
-	for _, word := range []string{"Usage:", "--leader-interface", "NSTANCE_ENCRYPTION_KEY", "Exit status",
+	for _, part := range []string{"Usage:", "--leader-interface", "NSTANCE_ENCRYPTION_KEY", "Exit status",
 		"--validate"} {
-		if !strings.Contains(out.String(), word) {
-			t.Errorf("help does not speak of %s", word)
+		if !strings.Contains(out.String(), part) {
+			t.Errorf("help does not speak of %s", part)
 		}
 	}
 }

@@ -26,7 +26,8 @@ func (s *server) readShard() metrics.Shard {
 	}
 	state := l.leader.State
 	shard.Leads = true
-	_, shard.Instances, shard.AgentsConnected, shard.Reserved, _, _ = state.Numbers()
+	counts := state.Count()
+	shard.Instances, shard.AgentsConnected, shard.Reserved = counts.Instances, counts.Connected, counts.Reservations
 	for _, key := range state.GroupKeys() {
 		if g, ok := state.GroupView(key); ok {
 			shard.Groups = append(shard.Groups, metrics.Group{Tenant: key.Tenant, Name: key.Group, Desired: g.Size,
@@ -54,7 +55,7 @@ func (s *server) readShard() metrics.Shard {
 // leader hangs while it holds its locks, alive does not return, and systemd restarts the server.
 func (s *server) alive() bool {
 	if l := s.leading.Load(); l != nil {
-		l.leader.State.Numbers()
+		l.leader.State.Count()
 	}
 	return true
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/health"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/journal/traces"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
@@ -89,7 +89,7 @@ type server struct {
 	state   *clusterstate.State
 	secrets secretstore.Store
 	machine ownMachine
-	cache   *cache.Cache
+	localDB *localdb.DB
 	// opened holds the resources of the last configuration that passed its trial while the server started. It is nil
 	// before the first such trial.
 	opened *resources
@@ -207,11 +207,11 @@ func (s *server) run(ctx context.Context) error {
 		listener.Addr().String())
 
 	s.env.Go("confirm orphans", func() { s.handleOrphanConfirmations(ctx) })
-	if err := s.openCache(ctx); err != nil {
+	if err := s.openLocalDB(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		if err := s.cache.Close(); err != nil {
+		if err := s.localDB.Close(); err != nil {
 			s.log.Warn("cache not closed", "error", err)
 		}
 	}()
@@ -233,12 +233,12 @@ func (s *server) run(ctx context.Context) error {
 	return ended(ctx, s.elect(ctx))
 }
 
-// openCache opens the cache, which holds the public keys of agents.
-func (s *server) openCache(ctx context.Context) (err error) {
-	if s.cache, err = cache.Open(ctx, cache.Path(s.opts.CacheDir)); err != nil {
+// openLocalDB opens the database in the cache directory, which holds the public keys of agents.
+func (s *server) openLocalDB(ctx context.Context) (err error) {
+	if s.localDB, err = localdb.Open(ctx, localdb.Path(s.opts.CacheDir)); err != nil {
 		return fmt.Errorf("open the cache: %w", err)
 	}
-	s.agents.Keys = s.cache
+	s.agents.Keys = s.localDB
 	return nil
 }
 

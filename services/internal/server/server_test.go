@@ -189,11 +189,11 @@ func (p *run) await(what string, done func() bool) {
 	}
 }
 
-func (p *run) awaitReason(words string) {
+func (p *run) awaitReason(reason string) {
 	p.testShard.t.Helper()
-	p.await("503 with "+words, func() bool {
+	p.await("503 with "+reason, func() bool {
 		code, body := p.get(p.testShard.ports[0])
-		return code == 503 && strings.Contains(body, words)
+		return code == 503 && strings.Contains(body, reason)
 	})
 }
 

@@ -17,7 +17,7 @@ var errBoom = errors.New("boom")
 // TestSettle runs one sequence of requests per case. The requests are numbered from 1. The requests that set up the
 // object have no numbers.
 func TestSettle(t *testing.T) {
-	lost, gone, late := mem.Fault{Lost: true}, mem.Fault{Err: objstore.ErrIndeterminate}, mem.Fault{Late: mem.Held}
+	lost, unclear, late := mem.Fault{Lost: true}, mem.Fault{Err: objstore.ErrIndeterminate}, mem.Fault{Late: mem.Held}
 	for _, test := range []struct {
 		name   string
 		absent bool // no object at first; put if absent
@@ -38,16 +38,16 @@ func TestSettle(t *testing.T) {
 		{name: "lost response", faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
 		{name: "lost response, absent", absent: true, faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
 		{name: "lost response, always", always: true, faults: map[uint64]mem.Fault{1: lost}, want: "ours"},
-		{name: "lost request", faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
-		{name: "lost request, absent", absent: true, faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
-		{name: "lost request, always", always: true, faults: map[uint64]mem.Fault{1: gone}, sleeps: 1, want: "ours"},
+		{name: "lost request", faults: map[uint64]mem.Fault{1: unclear}, sleeps: 1, want: "ours"},
+		{name: "lost request, absent", absent: true, faults: map[uint64]mem.Fault{1: unclear}, sleeps: 1, want: "ours"},
+		{name: "lost request, always", always: true, faults: map[uint64]mem.Fault{1: unclear}, sleeps: 1, want: "ours"},
 		{name: "lost response, then a rival who saw it", faults: map[uint64]mem.Fault{1: lost}, rival: 2, want: "rival",
 			err: objstore.ErrConflict},
-		{name: "lost request, then a rival", faults: map[uint64]mem.Fault{1: gone}, rival: 2, want: "rival",
+		{name: "lost request, then a rival", faults: map[uint64]mem.Fault{1: unclear}, rival: 2, want: "rival",
 			err: objstore.ErrConflict},
-		{name: "a rival between the attempts", faults: map[uint64]mem.Fault{1: gone}, rival: 3, sleeps: 1,
+		{name: "a rival between the attempts", faults: map[uint64]mem.Fault{1: unclear}, rival: 3, sleeps: 1,
 			want: "rival", err: objstore.ErrConflict},
-		{name: "lost request, then the object goes", faults: map[uint64]mem.Fault{1: gone}, remove: 2, want: "",
+		{name: "lost request, then the object goes", faults: map[uint64]mem.Fault{1: unclear}, remove: 2, want: "",
 			err: objstore.ErrConflict},
 		{name: "the write lands after the look", faults: map[uint64]mem.Fault{1: late}, land: 3, sleeps: 1,
 			want: "ours"},
@@ -56,9 +56,9 @@ func TestSettle(t *testing.T) {
 			sleeps: 1, want: "ours"},
 		{name: "reads fail for a while", faults: map[uint64]mem.Fault{1: lost, 2: {Err: errBoom}, 4: {Err: errBoom}},
 			sleeps: 2, want: "ours"},
-		{name: "later definite errors decide nothing", faults: map[uint64]mem.Fault{1: gone, 3: {Err: errBoom},
+		{name: "later definite errors decide nothing", faults: map[uint64]mem.Fault{1: unclear, 3: {Err: errBoom},
 			5: {Err: errBoom}}, sleeps: 3, want: "ours"},
-		{name: "everything gets lost", faults: map[uint64]mem.Fault{1: gone, 3: lost}, sleeps: 1, want: "ours"},
+		{name: "everything gets lost", faults: map[uint64]mem.Fault{1: unclear, 3: lost}, sleeps: 1, want: "ours"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ctx, steps := context.Background(), func(uint64) {}

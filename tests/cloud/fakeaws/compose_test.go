@@ -51,18 +51,18 @@ func until(t *testing.T, what string, reached func() bool) {
 }
 
 // profile makes an instance profile for a role that [testCloud.allow] made. Both have the same name.
-func (w *testCloud) profile(t *testing.T, role string) {
+func (c *testCloud) profile(t *testing.T, role string) {
 	t.Helper()
-	client := iam.NewFromConfig(w.root())
+	client := iam.NewFromConfig(c.root())
 	must(client.CreateInstanceProfile(t.Context(), &iam.CreateInstanceProfileInput{InstanceProfileName: &role}))(t)
 	must(client.AddRoleToInstanceProfile(t.Context(), &iam.AddRoleToInstanceProfileInput{InstanceProfileName: &role,
 		RoleName: &role}))(t)
 }
 
 // subnet makes a VPC and a subnet in it.
-func (w *testCloud) subnet(t *testing.T) (vpc, subnet string) {
+func (c *testCloud) subnet(t *testing.T) (vpc, subnet string) {
 	t.Helper()
-	client := ec2.NewFromConfig(w.root())
+	client := ec2.NewFromConfig(c.root())
 	vpc = *must(client.CreateVpc(t.Context(), &ec2.CreateVpcInput{CidrBlock: aws.String("10.0.0.0/16")}))(t).Vpc.VpcId
 	made := must(client.CreateSubnet(t.Context(), &ec2.CreateSubnetInput{VpcId: &vpc,
 		CidrBlock: aws.String("10.0.1.0/24"), AvailabilityZone: aws.String("us-west-2a")}))(t)

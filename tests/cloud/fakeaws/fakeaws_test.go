@@ -56,9 +56,9 @@ func newTestCloud(t *testing.T, options ...func(*fakeaws.Config)) *testCloud {
 	return w
 }
 
-func (w *testCloud) config(access, secret, token string) aws.Config {
+func (c *testCloud) config(access, secret, token string) aws.Config {
 	return aws.Config{
-		Region: w.Region(), BaseEndpoint: aws.String(w.url), RetryMaxAttempts: 1,
+		Region: c.Region(), BaseEndpoint: aws.String(c.url), RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(access, secret, token),
 		// If a reused connection breaks, net/http sends the request again without the SDK's knowledge.
 		HTTPClient: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
@@ -67,21 +67,21 @@ func (w *testCloud) config(access, secret, token string) aws.Config {
 
 // root returns a client configuration with the access key of the account. The configuration that [testCloud.role]
 // returns has the credentials of a role.
-func (w *testCloud) root() aws.Config {
-	access, secret := w.Credentials()
-	return w.config(access, secret, "")
+func (c *testCloud) root() aws.Config {
+	access, secret := c.Credentials()
+	return c.config(access, secret, "")
 }
 
-func (w *testCloud) role(name, session string) aws.Config {
-	return w.config(w.RoleCredentials(name, session))
+func (c *testCloud) role(name, session string) aws.Config {
+	return c.config(c.RoleCredentials(name, session))
 }
 
 const trustEC2 = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Principal":{"Service":"ec2.amazonaws.com"},"Action":"sts:AssumeRole"}]}`
 
 // allow makes a role with one inline policy that contains the statements.
-func (w *testCloud) allow(t *testing.T, role string, statements ...string) {
+func (c *testCloud) allow(t *testing.T, role string, statements ...string) {
 	t.Helper()
-	client := iam.NewFromConfig(w.root())
+	client := iam.NewFromConfig(c.root())
 	_, err := client.CreateRole(t.Context(), &iam.CreateRoleInput{RoleName: &role,
 		AssumeRolePolicyDocument: aws.String(trustEC2)})
 	var known smithy.APIError

@@ -84,9 +84,9 @@ func (s *Shard) Health(dial func(ctx context.Context, network, address string) (
 
 // Settled waits until the shard has the given number of VMs, each with a registered agent, and none of the VMs in
 // "gone".
-func (s *Shard) Settled(t *testing.T, size int, gone []string) {
+func (s *Shard) Settled(t *testing.T, size int, replaced []string) {
 	t.Helper()
-	lab.Eventually(t, Soon, fmt.Sprintf("%d registered VMs without %v", size, gone), func() string {
+	lab.Eventually(t, Soon, fmt.Sprintf("%d registered VMs without %v", size, replaced), func() string {
 		workers := s.Workers()
 		if len(workers) != size {
 			return fmt.Sprintf("VMs %v", workers)
@@ -98,7 +98,7 @@ func (s *Shard) Settled(t *testing.T, size int, gone []string) {
 			return err.Error()
 		}
 		for _, worker := range workers {
-			if slices.Contains(gone, worker) {
+			if slices.Contains(replaced, worker) {
 				return worker + " is still there"
 			}
 			if !registered[worker] {

@@ -31,9 +31,9 @@ const (
 
 // command returns a check with a command, an interval of 10 s, a timeout of 5 s, a failure threshold of 3, and a
 // success threshold of 2.
-func command(name string, words ...string) *nstancev1.HealthCheck {
+func command(name string, argv ...string) *nstancev1.HealthCheck {
 	return &nstancev1.HealthCheck{Name: name,
-		Probe:    &nstancev1.HealthCheck_Exec{Exec: &nstancev1.ExecProbe{Command: words}},
+		Probe:    &nstancev1.HealthCheck_Exec{Exec: &nstancev1.ExecProbe{Command: argv}},
 		Interval: durationpb.New(10 * time.Second), Timeout: durationpb.New(5 * time.Second),
 		FailureThreshold: 3, SuccessThreshold: 2}
 }
@@ -211,11 +211,11 @@ func TestConcurrencyAndTimeout(t *testing.T) {
 }
 
 // local runs a command as a health check on this machine, and returns the reason of a failure.
-func local(t *testing.T, timeout time.Duration, words ...string) string {
+func local(t *testing.T, timeout time.Duration, argv ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	return check.Local(ctx, command("x", words...))
+	return check.Local(ctx, command("x", argv...))
 }
 
 func TestCommand(t *testing.T) {

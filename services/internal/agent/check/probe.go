@@ -42,12 +42,12 @@ func Local(ctx context.Context, check *nstancev1.HealthCheck) (failure string) {
 
 // runCommand runs a command in its own process group. At the end of ctx the whole group is killed. The reason of a
 // failure includes the last line of the output.
-func runCommand(ctx context.Context, words []string) (failure string) {
-	if len(words) == 0 {
+func runCommand(ctx context.Context, argv []string) (failure string) {
+	if len(argv) == 0 {
 		return "there is no command"
 	}
 	output := &tail{}
-	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir = []string{searchPath}, "/"
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -48,27 +48,27 @@ func newCA(t *testing.T, now time.Time) authority.CA {
 	return ca
 }
 
-func (w *agentDir) write(t *testing.T, name string, content []byte) {
+func (d *agentDir) write(t *testing.T, name string, content []byte) {
 	t.Helper()
-	if err := w.dir.Write(name, content, 0o600); err != nil {
+	if err := d.dir.Write(name, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *agentDir) store() *identity.Store { return identity.NewStore(w.dir, w.id, 0o600) }
+func (d *agentDir) store() *identity.Store { return identity.NewStore(d.dir, d.id, 0o600) }
 
-func (w *agentDir) issue(t *testing.T, ca authority.CA, who authority.Identity, key ed25519.PrivateKey) []byte {
+func (d *agentDir) issue(t *testing.T, ca authority.CA, who authority.Identity, key ed25519.PrivateKey) []byte {
 	t.Helper()
 	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key.Public().(ed25519.PublicKey)},
-		rand.Reader, w.now)
+		rand.Reader, d.now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return authority.EncodeCertificate(cert)
 }
 
-func (w *agentDir) agent() authority.Identity {
-	return authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "default", ID: w.id}
+func (d *agentDir) agent() authority.Identity {
+	return authority.Identity{Role: authority.RoleAgent, Cluster: "example", Tenant: "default", ID: d.id}
 }
 
 func TestLife(t *testing.T) {

@@ -199,11 +199,11 @@ func (d *demo) destroyShard(ctx context.Context) error {
 		return err
 	}
 	for _, vm := range vms {
-		gone, err := d.stack.Called("delete_done", vm.Instance)
+		deleted, err := d.stack.Called("delete_done", vm.Instance)
 		if err != nil {
 			return err
 		}
-		d.timeline.note(gone.Time, fromProvider, asked, "%s is deleted", vm.Instance)
+		d.timeline.note(deleted.Time, fromProvider, asked, "%s is deleted", vm.Instance)
 	}
 	if err := d.checkNoVMs(ctx); err != nil {
 		return err

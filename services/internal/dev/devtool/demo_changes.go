@@ -65,11 +65,11 @@ func (d *demo) scaleDown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	gone, err := d.stack.Called("delete_done", id)
+	deleted, err := d.stack.Called("delete_done", id)
 	if err != nil {
 		return err
 	}
-	d.timeline.note(gone.Time, fromProvider, asked, "%s is deleted", id)
+	d.timeline.note(deleted.Time, fromProvider, asked, "%s is deleted", id)
 	return nil
 }
 

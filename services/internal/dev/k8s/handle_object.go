@@ -276,11 +276,11 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 	if err != nil {
 		return err
 	}
-	result, gone, err := h.remove(t, options, dry)
+	result, removed, err := h.remove(t, options, dry)
 	if err != nil {
 		return err
 	}
-	if !gone {
+	if !removed {
 		writeJSON(w, http.StatusOK, t.resource.shows(result))
 		return nil
 	}
@@ -294,9 +294,9 @@ func (h *handler) delete(w http.ResponseWriter, req *http.Request, t target) err
 }
 
 // remove deletes an object. Deleting a namespace deletes everything in it.
-func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, gone bool,
+func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (result map[string]any, removed bool,
 	err error) {
-	result, gone, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
+	result, removed, err = h.store.edit(t.resource, t.key(), dry, func(current map[string]any) (map[string]any, error) {
 		if current == nil {
 			return nil, t.notFound()
 		}
@@ -312,7 +312,7 @@ func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (resu
 		return h.store.deleted(t.resource, current), nil
 	})
 	if err != nil || dry || t.resource.group != "" || t.resource.name != "namespaces" {
-		return result, gone, err
+		return result, removed, err
 	}
 	for _, r := range resources {
 		if r.cluster || r.stored != "" {
@@ -327,7 +327,7 @@ func (h *handler) remove(t target, options metav1.DeleteOptions, dry bool) (resu
 			}
 		}
 	}
-	return result, gone, nil
+	return result, removed, nil
 }
 
 func (h *handler) deleteCollection(w http.ResponseWriter, req *http.Request, t target) error {

@@ -144,15 +144,15 @@ spec: {nodeName: n1, containers: [{name: one, image: a}, {name: two, image: b}]}
 		t.Fatal(err)
 	}
 	kubectl("wait", "mp/workers", "--for=jsonpath={.metadata.deletionTimestamp}", "--timeout=20s")
-	gone := command("wait", "mp/workers", "--for=delete", "--timeout=20s")
-	if err := gone.Start(); err != nil {
+	deletion := command("wait", "mp/workers", "--for=delete", "--timeout=20s")
+	if err := deletion.Start(); err != nil {
 		t.Fatal(err)
 	}
 	kubectl("patch", "mp", "workers", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 	if err := remove.Wait(); err != nil {
 		t.Errorf("delete: %v", err)
 	}
-	if err := gone.Wait(); err != nil {
+	if err := deletion.Wait(); err != nil {
 		t.Errorf("wait for the deletion: %v", err)
 	}
 	contains(kubectl("delete", "nmp,node", "--all"), `"workers" deleted`, `"n1" deleted`)

@@ -158,7 +158,7 @@ type editFunc func(current map[string]any) (next map[string]any, err error)
 // edit changes one object, first in its file and then in memory. It returns the new state. If the object is gone, it
 // returns the last state. It writes nothing if nothing changes, if the editFunc fails, or on a dry run. If the change
 // removes the last finalizer of an object that is being deleted, edit removes the object.
-func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, gone bool, err error) {
+func (s *store) edit(r *resource, k key, dry bool, edit editFunc) (result map[string]any, removed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.collectionOf(r)

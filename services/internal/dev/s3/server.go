@@ -161,7 +161,7 @@ func handler(store *file.Store, bucket string, at net.Addr, log *slog.Logger) ht
 // attribute.
 type logger struct{ log *slog.Logger }
 
-func (l logger) Print(level gofakes3.LogLevel, words ...any) {
+func (l logger) Print(level gofakes3.LogLevel, args ...any) {
 	to := slog.LevelDebug
 	switch level {
 	case gofakes3.LogErr:
@@ -169,5 +169,5 @@ func (l logger) Print(level gofakes3.LogLevel, words ...any) {
 	case gofakes3.LogWarn:
 		to = slog.LevelWarn
 	}
-	l.log.Log(context.Background(), to, "gofakes3", "detail", fmt.Sprint(words...))
+	l.log.Log(context.Background(), to, "gofakes3", "detail", fmt.Sprint(args...))
 }

@@ -110,19 +110,19 @@ func newTestReconciler(t *testing.T, objects ...client.Object) *testReconciler {
 	return w
 }
 
-func (w *testReconciler) reconcile(t *testing.T) {
+func (r *testReconciler) reconcile(t *testing.T) {
 	t.Helper()
-	if _, err := w.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *testReconciler) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster) {
+func (r *testReconciler) read(t *testing.T) (*v1beta1.NstanceCluster, *clusterv1.Cluster) {
 	t.Helper()
 	var infra v1beta1.NstanceCluster
 	var cluster clusterv1.Cluster
-	if err := errors.Join(w.Client.Get(t.Context(), w.objectKey(), &infra),
-		w.Client.Get(t.Context(), w.objectKey(), &cluster)); err != nil {
+	if err := errors.Join(r.Client.Get(t.Context(), r.objectKey(), &infra),
+		r.Client.Get(t.Context(), r.objectKey(), &cluster)); err != nil {
 		t.Fatal(err)
 	}
 	return &infra, &cluster
@@ -337,19 +337,19 @@ func TestBeingDeleted(t *testing.T) {
 	}
 }
 
-func (w *testReconciler) secret(t *testing.T) *corev1.Secret {
+func (r *testReconciler) secret(t *testing.T) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
-	if err := w.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"},
+	if err := r.Client.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: "demo--default-kubeconfig"},
 		&s); err != nil {
 		t.Fatal(err)
 	}
 	return &s
 }
 
-func (w *testReconciler) token(t *testing.T) string {
+func (r *testReconciler) token(t *testing.T) string {
 	t.Helper()
-	config, err := parseKubeconfig(w.secret(t).Data["value"])
+	config, err := parseKubeconfig(r.secret(t).Data["value"])
 	if err != nil {
 		t.Fatal(err)
 	}

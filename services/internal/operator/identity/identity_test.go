@@ -113,53 +113,53 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: identitytest.Namespace, Name: name}
 }
 
-func (w *testShard) keeper(c client.Client) *identity.Keeper {
-	o := identitytest.Options(c, w.Name, "prod", w.Clock.Now)
+func (f *testShard) keeper(c client.Client) *identity.Keeper {
+	o := identitytest.Options(c, f.Name, "prod", f.Clock.Now)
 	o.Rand = rand.Reader
-	o.Log = slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	o.Log = slog.New(slog.NewTextHandler(f.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	return identity.New(o)
 }
 
-func (w *testShard) ensure(ctx context.Context) (*identity.Keeper, error) {
-	k := w.keeper(w.kube)
-	return k, k.Ensure(ctx, map[string]string{"a": w.addr})
+func (f *testShard) ensure(ctx context.Context) (*identity.Keeper, error) {
+	k := f.keeper(f.kube)
+	return k, k.Ensure(ctx, map[string]string{"a": f.addr})
 }
 
-func (w *testShard) secret(t *testing.T, name string) *corev1.Secret {
+func (f *testShard) secret(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
 	var s corev1.Secret
-	if err := w.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name},
+	if err := f.kube.Get(t.Context(), types.NamespacedName{Namespace: identitytest.Namespace, Name: name},
 		&s); err != nil {
 		t.Fatal(err)
 	}
 	return &s
 }
 
-func (w *testShard) remove(t *testing.T, name string) {
+func (f *testShard) remove(t *testing.T, name string) {
 	t.Helper()
-	if err := w.kube.Delete(t.Context(), w.secret(t, name)); err != nil {
+	if err := f.kube.Delete(t.Context(), f.secret(t, name)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (w *testShard) edit(t *testing.T, name string, change func(*corev1.Secret)) {
+func (f *testShard) edit(t *testing.T, name string, change func(*corev1.Secret)) {
 	t.Helper()
-	s := w.secret(t, name)
+	s := f.secret(t, name)
 	change(s)
-	if err := w.kube.Update(t.Context(), s); err != nil {
+	if err := f.kube.Update(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // consistent checks that exactly one operator is registered, and that the key Secret and the certificate Secret belong
 // to its key.
-func (w *testShard) consistent(t *testing.T) *x509.Certificate {
+func (f *testShard) consistent(t *testing.T) *x509.Certificate {
 	t.Helper()
-	all, err := w.Bucket.ListOperators(t.Context(), "prod")
+	all, err := f.Bucket.ListOperators(t.Context(), "prod")
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%d operators are registered (%v)", len(all), err)
 	}
-	key, cert := w.secret(t, "nstance-operator-key"), w.secret(t, "nstance-operator-cert")
+	key, cert := f.secret(t, "nstance-operator-key"), f.secret(t, "nstance-operator-cert")
 	if !bytes.Equal(key.Data[identity.PrivateKey], cert.Data[corev1.TLSPrivateKeyKey]) {
 		t.Error("the keys in the two Secrets differ")
 	}
@@ -183,10 +183,10 @@ func (w *testShard) consistent(t *testing.T) *x509.Certificate {
 }
 
 // silent checks that no secret occurs in the log or in the given errors.
-func (w *testShard) silent(t *testing.T, errs ...error) {
+func (f *testShard) silent(t *testing.T, errs ...error) {
 	t.Helper()
-	text := w.log.String() + fmt.Sprint(errs)
-	for name, secret := range map[string]string{"the nonce": w.nonce, "a private key": "PRIVATE KEY"} {
+	text := f.log.String() + fmt.Sprint(errs)
+	for name, secret := range map[string]string{"the nonce": f.nonce, "a private key": "PRIVATE KEY"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%s is in the log or in an error:\n%s", name, text)
 		}
@@ -666,21 +666,21 @@ func newSecretsTest(t *testing.T) *secretsTest {
 	return w
 }
 
-func (w *secretsTest) read(t *testing.T, name string) *corev1.Secret {
+func (s *secretsTest) read(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
 	secret := &corev1.Secret{}
-	if err := w.kube.Get(t.Context(), client.ObjectKey{Namespace: identitytest.Namespace, Name: name},
+	if err := s.kube.Get(t.Context(), client.ObjectKey{Namespace: identitytest.Namespace, Name: name},
 		secret); err != nil {
 		t.Fatal(err)
 	}
 	return secret
 }
 
-func (w *secretsTest) run(t *testing.T) {
+func (s *secretsTest) run(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := w.Run(ctx, nil); err != nil {
+	if err := s.Run(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -106,11 +106,11 @@ func decide(v view) decision {
 	}
 	v.setCondition(&d, v1beta1.PausedCondition, false, v1beta1.NotPausedReason, "")
 	d.status.ObservedGeneration = m.Generation
-	gone := meta.IsStatusConditionTrue(m.Status.Conditions, v1beta1.ServerDeletedCondition)
+	serverDeleted := meta.IsStatusConditionTrue(m.Status.Conditions, v1beta1.ServerDeletedCondition)
 	switch {
 	case !m.DeletionTimestamp.IsZero():
-		v.decideDeletion(&d, gone)
-	case gone:
+		v.decideDeletion(&d, serverDeleted)
+	case serverDeleted:
 		v.decideDiscard(&d)
 	case v.ownerGone && !isPoolMachine(m):
 		d.step = stepDeleteSelf
@@ -298,7 +298,7 @@ func (v *view) decideDiscard(d *decision) {
 const deletingText = "the instance is being deleted"
 
 // decideDeletion handles a machine that is being deleted.
-func (v *view) decideDeletion(d *decision, gone bool) {
+func (v *view) decideDeletion(d *decision, serverDeleted bool) {
 	m := v.machine
 	if !controllerutil.ContainsFinalizer(m, v1beta1.MachineFinalizer) {
 		return
@@ -306,7 +306,7 @@ func (v *view) decideDeletion(d *decision, gone bool) {
 	d.status.Ready = false
 	s := v.shard(m.Spec.Shard)
 	switch {
-	case gone, m.Spec.InstanceID == "", m.Spec.Shard == "":
+	case serverDeleted, m.Spec.InstanceID == "", m.Spec.Shard == "":
 		d.step = stepRelease
 		return
 	case isPoolMachine(m) && (v.ending || v.poolGone) && !v.losesNode(s):

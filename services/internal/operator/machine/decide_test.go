@@ -67,7 +67,7 @@ func deleted(v *view) {
 	v.machine.DeletionTimestamp = &at
 }
 
-func gone(v *view) {
+func ended(v *view) {
 	meta.SetStatusCondition(&v.machine.Status.Conditions, metav1.Condition{Type: v1beta1.ServerDeletedCondition,
 		Status: metav1.ConditionTrue,
 		Reason: v1beta1.InstanceGoneReason})
@@ -214,9 +214,9 @@ func TestDecide(t *testing.T) {
 			"ServerDeleted=InstanceGone"},
 		"deleted by the server, no Machine": {runningView(allOf(instanceIn("deleted"), noOwner)), stepDeleteSelf,
 			"ServerDeleted=InstanceGone"},
-		"deleted, Machine goes":  {runningView(allOf(gone, ownerGoes)), stepWait, "Ready=InstanceGone"},
-		"deleted, stays so":      {runningView(gone), stepDeleteOwner, "Ready=InstanceGone"},
-		"deleted, shard unknown": {runningView(allOf(gone, unknown)), stepDeleteOwner, ""},
+		"deleted, Machine goes":  {runningView(allOf(ended, ownerGoes)), stepWait, "Ready=InstanceGone"},
+		"deleted, stays so":      {runningView(ended), stepDeleteOwner, "Ready=InstanceGone"},
+		"deleted, shard unknown": {runningView(allOf(ended, unknown)), stepDeleteOwner, ""},
 
 		"end, no finalizer": {newView(deleted), stepWait, ""},
 		"end before an ID": {newView(allOf(deleted, func(v *view) {
@@ -225,8 +225,8 @@ func TestDecide(t *testing.T) {
 		"end between ID and instance":         {placedView(deleted), stepDestroy, ""},
 		"end":                                 {runningView(deleted), stepDestroy, "Ready=Deleting"},
 		"end, Machine gone":                   {runningView(allOf(deleted, ownerGone)), stepDestroy, ""},
-		"end of a gone instance":              {runningView(allOf(deleted, gone)), stepRelease, ""},
-		"end of a gone instance, unreachable": {runningView(allOf(deleted, gone, unreachable)), stepRelease, ""},
+		"end of a gone instance":              {runningView(allOf(deleted, ended)), stepRelease, ""},
+		"end of a gone instance, unreachable": {runningView(allOf(deleted, ended, unreachable)), stepRelease, ""},
 		"end, silent":                         {runningView(allOf(deleted, unreachable)), stepWait, "Ready=Deleting"},
 		"end, unreachable, mirror shows deleted": {runningView(allOf(deleted, unreachable, instanceIn("deleted"))),
 			stepWait,
@@ -282,7 +282,7 @@ func TestDecide(t *testing.T) {
 		"end, no pool machine": {runningView(allOf(deleted, func(v *view) {
 			v.poolGone = true
 		})), stepDestroy, ""},
-		"end of a pool machine, gone": {runningView(allOf(deleted, ofPool, gone)), stepRelease, ""},
+		"end of a pool machine, gone": {runningView(allOf(deleted, ofPool, ended)), stepRelease, ""},
 		"end of a pool machine without an ID": {newView(allOf(deleted, ofPool, func(v *view) {
 			v.machine.Finalizers = []string{v1beta1.MachineFinalizer}
 		})), stepRelease, ""},

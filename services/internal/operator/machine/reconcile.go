@@ -132,9 +132,9 @@ func countLoad(s shards.Shard, group string, waiting *v1beta1.NstanceMachineList
 }
 
 // findOwner finds the Machine of an NstanceMachine through the NstanceMachine's controller reference. Without such a
-// reference, it finds a Machine that references the NstanceMachine. gone means that the Machine in the controller
+// reference, it finds a Machine that references the NstanceMachine. notFound means that the Machine in the controller
 // reference no longer exists.
-func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, gone bool,
+func (r *Reconciler) findOwner(ctx context.Context, m *v1beta1.NstanceMachine) (owner *clusterv1.Machine, notFound bool,
 	err error) {
 	if ref := metav1.GetControllerOf(m); ref != nil && ref.Kind == "Machine" && isClusterAPIVersion(ref.APIVersion) {
 		there, err := r.readReferenced(ctx, &clusterv1.Machine{}, client.ObjectKey{Namespace: m.Namespace,

@@ -144,9 +144,9 @@ func decideSweep(w snapshot) (d decision) {
 }
 
 // nodeOf returns the Node of a machine, nil if there is none.
-func (w *snapshot) nodeOf(machine string) *corev1.Node {
-	if infra := w.infra[machine]; infra != nil && infra.Spec.ProviderID != "" {
-		return w.nodes[infra.Spec.ProviderID]
+func (snap *snapshot) nodeOf(machine string) *corev1.Node {
+	if infra := snap.infra[machine]; infra != nil && infra.Spec.ProviderID != "" {
+		return snap.nodes[infra.Spec.ProviderID]
 	}
 	return nil
 }
@@ -169,9 +169,9 @@ func needsMachine(pod *corev1.Pod, m *clusterv1.Machine, infra *v1beta1.NstanceM
 // hasGuest reports whether another pod that requests an instance of the group runs on the machine's Node. The Node is
 // reserved for one pod, but a pod that tolerates every taint can run there, too. If the machine were deleted, that
 // other pod would be evicted.
-func (w *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
-	return node != nil && slices.ContainsFunc(w.pods, func(pod *corev1.Pod) bool {
-		return pod.Spec.NodeName == node.Name && w.alive[pod.UID] != nil &&
+func (snap *snapshot) hasGuest(m *clusterv1.Machine, node *corev1.Node) bool {
+	return node != nil && slices.ContainsFunc(snap.pods, func(pod *corev1.Pod) bool {
+		return pod.Spec.NodeName == node.Name && snap.alive[pod.UID] != nil &&
 			string(pod.UID) != m.Labels[v1beta1.PodUIDLabel] &&
 			pod.Annotations[v1beta1.OnDemandGroupAnnotation] == m.Labels[v1beta1.GroupLabel]
 	})
@@ -225,7 +225,7 @@ func (d *decision) explainWait(pod *corev1.Pod, infra *v1beta1.NstanceMachine) {
 }
 
 // decideMachine decides whether a pod gets a machine.
-func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
+func (snap *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 	a := pod.Annotations
 	group, shard, instanceType := a[v1beta1.OnDemandGroupAnnotation], a[v1beta1.OnDemandShardAnnotation],
 		a[v1beta1.OnDemandInstanceTypeAnnotation]
@@ -247,19 +247,19 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		return
 	}
 	name := machineName(group, pod.UID)
-	if m := w.machines[name]; m != nil {
+	if m := snap.machines[name]; m != nil {
 		if m.Labels[v1beta1.PodUIDLabel] != string(pod.UID) {
 			refuse(v1beta1.RefusedReason, "a Machine "+name+" exists that was not created for this pod")
 		}
 		return
 	}
-	if w.infra[name] != nil {
+	if snap.infra[name] != nil {
 		// The NstanceMachine of an earlier machine of this pod still exists. Create no machine before that object is
 		// deleted.
 		return
 	}
 	known, has, unheard := false, false, false
-	for _, s := range w.shards {
+	for _, s := range snap.shards {
 		if shard != "" && s.id != shard {
 			continue
 		}
@@ -267,7 +267,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		has = has || s.usable && s.groups[group]
 		unheard = unheard || !s.usable
 	}
-	pool := w.pools[group]
+	pool := snap.pools[group]
 	switch {
 	case shard != "" && !known:
 		refuse(v1beta1.UnknownShardReason, "shard "+shard+" is not in the operator's configuration")
@@ -277,7 +277,7 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 		refuse(v1beta1.RefusedReason, "no shard has a group "+group)
 	case pool == nil || !pool.DeletionTimestamp.IsZero():
 		// The operator imports the group as a pool once all shards answer.
-		if silent := w.silentShards(); silent != "" {
+		if silent := snap.silentShards(); silent != "" {
 			refuse(v1beta1.WaitingForShardReason, "group "+group+" has no NstanceMachinePool yet, and is imported "+
 				"when all shards answer: waiting for "+silent)
 		} else {
@@ -291,9 +291,9 @@ func (w *snapshot) decideMachine(d *decision, pod *corev1.Pod) {
 }
 
 // silentShards returns the IDs of the shards that do not answer, separated by commas.
-func (w *snapshot) silentShards() string {
+func (snap *snapshot) silentShards() string {
 	var ids []string
-	for _, s := range w.shards {
+	for _, s := range snap.shards {
 		if !s.usable {
 			ids = append(ids, s.id)
 		}
@@ -307,13 +307,13 @@ func (w *snapshot) silentShards() string {
 //
 // The Machine does not get the labels of the Node. Cluster API would copy them to the Node before the Node has the
 // taint.
-func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
+func (snap *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.NstanceMachine) {
 	group, uid := c.pod.Annotations[v1beta1.OnDemandGroupAnnotation], string(c.pod.UID)
 	if c.machine != nil {
 		group = c.machine.Labels[v1beta1.GroupLabel]
 	}
 	labels := func() map[string]string {
-		return map[string]string{clusterv1.ClusterNameLabel: w.cluster, v1beta1.GroupLabel: group,
+		return map[string]string{clusterv1.ClusterNameLabel: snap.cluster, v1beta1.GroupLabel: group,
 			v1beta1.PodUIDLabel: uid}
 	}
 	pod := map[string]string{v1beta1.PodAnnotation: c.pod.Namespace + "/" + c.pod.Name}
@@ -321,10 +321,10 @@ func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.N
 		Name: c.pool.Name, UID: c.pool.UID}
 	empty := ""
 	m := &clusterv1.Machine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod,
+		ObjectMeta: metav1.ObjectMeta{Namespace: snap.namespace, Name: c.name, Labels: labels(), Annotations: pod,
 			OwnerReferences: []metav1.OwnerReference{owner}},
 		Spec: clusterv1.MachineSpec{
-			ClusterName: w.cluster,
+			ClusterName: snap.cluster,
 			// Userdata comes from the server.
 			Bootstrap: clusterv1.Bootstrap{DataSecretName: &empty},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupVersion.Group,
@@ -332,7 +332,7 @@ func (w *snapshot) newObjects(c machineCreation) (*clusterv1.Machine, *v1beta1.N
 		},
 	}
 	infra := &v1beta1.NstanceMachine{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: c.name, Labels: labels(), Annotations: pod},
+		ObjectMeta: metav1.ObjectMeta{Namespace: snap.namespace, Name: c.name, Labels: labels(), Annotations: pod},
 		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group},
 			Shard:        c.pod.Annotations[v1beta1.OnDemandShardAnnotation],
 			InstanceType: c.pod.Annotations[v1beta1.OnDemandInstanceTypeAnnotation]},

@@ -58,26 +58,26 @@ func snapshotOf(pods ...*corev1.Pod) snapshot {
 
 // with adds to the snapshot the Machine that decideSweep creates for the pod with the given UID. If infra is true, it
 // also adds the NstanceMachine.
-func (w snapshot) with(uid types.UID, infra bool) snapshot {
+func (snap snapshot) with(uid types.UID, infra bool) snapshot {
 	pod := podOf(uid)
-	m, i := w.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: w.pools["gpu"]})
-	w.machines[m.Name] = m
+	m, i := snap.newObjects(machineCreation{name: machineName("gpu", uid), pod: pod, pool: snap.pools["gpu"]})
+	snap.machines[m.Name] = m
 	if infra {
-		w.infra[i.Name] = i
+		snap.infra[i.Name] = i
 	}
-	return w
+	return snap
 }
 
 // onNode adds to the snapshot the Machine and the NstanceMachine of a pod. The NstanceMachine has an instance, whose
 // Node is reserved for the pod.
-func (w snapshot) onNode(uid types.UID, node string) snapshot {
-	w = w.with(uid, true)
+func (snap snapshot) onNode(uid types.UID, node string) snapshot {
+	snap = snap.with(uid, true)
 	name := machineName("gpu", uid)
-	w.infra[name].Status.InstanceID, w.infra[name].Spec.ProviderID = "i", "test:///"+node
-	labels, taint := reservation(w.machines[name])
-	w.nodes["test:///"+node] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: labels},
+	snap.infra[name].Status.InstanceID, snap.infra[name].Spec.ProviderID = "i", "test:///"+node
+	labels, taint := reservation(snap.machines[name])
+	snap.nodes["test:///"+node] = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: labels},
 		Spec: corev1.NodeSpec{Taints: []corev1.Taint{taint}}}
-	return w
+	return snap
 }
 
 func boundTo(node string) func(*corev1.Pod) {
@@ -90,12 +90,12 @@ func tolerant(pod *corev1.Pod) { pod.Spec.Tolerations = []corev1.Toleration{tole
 func changedMind(pod *corev1.Pod) { pod.Annotations = nil }
 
 // besides adds to the snapshot a pod that no longer has the annotation, although its machine may still exist.
-func (w snapshot) besides(pod *corev1.Pod) snapshot {
-	w.alive[pod.UID] = pod
-	return w
+func (snap snapshot) besides(pod *corev1.Pod) snapshot {
+	snap.alive[pod.UID] = pod
+	return snap
 }
 
-func (w snapshot) change(fn func(*snapshot)) snapshot { fn(&w); return w }
+func (snap snapshot) change(fn func(*snapshot)) snapshot { fn(&snap); return snap }
 
 func clusterEnds(w *snapshot) { w.ending = true }
 

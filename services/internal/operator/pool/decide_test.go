@@ -131,7 +131,7 @@ func TestDecideGroup(t *testing.T) {
 	fails := func(code codes.Code) callResult {
 		return callResult{call: shardCall{upsert: &request{}}, err: status.Error(code, "the shard's reason")}
 	}
-	gone := callResult{call: shardCall{remove: true}}
+	drop := callResult{call: shardCall{remove: true}}
 	for name, test := range map[string]struct {
 		in               groupInput
 		did              callResult
@@ -179,23 +179,23 @@ func TestDecideGroup(t *testing.T) {
 		}), callResult{}, "False WaitingForShard", "True Reachable", "", 0, false, 0},
 		"paused": {baseGroup(func(in *groupInput) { in.paused = true }), callResult{}, "", "", "", 0, false, 0},
 
-		"deleting": {baseGroup(deleted), gone, "False Deleting", "True Reachable", "", 0, false, 0},
-		"deleted": {baseGroup(deleted), callResult{call: gone.call,
+		"deleting": {baseGroup(deleted), drop, "False Deleting", "True Reachable", "", 0, false, 0},
+		"deleted": {baseGroup(deleted), callResult{call: drop.call,
 			err: status.Error(codes.NotFound, "none")}, "", "", "", 0, true, 0},
-		"restored": {baseGroup(deleted), callResult{call: gone.call, restored: true}, "", "", "", 0, true, 0},
+		"restored": {baseGroup(deleted), callResult{call: drop.call, restored: true}, "", "", "", 0, true, 0},
 		"static without overrides": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.known.IsStatic = true
-		}), callResult{call: gone.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
-		"deletion refused": {baseGroup(deleted), callResult{call: gone.call,
+		}), callResult{call: drop.call, err: status.Error(codes.FailedPrecondition, "static")}, "", "", "", 0, true, 0},
+		"deletion refused": {baseGroup(deleted), callResult{call: drop.call,
 			err: status.Error(codes.FailedPrecondition, "a reason")}, "False Deleting", "True Reachable", "", 0, false,
 			1},
-		"deletion fails": {baseGroup(deleted), callResult{call: gone.call,
+		"deletion fails": {baseGroup(deleted), callResult{call: drop.call,
 			err: status.Error(codes.Unavailable, "not now")}, "False Deleting", "True Reachable", "", 0, false, 1},
 		"name that the shard refuses": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.known = nil
-		}), callResult{call: gone.call, err: status.Error(codes.InvalidArgument, "group: name")}, "", "", "", 0, true,
+		}), callResult{call: drop.call, err: status.Error(codes.InvalidArgument, "group: name")}, "", "", "", 0, true,
 			0},
 		"deleted, unreachable": {baseGroup(func(in *groupInput) {
 			deleted(in)
@@ -216,13 +216,13 @@ func TestDecideGroup(t *testing.T) {
 		"deleted, skipped, but answers": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.skip = true
-		}), gone, "False Deleting", "True Reachable", "", 0, false, 0},
+		}), drop, "False Deleting", "True Reachable", "", 0, false, 0},
 		"Cluster ends": {baseGroup(func(in *groupInput) { in.ending = true }), callResult{}, "False Deleting",
 			"True Reachable", "", 0, false, 0},
 		"Cluster ends, deleted": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.ending = true
-		}), callResult{call: gone.call, restored: true}, "", "", "", 0, true, 0},
+		}), callResult{call: drop.call, restored: true}, "", "", "", 0, true, 0},
 		"Cluster ends, deleted, wanted": {baseGroup(func(in *groupInput) {
 			deleted(in)
 			in.wanted, in.ending = true, true
@@ -356,7 +356,7 @@ func TestDecidePool(t *testing.T) {
 			}
 		}
 	}
-	gone := func(g *v1beta1.NstanceShardGroup) { g.DeletionTimestamp = ptr.To(metav1.Now()) }
+	deleting := func(g *v1beta1.NstanceShardGroup) { g.DeletionTimestamp = ptr.To(metav1.Now()) }
 	leaving := func(in poolInput) poolInput {
 		in.pool.DeletionTimestamp = ptr.To(metav1.Now())
 		return in
@@ -372,7 +372,7 @@ func TestDecidePool(t *testing.T) {
 		does        []string
 		ready       string
 		provisioned bool
-		gone        bool
+		removed     bool
 		reachable   string
 		replicas    int32
 	}{
@@ -392,10 +392,10 @@ func TestDecidePool(t *testing.T) {
 			"False Scaling", false, false, "", 2},
 		"one shard removed": {basePool(3, "a").with("a", 2, "p", nil).with("b", 1, "p", nil),
 			[]string{"remove g--b 1", "update g--a 3"}, "False Scaling", true, false, "True Reachable", 3},
-		"removed shard still deleting": {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", gone),
+		"removed shard still deleting": {basePool(2, "a").with("a", 2, "p", nil).with("b", 1, "p", deleting),
 			[]string{"update g--a 2"},
 			"False Scaling", true, false, "True Reachable", 3},
-		"shard group deleted by a user": {basePool(2, "a").with("a", 2, "p", gone), nil, "True Ready", true, false,
+		"shard group deleted by a user": {basePool(2, "a").with("a", 2, "p", deleting), nil, "True Ready", true, false,
 			"True Reachable",
 			2},
 		"owned by another pool": {basePool(2, "a").with("a", 2, "q", nil), nil, "False Refused", false, false,
@@ -429,7 +429,7 @@ func TestDecidePool(t *testing.T) {
 		"typing error and another shard": {basePool(4, "a", "c", "x").with("a", 4, "p", nil),
 			[]string{"create g--c 2", "update g--a 2"}, "False UnknownShard", false, false, "False UnknownShard", 4},
 		"typing error, removed shard still deleting": {basePool(4, "a", "x").with("a", 4, "p", nil).with("b", 2, "p",
-			gone),
+			deleting),
 			[]string{"update g--a 4"}, "False UnknownShard", true, false, "False UnknownShard", 6},
 		"in use but no longer configured": {basePool(4, "a", "w").with("a", 2, "p", nil).with("w", 2, "p",
 			no(v1beta1.ShardReachableCondition, "UnknownShard")), []string{"update g--a 2", "update g--w 2"},
@@ -437,7 +437,7 @@ func TestDecidePool(t *testing.T) {
 		"no MachinePool":          {lonely, nil, "False WaitingForMachinePool", false, false, "", -1},
 		"no MachinePool any more": {lonely.with("a", 3, "p", nil), nil, "False Unreferenced", false, false, "", 3},
 		"paused":                  {paused, nil, "", false, false, "", -1},
-		"deleted": {leaving(basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", gone)),
+		"deleted": {leaving(basePool(3, "a", "b").with("a", 2, "p", nil).with("b", 1, "p", deleting)),
 			[]string{"remove g--a 2"}, "False Deleting", false, false, "", 3},
 		"deleted, done": {leaving(basePool(3, "a").with("a", 2, "q", nil)), nil, "False Deleting", false, true, "",
 			-1},
@@ -446,7 +446,7 @@ func TestDecidePool(t *testing.T) {
 		s := plan.finishStatus(test.in.pool, 1, time.Now())
 		got := []any{plan.changes(), condition(s.Conditions, "Ready"), s.Ready, plan.finished,
 			condition(s.Conditions, "ShardsReachable"), ptr.Deref(s.Replicas, -1)}
-		if diff := cmp.Diff([]any{test.does, test.ready, test.provisioned, test.gone, test.reachable, test.replicas},
+		if diff := cmp.Diff([]any{test.does, test.ready, test.provisioned, test.removed, test.reachable, test.replicas},
 			got); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}

@@ -434,9 +434,9 @@ func (r *eventRecorder) take() []string {
 }
 
 // containsAll reports whether at least one text of the list contains all the words.
-func containsAll(list []string, words ...string) bool {
+func containsAll(list []string, parts ...string) bool {
 	return slices.ContainsFunc(list, func(text string) bool {
-		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
 	})
 }
 

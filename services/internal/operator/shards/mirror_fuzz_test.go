@@ -86,11 +86,11 @@ func FuzzMirror(f *testing.F) {
 				}
 			}
 			for id, e := range m.instances {
-				_, gone := m.deletedAt[id]
-				if id == "" || gone != (e.message.GetState() == deleted) || e.number > m.number {
-					t.Fatalf("%q: gone %t, %v, change %d of %d", id, gone, e.message, e.number, m.number)
+				_, noted := m.deletedAt[id]
+				if id == "" || noted != (e.message.GetState() == deleted) || e.number > m.number {
+					t.Fatalf("%q: gone %t, %v, change %d of %d", id, noted, e.message, e.number, m.number)
 				}
-				if _, drains := m.drains[id]; drains && gone {
+				if _, drains := m.drains[id]; drains && noted {
 					t.Fatalf("deleted instance %s still has a drain", id)
 				}
 			}

@@ -259,14 +259,14 @@ func percentiles(b *testing.B, name string, took []time.Duration) {
 // losses causes the loss of one instance of every group every 150 ms. If gone is true, it first ends the VM. Then it
 // sends an order of the kind op to the agents' process. It returns the time from each loss to the create call for the
 // replacement.
-func (s *stack) losses(op string, rounds int, gone bool) []time.Duration {
-	all, _ := s.losing(op, rounds, 150*time.Millisecond, gone)
+func (s *stack) losses(op string, rounds int, deleted bool) []time.Duration {
+	all, _ := s.losing(op, rounds, 150*time.Millisecond, deleted)
 	return all
 }
 
 // losing is like losses, but with the given period. took has the time from each loss to the create call. agents has the
 // first part of that time: until the kernel received the first byte of the agent's message.
-func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (took, agents []time.Duration) {
+func (s *stack) losing(op string, rounds int, period time.Duration, deleted bool) (took, agents []time.Duration) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	began := time.Now()
@@ -283,7 +283,7 @@ func (s *stack) losing(op string, rounds int, period time.Duration, gone bool) (
 				s.startPending(g)
 				id := s.members[g][0]
 				s.members[g] = s.members[g][1:]
-				if gone {
+				if deleted {
 					s.end(id)
 				}
 				s.fleet.orders <- order{Op: op, ID: id}
@@ -328,9 +328,9 @@ func (s *stack) end(id string) {
 
 // measureLosses causes the loss of 1,000 instances, 25 per second. It reports the time from each loss to the create
 // call, and the part of that time that passed in the agents' process.
-func (s *stack) measureLosses(b *testing.B, name, op string, gone bool) {
+func (s *stack) measureLosses(b *testing.B, name, op string, deleted bool) {
 	b.Helper()
-	took, agents := s.losing(op, 100, 400*time.Millisecond, gone)
+	took, agents := s.losing(op, 100, 400*time.Millisecond, deleted)
 	percentiles(b, name, took)
 	percentiles(b, "agents-part", agents)
 }
@@ -368,9 +368,9 @@ func BenchmarkLostAtOnce(b *testing.B) {
 	for b.Loop() {
 		lists := s.provider.Count(mock.List)
 		gets := s.provider.Count(mock.Get)
-		var gone []string
+		var lost []string
 		for g := range groups {
-			gone = append(gone, s.members[g]...)
+			lost = append(lost, s.members[g]...)
 			s.members[g] = nil
 		}
 		for _, vm := range s.provider.VMs() {
@@ -379,7 +379,7 @@ func BenchmarkLostAtOnce(b *testing.B) {
 			}
 		}
 		began := time.Now()
-		for _, id := range gone {
+		for _, id := range lost {
 			s.fleet.orders <- order{Op: "kill", ID: id}
 		}
 		var last time.Time

@@ -276,12 +276,12 @@ func (p *prey) forge(id, caller ident.ID) {
 		ID: newID(ident.OperatorPrefix)}
 	stranger, rival, elsewhere := operator, agent, agent
 	stranger.ID, rival.Tenant, elsewhere.Cluster = newID(ident.OperatorPrefix), "rival", "elsewhere"
-	gone, other := agent, agent
-	gone.ID, other.ID = p.delete(), caller
+	deleted, other := agent, agent
+	deleted.ID, other.ID = p.delete(), caller
 	p.targets.Papers = map[string]paper{
 		"operator": issue(ca, operator, 0), "expired agent": issue(ca, other, time.Second),
 		"expired operator": issue(ca, operator, time.Second),
-		"deleted":          issue(ca, gone, 0), "another tenant": issue(ca, rival, 0),
+		"deleted":          issue(ca, deleted, 0), "another tenant": issue(ca, rival, 0),
 		"another key":      issue(ca, other, 0),
 		"unknown operator": issue(ca, stranger, 0),
 		"another cluster":  issue(ca, elsewhere, 0), "another authority": issue(foreignCA, agent, 0),

@@ -437,7 +437,7 @@ func (w *weather) betray() {
 		if fmt.Sprintf("server-%d", i) == lock.LeaderID {
 			w.betrayed++
 			w.proxies[i].set(w.nothing())
-			w.relays[i].set([]int{deaf, mute, silent, gone}[w.rng.IntN(4)], w.rng, w.options.PeerLease)
+			w.relays[i].set([]int{deaf, mute, silent, closed}[w.rng.IntN(4)], w.rng, w.options.PeerLease)
 		}
 	}
 	w.wait(w.options.PeerLease, w.options.HeirLease)

@@ -36,11 +36,11 @@ const (
 	mute      // nothing comes from the server
 	silent    // both
 	flaky     // cut repeatedly
-	gone      // refused
+	closed    // refused
 	weathers  // number of weathers
 )
 
-var weatherNames = [...]string{"fair", "slow", "deaf", "mute", "silent", "flaky", "gone"}
+var weatherNames = [...]string{"fair", "slow", "deaf", "mute", "silent", "flaky", "closed"}
 
 func newRelay(t *testing.T) *relay {
 	t.Helper()
@@ -174,8 +174,8 @@ func (r *relay) set(weather int, rng *rand.Rand, promise time.Duration) {
 	}
 	r.held[0].Store(weather == deaf || weather == silent)
 	r.held[1].Store(weather == mute || weather == silent)
-	r.refuses.Store(weather == gone)
-	if weather == flaky || weather == gone {
+	r.refuses.Store(weather == closed)
+	if weather == flaky || weather == closed {
 		r.cut()
 	}
 	r.mu.Lock()

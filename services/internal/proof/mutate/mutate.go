@@ -286,25 +286,25 @@ func isLetter(name string) bool { return len(name) == 1 && name[0] >= 'a' && nam
 func substitute(replace string, letters map[string]string) string {
 	var out strings.Builder
 	for i := 0; i < len(replace); {
-		word := i
-		for word < len(replace) && isWord(replace[word]) {
-			word++
+		end := i
+		for end < len(replace) && isIdentifier(replace[end]) {
+			end++
 		}
-		if word == i {
+		if end == i {
 			out.WriteByte(replace[i])
 			i++
 			continue
 		}
-		text, ok := letters[replace[i:word]]
+		text, ok := letters[replace[i:end]]
 		if !ok {
-			text = replace[i:word]
+			text = replace[i:end]
 		}
 		out.WriteString(text)
-		i = word
+		i = end
 	}
 	return out.String()
 }
 
-func isWord(c byte) bool {
+func isIdentifier(c byte) bool {
 	return c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 }

@@ -262,9 +262,9 @@ func (w *World) checkGroups(t *term, have map[config.GroupKey]int) {
 		g, ok := t.groups[key]
 		switch {
 		case !wish.acked:
-		case wish.gone && ok:
+		case wish.deleted && ok:
 			w.fail(ruleAcked, "group %s was deleted, and is there", key)
-		case !wish.gone && (!ok || g.Size != wish.size):
+		case !wish.deleted && (!ok || g.Size != wish.size):
 			w.fail(ruleAcked, "group %s was given size %d, it has %d", key, wish.size, g.Size)
 		}
 	}

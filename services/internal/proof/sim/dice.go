@@ -71,10 +71,10 @@ func (d *dice) between(low, high time.Duration) time.Duration {
 
 // Read implements io.Reader.
 func (d *dice) Read(p []byte) (int, error) {
-	var word [8]byte
+	var raw [8]byte
 	for n := 0; n < len(p); n += 8 {
-		binary.LittleEndian.PutUint64(word[:], d.Uint64())
-		copy(p[n:], word[:])
+		binary.LittleEndian.PutUint64(raw[:], d.Uint64())
+		copy(p[n:], raw[:])
 	}
 	return len(p), nil
 }

@@ -67,9 +67,9 @@ type spec struct {
 
 // wish is the latest request for a dynamic group or an on-demand instance, and whether a server acknowledged it.
 type wish struct {
-	size  int
-	gone  bool
-	acked bool
+	size    int
+	deleted bool
+	acked   bool
 }
 
 func newPeople(w *World) people {
@@ -242,15 +242,15 @@ func (p *people) change(s *server, d *dice) {
 	w, t := p.world, s.term
 	key := config.GroupKey{Tenant: "default", Group: fmt.Sprintf("d%d", 1+d.IntN(2))}
 	have := p.dynamic[key]
-	next := &wish{size: d.IntN(4), gone: d.IntN(3) == 0 && have != nil}
+	next := &wish{size: d.IntN(4), deleted: d.IntN(3) == 0 && have != nil}
 	p.dynamic[key] = next
-	if next.gone { // the next definition of the group protects nothing
+	if next.deleted { // the next definition of the group protects nothing
 		maps.DeleteFunc(p.protected, func(id ident.ID, _ time.Time) bool { return w.fleet.byInstance[id].key == key })
 	}
-	w.faults.about("group %s: size %d, gone %t", key, next.size, next.gone)
+	w.faults.about("group %s: size %d, gone %t", key, next.size, next.deleted)
 	t.env.Go("change a group", func() {
 		err := t.manage(func(m *shardconfig.Manager) error {
-			if next.gone {
+			if next.deleted {
 				_, err := m.Delete(t.scope, key, "")
 				return err
 			}

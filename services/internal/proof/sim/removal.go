@@ -17,7 +17,7 @@ type why uint8
 const (
 	unknown   why = iota
 	elsewhere     // requested, or its lifetime is over
-	gone          // its VM does not run
+	vmEnded       // its VM does not run
 	scaleDown
 	silence
 	unfit   // it was never healthy
@@ -50,9 +50,9 @@ var reasons = []struct {
 	{"it has reached its age", elsewhere}, // this is the time to replace it, too
 	{"its infra configuration is out of date", rotation},
 	{"its agent did not register in time", elsewhere},
-	{"its VM ended before its agent registered", gone},
-	{"its VM is gone", gone},
-	{"its VM has stopped or is stopping", gone},
+	{"its VM ended before its agent registered", vmEnded},
+	{"its VM is gone", vmEnded},
+	{"its VM has stopped or is stopping", vmEnded},
 	{"the cloud takes its VM away", elsewhere},
 	{"its machine powers off", elsewhere},
 	{"its group is deleted", elsewhere},
@@ -92,7 +92,7 @@ func (w *World) checkRemoval(s *server, d, next *document) {
 	if next.Reason != requested { // the leader's plan learns of requested deletions when they are durable
 		t.marked[d.ID] = next.Revision
 	}
-	if m := w.fleet.byInstance[d.ID]; why == gone && m != nil && m.alive() {
+	if m := w.fleet.byInstance[d.ID]; why == vmEnded && m != nil && m.alive() {
 		w.fail(ruleGone, "%s is removed (%s), and it runs", d.ID, next.Reason)
 	}
 	if d.OnDemand {

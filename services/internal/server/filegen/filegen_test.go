@@ -159,13 +159,13 @@ func pkix(t testing.TB, algorithm string) []byte {
 	return der
 }
 
-func (w *testGenerator) input() Input {
-	return Input{Group: w.group, Record: w.rec, Address: Address{IPv4: "10.1.2.3", Hostname: "node-1"}}
+func (g *testGenerator) input() Input {
+	return Input{Group: g.group, Record: g.rec, Address: Address{IPv4: "10.1.2.3", Hostname: "node-1"}}
 }
 
-func (w *testGenerator) generate(t testing.TB, in Input) Result {
+func (g *testGenerator) generate(t testing.TB, in Input) Result {
 	t.Helper()
-	result, err := w.Generate(context.Background(), in)
+	result, err := g.Generate(context.Background(), in)
 	if err != nil {
 		t.Fatal(err)
 	}

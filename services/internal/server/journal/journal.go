@@ -21,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/watch"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
@@ -49,7 +49,7 @@ type Options struct {
 	Shard string
 	Term  uint64
 	Store objstore.Store
-	Cache *cache.Cache
+	DB    *localdb.DB
 	// Retention returns how long parts stay in the bucket.
 	Retention func() time.Duration
 	Now       func() time.Time
@@ -61,7 +61,7 @@ type Options struct {
 // Journal is the journal of one term. Its methods are safe for concurrent use.
 type Journal struct {
 	options Options
-	hub     watch.Hub[cache.Position, record.Event]
+	hub     watch.Hub[localdb.Position, record.Event]
 	wake    chan struct{} // capacity 1
 
 	mu       sync.Mutex
@@ -183,11 +183,11 @@ func (w *writer) store(ctx context.Context, events []record.Event) {
 	if len(events) == 0 {
 		return
 	}
-	if err := w.options.Cache.PutEvents(ctx, events); err != nil && ctx.Err() == nil {
+	if err := w.options.DB.PutEvents(ctx, events); err != nil && ctx.Err() == nil {
 		w.options.Log.Warn("events not stored on this machine", "events", len(events), "error", err)
 	}
 	for _, e := range events {
-		w.hub.Publish(cache.PositionOf(e), e)
+		w.hub.Publish(localdb.PositionOf(e), e)
 	}
 	if w.options.Stored != nil {
 		w.options.Stored(events)
@@ -199,7 +199,7 @@ func (w *writer) store(ctx context.Context, events []record.Event) {
 	w.setLag()
 	if w.untrimmed += len(events); w.untrimmed >= trimEvery {
 		w.untrimmed = 0
-		if err := w.options.Cache.KeepEvents(ctx, keepEvents); err != nil && ctx.Err() == nil {
+		if err := w.options.DB.KeepEvents(ctx, keepEvents); err != nil && ctx.Err() == nil {
 			w.options.Log.Warn("old events not removed from this machine", "error", err)
 		}
 	}

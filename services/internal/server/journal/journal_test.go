@@ -15,7 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
@@ -32,11 +32,11 @@ type testJournal struct {
 // start runs the journal of a term with an empty SQLite file. Call it in a bubble of synctest.
 func start(t *testing.T, store *mem.Store, term uint64) *testJournal {
 	t.Helper()
-	c, err := cache.Open(t.Context(), cache.Path(filepath.Join(t.TempDir(), fmt.Sprint(term))))
+	c, err := localdb.Open(t.Context(), localdb.Path(filepath.Join(t.TempDir(), fmt.Sprint(term))))
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := journal.New(journal.Options{Shard: "a", Term: term, Store: store, Cache: c,
+	j := journal.New(journal.Options{Shard: "a", Term: term, Store: store, DB: c,
 		Retention: func() time.Duration { return 30 * 24 * time.Hour }, Now: time.Now,
 		Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -63,7 +63,7 @@ func start(t *testing.T, store *mem.Store, term uint64) *testJournal {
 }
 
 // messages returns the messages of stored events.
-func (j *testJournal) messages(q cache.EventQuery) string {
+func (j *testJournal) messages(q localdb.EventQuery) string {
 	j.t.Helper()
 	q.Limit = 100_000
 	events, err := j.List(j.t.Context(), q)
@@ -131,7 +131,7 @@ func TestParts(t *testing.T) {
 			j.Record(event(fmt.Sprint(n)))
 			time.Sleep(time.Second)
 		}
-		if have := j.messages(cache.EventQuery{}); have != "0 1 2 3 4 5 6 7 8 9" {
+		if have := j.messages(localdb.EventQuery{}); have != "0 1 2 3 4 5 6 7 8 9" {
 			t.Errorf("on this machine: %q, want all ten", have)
 		}
 		time.Sleep(21 * time.Second)
@@ -213,7 +213,7 @@ func TestNewLeaderReadsTheLastDay(t *testing.T) {
 		}
 		next.Record(event("now"))
 		time.Sleep(time.Second)
-		if have := next.messages(cache.EventQuery{}); have != "yesterday today ended now" {
+		if have := next.messages(localdb.EventQuery{}); have != "yesterday today ended now" {
 			t.Errorf("events %q, want those of yesterday, today and now", have)
 		}
 	})
@@ -264,7 +264,7 @@ func TestRestoreReadsTheNewest(t *testing.T) {
 		if err := j.Restore(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		have, err := j.List(t.Context(), cache.EventQuery{Limit: 100_000})
+		have, err := j.List(t.Context(), localdb.EventQuery{Limit: 100_000})
 		if err != nil || gets != 2 || len(have) != 2*each || have[0].Sequence != each+1 {
 			t.Errorf("%d events from %d parts, %v", len(have), gets, err)
 		}
@@ -318,7 +318,7 @@ func TestTooManyEvents(t *testing.T) {
 		time.Sleep(time.Second)
 		j.Record(event("later"))
 		time.Sleep(time.Second)
-		have := j.messages(cache.EventQuery{Kinds: []record.EventKind{record.EventLost}})
+		have := j.messages(localdb.EventQuery{Kinds: []record.EventKind{record.EventLost}})
 		if have != "5 events came faster than they could be stored" {
 			t.Errorf("events about the loss: %q, want one that says 5", have)
 		}
@@ -438,7 +438,7 @@ func TestLeaderEnded(t *testing.T) {
 				j := start(t, mem.New(), 3)
 				j.end(test.cause)
 				j.stop()
-				events, err := j.List(t.Context(), cache.EventQuery{Limit: 10})
+				events, err := j.List(t.Context(), localdb.EventQuery{Limit: 10})
 				if err != nil || len(events) != 1 || events[0].Kind != record.EventLeaderEnded ||
 					events[0].Actor != "leader" || events[0].Message != test.want {
 					t.Errorf("events %+v, %v, want one that says %q", events, err, test.want)

@@ -9,20 +9,20 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/watch"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
 // List returns the events in the SQLite file that match a query, from the oldest to the newest. Events of the last
 // moments may be missing.
-func (j *Journal) List(ctx context.Context, q cache.EventQuery) ([]record.Event, error) {
-	return j.options.Cache.Events(ctx, q)
+func (j *Journal) List(ctx context.Context, q localdb.EventQuery) ([]record.Event, error) {
+	return j.options.DB.Events(ctx, q)
 }
 
 // Subscribe returns a queue of the events that are stored from now on. If more than limit events wait in the queue, the
 // queue ends with watch.ErrSlow.
-func (j *Journal) Subscribe(limit int) *watch.Subscription[cache.Position, record.Event] {
+func (j *Journal) Subscribe(limit int) *watch.Subscription[localdb.Position, record.Event] {
 	return j.hub.Subscribe(limit, nil)
 }
 
@@ -45,7 +45,7 @@ func (j *Journal) Restore(ctx context.Context) error {
 		if restored >= keepEvents {
 			break
 		}
-		has, err := j.options.Cache.HasEvent(ctx, cache.Position{Term: part.Term, Sequence: part.First})
+		has, err := j.options.DB.HasEvent(ctx, localdb.Position{Term: part.Term, Sequence: part.First})
 		if err != nil {
 			return err
 		}
@@ -60,7 +60,7 @@ func (j *Journal) Restore(ctx context.Context) error {
 			j.options.Log.Warn("part of the journal not read", "error", err)
 			continue
 		}
-		if err := j.options.Cache.PutEvents(ctx, events); err != nil {
+		if err := j.options.DB.PutEvents(ctx, events); err != nil {
 			return err
 		}
 		restored += len(events)

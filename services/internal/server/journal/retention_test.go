@@ -13,7 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
@@ -88,12 +88,12 @@ func TestRetentionOfABusyShard(t *testing.T) {
 				store.old[key] = struct{}{}
 			}
 		}
-		c, err := cache.Open(t.Context(), cache.Path(t.TempDir()))
+		c, err := localdb.Open(t.Context(), localdb.Path(t.TempDir()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		j := journal.New(journal.Options{Shard: "a", Term: 2, Store: store, Cache: c, Now: time.Now,
+		j := journal.New(journal.Options{Shard: "a", Term: 2, Store: store, DB: c, Now: time.Now,
 			Retention: func() time.Duration { return 30 * 24 * time.Hour }, Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)

@@ -87,7 +87,7 @@ func creating() plan.Instance {
 	return plan.Instance{State: record.Reserved, Work: plan.Creating, CreatedAt: ago(time.Second), InfraHash: "v1"}
 }
 
-func gone() plan.Instance {
+func lost() plan.Instance {
 	return with(func(i *plan.Instance) { i.Provider = observed(plan.ProviderGone); i.Connected = false })
 }
 
@@ -115,20 +115,20 @@ func planned(s plan.Snapshot) (lines []string, d plan.Decision) {
 		return of.String()
 	}
 	for _, a := range d.Actions {
-		words := []string{string(a.Kind)}
+		parts := []string{string(a.Kind)}
 		if !a.Instance.IsZero() {
-			words = append(words, name(a.Instance))
+			parts = append(parts, name(a.Instance))
 		}
 		if !a.Replaces.IsZero() {
-			words = append(words, "for "+name(a.Replaces))
+			parts = append(parts, "for "+name(a.Replaces))
 		}
 		if a.Kind != plan.Create {
-			words = append(words, string(a.Cause)+string(a.Alert))
+			parts = append(parts, string(a.Cause)+string(a.Alert))
 		}
 		if !a.Deadline.IsZero() {
-			words = append(words, "+"+a.Deadline.Sub(now).String())
+			parts = append(parts, "+"+a.Deadline.Sub(now).String())
 		}
-		lines = append(lines, strings.Join(strings.Fields(strings.Join(words, " ")), " "))
+		lines = append(lines, strings.Join(strings.Fields(strings.Join(parts, " ")), " "))
 	}
 	return lines, d
 }
@@ -258,7 +258,7 @@ func TestRules(t *testing.T) {
 			want: []string{"mark_deleting i3 drift +1m0s", "mark_deleting i2 scale_down +1m0s"}},
 
 		// Lost instances.
-		{name: "gone", snapshot: snapshot(2, gone(), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
+		{name: "gone", snapshot: snapshot(2, lost(), well()), want: []string{"create for i1", "mark_deleting i1 gone"}},
 		{name: "gone according to an incomplete list", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.Provider = plan.Observed[plan.ProviderState]{Value: plan.ProviderGone, At: now}
 		}))},
@@ -270,10 +270,10 @@ func TestRules(t *testing.T) {
 			i.Provider = observed(plan.ProviderGoing)
 		})),
 			want: []string{"create for i1", "mark_deleting i1 gone"}},
-		{name: "all together, no surge", snapshot: snapshot(3, gone(), gone(), gone()),
+		{name: "all together, no surge", snapshot: snapshot(3, lost(), lost(), lost()),
 			want: []string{"create for i1", "create for i2", "create for i3",
 				"mark_deleting i1 gone", "mark_deleting i2 gone", "mark_deleting i3 gone"}},
-		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, gone(), well()),
+		{name: "gone in a group that is too large anyway", snapshot: snapshot(1, lost(), well()),
 			want: []string{"mark_deleting i1 gone"}},
 		{name: "a spot notice", snapshot: snapshot(1, with(func(i *plan.Instance) {
 			i.Notice, i.NoticeDeadline = true, now.Add(40*time.Second)
@@ -394,7 +394,7 @@ func TestRules(t *testing.T) {
 			well()),
 			change: func(s *plan.Snapshot) { s.GuardRaised = true }},
 		{name: "what is gone is still replaced", snapshot: snapshot(6, silent(), silent(), silent(), well(), well(),
-			gone()),
+			lost()),
 			want: []string{"create for i6", "mark_deleting i6 gone"}, change: func(s *plan.Snapshot) {
 				s.GuardRaised = true
 			}},
@@ -567,7 +567,7 @@ func TestRules(t *testing.T) {
 			change: func(s *plan.Snapshot) {
 				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC"), window("Mon-Sun 22:00-04:00 UTC")}
 			}},
-		{name: "rule 49: a lost instance is replaced outside the windows", snapshot: snapshot(1, gone()),
+		{name: "rule 49: a lost instance is replaced outside the windows", snapshot: snapshot(1, lost()),
 			want: []string{"create for i1", "mark_deleting i1 gone"},
 			change: func(s *plan.Snapshot) {
 				s.Group.Windows = []config.Window{window("Mon-Sun 09:00-17:00 UTC")}
@@ -687,7 +687,7 @@ func TestRules(t *testing.T) {
 		{name: "on-demand ones are not the group's", snapshot: snapshot(1, well(), onDemand(well()))},
 		{name: "silent on-demand ones are left", snapshot: snapshot(0, onDemand(silent()))},
 		{name: "drifted on-demand ones are left", snapshot: snapshot(0, onDemand(drifted()))},
-		{name: "gone on-demand ones are not replaced", snapshot: snapshot(0, onDemand(gone())),
+		{name: "gone on-demand ones are not replaced", snapshot: snapshot(0, onDemand(lost())),
 			want: []string{"mark_deleting i1 gone"}},
 		{name: "on-demand age", snapshot: snapshot(0, onDemand(well())),
 			want:   []string{"mark_deleting i1 expired +1m0s"},
@@ -703,7 +703,7 @@ func TestRules(t *testing.T) {
 		{name: "a deleted group", snapshot: snapshot(2, well(), onDemand(well())),
 			want: []string{"mark_deleting i1 group_deleted +1m0s",
 				"mark_deleting i2 group_deleted +1m0s"}, change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
-		{name: "a deleted group creates nothing", snapshot: snapshot(2, gone()),
+		{name: "a deleted group creates nothing", snapshot: snapshot(2, lost()),
 			want:   []string{"mark_deleting i1 gone"},
 			change: func(s *plan.Snapshot) { s.Group.Deleted = true }},
 		{name: "a deleted group without instances", snapshot: snapshot(2), want: []string{"forget_group"},

@@ -399,7 +399,7 @@ func TestCounts(t *testing.T) {
 	}{
 		{"well", well(), true}, {"booting", booting(), true}, {"creating", creating(), true},
 		{"silent", silent(), true},
-		{"gone", gone(), false}, {"gone by an incomplete answer", incomplete, true}, {"a notice", notice, false},
+		{"gone", lost(), false}, {"gone by an incomplete answer", incomplete, true}, {"a notice", notice, false},
 		{"deleting", deleting(nil), false}, {"marked", marking, false}, {"on demand", onDemand(well()), false},
 	} {
 		if got := plan.Counts(&c.i); got != c.want {
@@ -444,7 +444,7 @@ func TestRule26CountSilence(t *testing.T) {
 	}{
 		{"well", well(), true, false}, {"late", late(), true, true}, {"stream lost", lostStream(time.Second), true,
 			true},
-		{"silent", silent(), true, true}, {"booting", booting(), false, false}, {"gone", gone(), false, false},
+		{"silent", silent(), true, true}, {"booting", booting(), false, false}, {"gone", lost(), false, false},
 		{"deleted for its silence", silentDeleting(), true, true}, {"deleted before it was silent", soon, false, false},
 		{"deleting", deleting(nil), false, false}, {"rebooting", rebooting, true, false},
 		{"powers off", off, false, false},

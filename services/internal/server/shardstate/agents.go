@@ -88,55 +88,55 @@ type Metrics struct {
 
 // Connected records that an agent opened a health stream, and returns the number of the stream. A newer stream replaces
 // an older one. Connected returns false if the instance does not exist in this State.
-func (w *State) Connected(id ident.ID) (stream uint64, ok bool) {
-	w.mu.Lock()
-	inst := w.instances[id]
+func (s *State) Connected(id ident.ID) (stream uint64, ok bool) {
+	s.mu.Lock()
+	inst := s.instances[id]
 	if inst == nil {
-		w.mu.Unlock()
+		s.mu.Unlock()
 		return 0, false
 	}
 	inst.stream++
 	stream = inst.stream
 	inst.plan = plan.ApplyConnect(inst.plan)
-	if w.silenceFrom.IsZero() {
-		w.silenceFrom = w.opts.Now()
-		for key := range w.groups {
-			w.dirty[key] = struct{}{}
+	if s.silenceFrom.IsZero() {
+		s.silenceFrom = s.opts.Now()
+		for key := range s.groups {
+			s.dirty[key] = struct{}{}
 		}
 	}
-	w.touch(inst.group)
-	w.mu.Unlock()
-	w.opts.Wake()
+	s.touch(inst.group)
+	s.mu.Unlock()
+	s.opts.Wake()
 	return stream, true
 }
 
 // Disconnected records that a health stream closed. It ignores a stream that a newer one replaced.
-func (w *State) Disconnected(id ident.ID, stream uint64, reason string) {
-	w.mu.Lock()
-	inst := w.instances[id]
+func (s *State) Disconnected(id ident.ID, stream uint64, reason string) {
+	s.mu.Lock()
+	inst := s.instances[id]
 	if inst == nil || inst.stream != stream || !inst.plan.Connected {
-		w.mu.Unlock()
+		s.mu.Unlock()
 		return
 	}
-	inst.plan = plan.ApplyDisconnect(inst.plan, w.opts.Now())
-	w.touch(inst.group)
+	inst.plan = plan.ApplyDisconnect(inst.plan, s.opts.Now())
+	s.touch(inst.group)
 	var events []InstanceEvent
 	if inst.plan.DeletingAt.IsZero() {
-		events = append(events, w.event(inst, EventLost, "stream closed: "+reason))
+		events = append(events, s.event(inst, EventLost, "stream closed: "+reason))
 	}
-	w.mu.Unlock()
-	w.opts.Wake()
-	w.emit(events)
+	s.mu.Unlock()
+	s.opts.Wake()
+	s.emit(events)
 }
 
 // Reported records one report. It returns false for a stream that was replaced and for an instance that is gone. A
 // report that changes nothing does not mark the group as dirty.
-func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
-	now := w.opts.Now()
-	w.mu.Lock()
-	inst := w.instances[id]
+func (s *State) Reported(id ident.ID, stream uint64, report Report) bool {
+	now := s.opts.Now()
+	s.mu.Lock()
+	inst := s.instances[id]
 	if inst == nil || inst.stream != stream {
-		w.mu.Unlock()
+		s.mu.Unlock()
 		return false
 	}
 	if report.Files == nil {
@@ -153,7 +153,7 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 		Notice:      report.Notice, NoticeDeadline: report.NoticeDeadline, Stopping: report.Stopping,
 		ChecksPending: report.checksPending(group.HealthChecksVersion()), FailedCheck: report.failedCheck()}, now)
 	inst.plan = next
-	events := w.reportEvents(inst, effect)
+	events := s.reportEvents(inst, effect)
 	changed := effect.Changed
 	if effect.EndsBackoff && group.backoff.Failures > 0 {
 		group.backoff, changed = plan.Backoff{}, true
@@ -162,13 +162,13 @@ func (w *State) Reported(id ident.ID, stream uint64, report Report) bool {
 		group.notices = plan.ApplyNotice(group.notices, &group.Group, now)
 	}
 	if changed {
-		w.touch(inst.group)
+		s.touch(inst.group)
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if changed {
-		w.opts.Wake()
+		s.opts.Wake()
 	}
-	w.emit(events)
+	s.emit(events)
 	return true
 }
 
@@ -177,13 +177,13 @@ const maxRefusal = 512
 
 // Refused records why the leader refused a call of an instance's agent, or, with "", that it accepted the agent. It
 // ignores refusals while an agent is connected.
-func (w *State) Refused(id ident.ID, why string) {
+func (s *State) Refused(id ident.ID, why string) {
 	if len(why) > maxRefusal {
 		why = strings.ToValidUTF8(why[:maxRefusal], "")
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if inst := w.instances[id]; inst != nil && (why == "" || !inst.plan.Connected) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if inst := s.instances[id]; inst != nil && (why == "" || !inst.plan.Connected) {
 		inst.plan.Refused = why
 	}
 }
@@ -202,10 +202,10 @@ func unhealthyReason(p *plan.Instance, report *Report) string {
 }
 
 // reportEvents returns the events that follow from a report. Call with mu held.
-func (w *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
+func (s *State) reportEvents(inst *instance, effect plan.ReportEffect) (events []InstanceEvent) {
 	add := func(follows bool, typ InstanceEventType, reason string) {
 		if follows {
-			events = append(events, w.event(inst, typ, reason))
+			events = append(events, s.event(inst, typ, reason))
 		}
 	}
 	add(effect.Recovered, EventHealthy, "")

@@ -21,10 +21,10 @@ type Member struct {
 
 // Members returns the instances that are registered with their group's load balancers, for groups with
 // load_balancer_health. Their VMs have a ProviderID and an instance tag. Other fields may be missing.
-func (w *State) Members() (members []Member) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, g := range w.groups {
+func (s *State) Members() (members []Member) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.groups {
 		for _, inst := range g.instances {
 			if g.LoadBalancerHealth && inst.plan.InLoadBalancers && inst.plan.ProviderID != "" {
 				vm := inst.vm
@@ -40,31 +40,31 @@ func (w *State) Members() (members []Member) {
 // ignores a verdict if the leader has registered the instance with its load balancers after that time: the verdict may
 // come from other load balancers. All verdicts of a round are recorded in one step, so that no plan uses only a part of
 // them.
-func (w *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
-	now := w.opts.Now()
+func (s *State) SetVerdicts(verdicts map[ident.ID]plan.BalancerVerdict, asked time.Time) {
+	now := s.opts.Now()
 	var events []InstanceEvent
 	changed := false
-	w.mu.Lock()
+	s.mu.Lock()
 	for _, id := range slices.SortedFunc(maps.Keys(verdicts), ident.ID.Compare) {
-		inst := w.instances[id]
+		inst := s.instances[id]
 		if inst == nil || !inst.group.LoadBalancerHealth || !inst.plan.InLoadBalancers ||
 			inst.plan.BalancedAt.After(asked) {
 			continue // its group or its load balancers were changed meanwhile
 		}
 		next, failed := plan.ApplyBalancerVerdict(inst.plan, verdicts[id],
-			plan.StartGrace(w.settings, &inst.group.Group), now)
+			plan.StartGrace(s.settings, &inst.group.Group), now)
 		if next == inst.plan {
 			continue
 		}
 		inst.plan, changed = next, true
-		w.touch(inst.group)
+		s.touch(inst.group)
 		if failed {
-			events = append(events, w.event(inst, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report)))
+			events = append(events, s.event(inst, EventUnhealthy, unhealthyReason(&inst.plan, &inst.report)))
 		}
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if changed {
-		w.opts.Wake()
+		s.opts.Wake()
 	}
-	w.emit(events)
+	s.emit(events)
 }

@@ -102,47 +102,47 @@ func sameFault(a, b string) bool {
 // RaiseError publishes an error that lasts until it is resolved. If the same fault is already published under key,
 // RaiseError does nothing, and the first message stays. The State resolves the error when its instance or group is
 // removed. The caller makes sure that the instance or group still exists.
-func (w *State) RaiseError(key ErrorKey, message string) {
-	event := ErrorEvent{ErrorKey: key, Message: message, At: w.opts.Now()}
-	w.mu.Lock()
-	if have, ok := w.standing[key]; ok && sameFault(have.Message, message) {
-		w.mu.Unlock()
+func (s *State) RaiseError(key ErrorKey, message string) {
+	event := ErrorEvent{ErrorKey: key, Message: message, At: s.opts.Now()}
+	s.mu.Lock()
+	if have, ok := s.standing[key]; ok && sameFault(have.Message, message) {
+		s.mu.Unlock()
 		return
 	}
-	w.standing[key] = event
+	s.standing[key] = event
 	var events []InstanceEvent
-	if inst := w.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
+	if inst := s.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
 		inst.plan.FlapsRaised = true
-		events = append(events, w.event(inst, EventFlaps, message))
+		events = append(events, s.event(inst, EventFlaps, message))
 	}
-	w.mu.Unlock()
-	w.opts.Events.Error(event)
-	w.emit(events)
+	s.mu.Unlock()
+	s.opts.Events.Error(event)
+	s.emit(events)
 }
 
 // ResolveError resolves the error with the given key. It does nothing if there is none.
-func (w *State) ResolveError(key ErrorKey) {
-	w.mu.Lock()
-	event, ok := w.standing[key]
-	delete(w.standing, key)
-	if inst := w.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
+func (s *State) ResolveError(key ErrorKey) {
+	s.mu.Lock()
+	event, ok := s.standing[key]
+	delete(s.standing, key)
+	if inst := s.instances[key.Instance]; inst != nil && key.Kind == plan.AlertFlaps {
 		inst.plan.FlapsRaised = false
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if ok {
-		event.Resolved, event.At = true, w.opts.Now()
-		w.opts.Events.Error(event)
+		event.Resolved, event.At = true, s.opts.Now()
+		s.opts.Events.Error(event)
 	}
 }
 
 // settle resolves the errors for which the function `match` returns true. It returns an event for each resolved error,
 // sorted by kind. The caller publishes the events. Call with mu held.
-func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
+func (s *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	var over []ErrorEvent
-	for key, event := range w.standing {
+	for key, event := range s.standing {
 		if match(key) {
-			delete(w.standing, key)
-			event.Resolved, event.At = true, w.opts.Now()
+			delete(s.standing, key)
+			event.Resolved, event.At = true, s.opts.Now()
 			over = append(over, event)
 		}
 	}
@@ -150,18 +150,18 @@ func (w *State) settle(match func(ErrorKey) bool) []ErrorEvent {
 	return over
 }
 
-func (w *State) publishResolved(over []ErrorEvent) {
+func (s *State) publishResolved(over []ErrorEvent) {
 	for _, event := range over {
-		w.opts.Events.Error(event)
+		s.opts.Events.Error(event)
 	}
 }
 
 // Standing returns the unresolved errors of one tenant and those of the shard as a whole, in no particular order.
-func (w *State) Standing(tenant string) []ErrorEvent {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) Standing(tenant string) []ErrorEvent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var events []ErrorEvent
-	for key, event := range w.standing {
+	for key, event := range s.standing {
 		if key.Tenant == tenant || key.Tenant == "" {
 			events = append(events, event)
 		}
@@ -170,11 +170,11 @@ func (w *State) Standing(tenant string) []ErrorEvent {
 }
 
 // Alerts returns the number of unresolved errors of each kind.
-func (w *State) Alerts() map[plan.AlertKind]int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) Alerts() map[plan.AlertKind]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	alerts := map[plan.AlertKind]int{}
-	for key := range w.standing {
+	for key := range s.standing {
 		alerts[key.Kind]++
 	}
 	return alerts
@@ -182,12 +182,12 @@ func (w *State) Alerts() map[plan.AlertKind]int {
 
 // Publish sends an instance event to Events, with the present time if the event has none. It also tells Events that the
 // group may have changed.
-func (w *State) Publish(event InstanceEvent) {
+func (s *State) Publish(event InstanceEvent) {
 	if event.At.IsZero() {
-		event.At = w.opts.Now()
+		event.At = s.opts.Now()
 	}
-	w.opts.Events.Instance(event)
+	s.opts.Events.Instance(event)
 	if event.Group != "" {
-		w.opts.Events.Group(config.GroupKey{Tenant: event.Tenant, Group: event.Group})
+		s.opts.Events.Group(config.GroupKey{Tenant: event.Tenant, Group: event.Group})
 	}
 }

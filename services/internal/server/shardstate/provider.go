@@ -16,11 +16,11 @@ import (
 // provider's consistency window, or its provider ID has a prefix in unlisted (see [infra.PartialError]). Garbage
 // collection runs only after a list in which no VM can be missing. Listed ignores a list whose call started before that
 // of an already recorded list.
-func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
+func (s *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
 	var events []InstanceEvent
-	w.mu.Lock()
-	if asked.Before(w.listed) {
-		w.mu.Unlock() // a list that was asked for later has arrived first
+	s.mu.Lock()
+	if asked.Before(s.listed) {
+		s.mu.Unlock() // a list that was asked for later has arrived first
 		return
 	}
 	seen := make(map[ident.ID]struct{}, len(vms))
@@ -31,106 +31,106 @@ func (w *State) Listed(vms []infra.VM, unlisted []string, asked time.Time) {
 			live++
 		}
 		id := vm.Tags.Instance
-		inst := w.instances[id]
+		inst := s.instances[id]
 		if id.IsZero() || inst == nil || (inst.record.ProviderID != "" && inst.record.ProviderID != vm.ProviderID) {
 			if vm.State != infra.Deleted {
-				s := w.strays[vm.ProviderID]
-				if s == nil {
-					s = &stray{}
+				known := s.strays[vm.ProviderID]
+				if known == nil {
+					known = &stray{}
 				}
-				s.vm = vm
-				strays[vm.ProviderID] = s
+				known.vm = vm
+				strays[vm.ProviderID] = known
 			}
 			continue
 		}
 		seen[id] = struct{}{}
-		events = w.applyDescription(events, inst, vm, asked)
+		events = s.applyDescription(events, inst, vm, asked)
 	}
-	w.strays = strays
-	for id, inst := range w.instances {
+	s.strays = strays
+	for id, inst := range s.instances {
 		if _, ok := seen[id]; ok || asked.Before(inst.plan.Provider.At) || !plan.Covered(inst.plan, unlisted) {
 			continue
 		}
-		events = w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, Absent: true},
+		events = s.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, Absent: true},
 			"absent from the provider's list")
 	}
-	w.listed, w.listedVMs, w.listedAll = asked, live, len(unlisted) == 0
-	w.collectionDue = true
-	w.mu.Unlock()
-	w.emit(events)
-	w.opts.Wake()
+	s.listed, s.listedVMs, s.listedAll = asked, live, len(unlisted) == 0
+	s.collectionDue = true
+	s.mu.Unlock()
+	s.emit(events)
+	s.opts.Wake()
 }
 
-// Gone reports whether nothing is left of an instance's VM, according to the provider's last answer. It also returns
-// true for an unknown instance.
-func (w *State) Gone(id ident.ID) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	inst := w.instances[id]
+// VMDeleted reports whether nothing is left of an instance's VM, according to the provider's last answer. It also
+// returns true for an unknown instance.
+func (s *State) VMDeleted(id ident.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inst := s.instances[id]
 	return inst == nil || inst.plan.Provider.Value == plan.ProviderGone && inst.plan.Provider.Complete
 }
 
 // Answered records the provider's description of one VM. `asked` is the time at which the call started.
-func (w *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
-	w.mu.Lock()
+func (s *State) Answered(id ident.ID, vm infra.VM, asked time.Time) {
+	s.mu.Lock()
 	var events []InstanceEvent
-	if inst := w.instances[id]; inst != nil {
-		events = w.applyDescription(nil, inst, vm, asked)
+	if inst := s.instances[id]; inst != nil {
+		events = s.applyDescription(nil, inst, vm, asked)
 	}
-	w.mu.Unlock()
-	w.emit(events)
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.emit(events)
+	s.opts.Wake()
 }
 
 // NotFound records the provider's answer that it does not know the instance's VM.
-func (w *State) NotFound(id ident.ID, asked time.Time) {
-	w.mu.Lock()
+func (s *State) NotFound(id ident.ID, asked time.Time) {
+	s.mu.Lock()
 	var events []InstanceEvent
-	if inst := w.instances[id]; inst != nil {
-		events = w.applyAnswer(nil, inst, plan.ProviderAnswer{Asked: asked, Absent: true}, "not known to the provider")
+	if inst := s.instances[id]; inst != nil {
+		events = s.applyAnswer(nil, inst, plan.ProviderAnswer{Asked: asked, Absent: true}, "not known to the provider")
 	}
-	w.mu.Unlock()
-	w.emit(events)
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.emit(events)
+	s.opts.Wake()
 }
 
 // applyDescription applies the provider's description of an instance's VM. Call with mu held.
-func (w *State) applyDescription(events []InstanceEvent, inst *instance, vm infra.VM,
+func (s *State) applyDescription(events []InstanceEvent, inst *instance, vm infra.VM,
 	asked time.Time) []InstanceEvent {
 	if asked.Before(inst.plan.Provider.At) {
 		return events
 	}
 	inst.vm = vm
-	return w.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerStates[vm.State],
+	return s.applyAnswer(events, inst, plan.ProviderAnswer{Asked: asked, State: providerStates[vm.State],
 		ProviderID: vm.ProviderID, LaunchedAt: vm.LaunchedAt, EndReason: vm.EndReason}, "provider says "+
 		string(vm.State))
 }
 
 // applyAnswer applies a provider's answer to an instance and appends the events that follow. Call with mu held.
-func (w *State) applyAnswer(events []InstanceEvent, inst *instance, answer plan.ProviderAnswer,
+func (s *State) applyAnswer(events []InstanceEvent, inst *instance, answer plan.ProviderAnswer,
 	reason string) []InstanceEvent {
 	next, effect := plan.ApplyProviderAnswer(inst.plan, answer)
 	if effect.Stale {
 		return events
 	}
 	inst.plan = next
-	w.touch(inst.group)
+	s.touch(inst.group)
 	if effect.Lost {
-		events = append(events, w.event(inst, EventLost, reason))
+		events = append(events, s.event(inst, EventLost, reason))
 	}
 	return events
 }
 
-func (w *State) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
+func (s *State) event(inst *instance, typ InstanceEventType, reason string) InstanceEvent {
 	event := NewEvent(typ, &inst.record, reason)
-	event.At = w.opts.Now()
+	event.At = s.opts.Now()
 	return event
 }
 
-func (w *State) emit(events []InstanceEvent) {
+func (s *State) emit(events []InstanceEvent) {
 	slices.SortStableFunc(events, func(a, b InstanceEvent) int { return a.Instance.Compare(b.Instance) })
 	for _, event := range events {
-		w.Publish(event)
+		s.Publish(event)
 	}
 }
 
@@ -143,92 +143,92 @@ var providerStates = map[infra.State]plan.ProviderState{
 }
 
 // ReadMissing records that a direct read of a stray's record from the bucket found no record.
-func (w *State) ReadMissing(providerID string, at time.Time) {
-	w.changeStray(providerID, func(s *stray) { s.reads, s.busy = append(s.reads, at), false })
+func (s *State) ReadMissing(providerID string, at time.Time) {
+	s.changeStray(providerID, func(v *stray) { v.reads, v.busy = append(v.reads, at), false })
 }
 
 // BeginStray marks work on a stray as started and returns its VM. It returns false if the stray is unknown or busy.
-func (w *State) BeginStray(providerID string) (infra.VM, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := w.strays[providerID]
-	if s == nil || s.busy {
+func (s *State) BeginStray(providerID string) (infra.VM, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.strays[providerID]
+	if found == nil || found.busy {
 		return infra.VM{}, false
 	}
-	s.busy = true
-	return s.vm, true
+	found.busy = true
+	return found.vm, true
 }
 
 // EndStray marks the end of work on a stray. If gone is true, it removes the stray.
-func (w *State) EndStray(providerID string, gone bool) {
-	w.changeStray(providerID, func(s *stray) {
-		s.busy = false
-		if gone {
-			delete(w.strays, providerID)
+func (s *State) EndStray(providerID string, deleted bool) {
+	s.changeStray(providerID, func(v *stray) {
+		v.busy = false
+		if deleted {
+			delete(s.strays, providerID)
 		}
 	})
 }
 
 // Orphans returns the strays with an instance ID for which there is no live record, no tombstone and no reservation.
 // After a restore, those with a tombstone are among them.
-func (w *State) Orphans() []infra.VM {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) Orphans() []infra.VM {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var vms []infra.VM
-	for _, s := range w.orphans() {
-		vms = append(vms, s.vm)
+	for _, stray := range s.orphans() {
+		vms = append(vms, stray.vm)
 	}
 	return vms
 }
 
 // orphans is Orphans with mu held.
-func (w *State) orphans() []*stray {
-	return slices.DeleteFunc(w.sortedStrays(), func(s *stray) bool {
-		id := s.vm.Tags.Instance
-		_, left := w.leftovers[id]
-		return id.IsZero() || w.instances[id] != nil || w.tombstoned(id) && !w.orphansWait || left
+func (s *State) orphans() []*stray {
+	return slices.DeleteFunc(s.sortedStrays(), func(v *stray) bool {
+		id := v.vm.Tags.Instance
+		_, left := s.leftovers[id]
+		return id.IsZero() || s.instances[id] != nil || s.tombstoned(id) && !s.orphansWait || left
 	})
 }
 
-func (w *State) changeStray(providerID string, fn func(*stray)) {
-	w.mu.Lock()
-	if s := w.strays[providerID]; s != nil {
-		fn(s)
+func (s *State) changeStray(providerID string, fn func(*stray)) {
+	s.mu.Lock()
+	if found := s.strays[providerID]; found != nil {
+		fn(found)
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 }
 
 // ConfirmOrphans allows garbage collection to terminate all current orphans, and returns them. A person causes this
 // call after the orphan alert stopped garbage collection. Orphans that appear later need another confirmation. If there
 // is no orphan alert, ConfirmOrphans changes nothing.
-func (w *State) ConfirmOrphans() []infra.VM {
-	w.mu.Lock()
+func (s *State) ConfirmOrphans() []infra.VM {
+	s.mu.Lock()
 	var vms []infra.VM
-	if _, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]; raised {
-		for _, s := range w.orphans() {
-			s.confirmed = true
-			vms = append(vms, s.vm)
+	if _, raised := s.standing[ErrorKey{Kind: plan.AlertOrphans}]; raised {
+		for _, stray := range s.orphans() {
+			stray.confirmed = true
+			vms = append(vms, stray.vm)
 		}
-		w.collectionDue, w.orphansWait = true, false
+		s.collectionDue, s.orphansWait = true, false
 	}
-	w.mu.Unlock()
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.opts.Wake()
 	return vms
 }
 
 // HoldOrphans stops garbage collection as long as there is any orphan. A call of ConfirmOrphans with an orphan alert
 // ends that.
-func (w *State) HoldOrphans() {
-	w.mu.Lock()
-	w.orphansWait = true
-	w.mu.Unlock()
+func (s *State) HoldOrphans() {
+	s.mu.Lock()
+	s.orphansWait = true
+	s.mu.Unlock()
 }
 
 // VM returns the provider's last description of an instance's VM.
-func (w *State) VM(id ident.ID) (infra.VM, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if inst := w.instances[id]; inst != nil {
+func (s *State) VM(id ident.ID) (infra.VM, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if inst := s.instances[id]; inst != nil {
 		vm := inst.vm
 		if vm.ProviderID == "" {
 			vm.ProviderID = inst.plan.ProviderID
@@ -239,8 +239,8 @@ func (w *State) VM(id ident.ID) (infra.VM, bool) {
 }
 
 // sortedStrays returns the strays in the order of their provider IDs. Call with mu held.
-func (w *State) sortedStrays() []*stray {
-	return slices.SortedFunc(maps.Values(w.strays), func(a, b *stray) int {
+func (s *State) sortedStrays() []*stray {
+	return slices.SortedFunc(maps.Values(s.strays), func(a, b *stray) int {
 		return strings.Compare(a.vm.ProviderID, b.vm.ProviderID)
 	})
 }

@@ -96,7 +96,7 @@ func TestOlderAnswersAreIgnored(t *testing.T) {
 		t.Errorf("an older list made it %q", got)
 	}
 	p.NotFound(id, late.Add(2*time.Minute))
-	if got := p.planned(t, id).Provider.Value; got != plan.ProviderGone || !p.Gone(id) {
+	if got := p.planned(t, id).Provider.Value; got != plan.ProviderGone || !p.VMDeleted(id) {
 		t.Errorf("a newer answer left it %q", got)
 	}
 
@@ -116,12 +116,12 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	id := p.serving(t)
 	p.now = p.now.Add(30 * time.Second)
 	p.NotFound(id, p.now)
-	if p.Gone(id) {
+	if p.VMDeleted(id) {
 		t.Error("gone after half a minute")
 	}
 	p.now = p.now.Add(time.Minute)
 	p.NotFound(id, p.now)
-	if !p.Gone(id) {
+	if !p.VMDeleted(id) {
 		t.Error("not gone after a minute and a half")
 	}
 
@@ -131,10 +131,10 @@ func TestAbsentInstanceIsNotGoneImmediately(t *testing.T) {
 	p.now = p.now.Add(time.Hour)
 	p.Listed(nil, nil, p.now)
 	if got := p.planned(t, creating.ID); got.Provider.Value != plan.ProviderUnknown || got.Work != plan.Creating ||
-		p.Gone(creating.ID) {
+		p.VMDeleted(creating.ID) {
 		t.Errorf("%+v", got)
 	}
-	if !p.Gone(p.newID(t)) {
+	if !p.VMDeleted(p.newID(t)) {
 		t.Error("a stranger is not gone")
 	}
 }

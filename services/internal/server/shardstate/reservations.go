@@ -22,60 +22,60 @@ type Reservation struct {
 
 // AddReservation adds a new reservation of the present leader to the pool of its tenant and kind. In a shard that is
 // being terminated, the reservation becomes a leftover immediately.
-func (w *State) AddReservation(r Reservation) {
-	w.mu.Lock()
-	if w.settings.Terminating {
-		w.mu.Unlock()
-		w.AddLeftover(r)
+func (s *State) AddReservation(r Reservation) {
+	s.mu.Lock()
+	if s.settings.Terminating {
+		s.mu.Unlock()
+		s.AddLeftover(r)
 		return
 	}
-	defer w.mu.Unlock()
+	defer s.mu.Unlock()
 	pool := Pool{r.Record.Tenant, r.Record.Kind}
-	w.reserved[pool] = append(w.reserved[pool], r)
+	s.reserved[pool] = append(s.reserved[pool], r)
 }
 
 // abandonReservations turns all reservations into leftovers, which garbage collection removes. A client that waits for
 // an empty shard must not wait for unused reservations. It cannot distinguish them from VMs that are being created.
 // Call with mu held.
-func (w *State) abandonReservations() {
-	for _, reservations := range w.reserved {
+func (s *State) abandonReservations() {
+	for _, reservations := range s.reserved {
 		for _, r := range reservations {
-			w.leftovers[r.Record.ID] = r
-			w.collectionDue = true
+			s.leftovers[r.Record.ID] = r
+			s.collectionDue = true
 		}
 	}
-	clear(w.reserved)
+	clear(s.reserved)
 }
 
 // TakeReservation takes the oldest reservation of a pool. left is the number of reservations that remain.
-func (w *State) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	have := w.reserved[pool]
+func (s *State) TakeReservation(pool Pool) (r Reservation, left int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have := s.reserved[pool]
 	if len(have) == 0 {
 		return Reservation{}, 0, false
 	}
 	r = have[0]
-	w.reserved[pool] = have[1:]
+	s.reserved[pool] = have[1:]
 	return r, len(have) - 1, true
 }
 
 // ReservationsLeft returns the number of reservations in a pool.
-func (w *State) ReservationsLeft(pool Pool) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.reserved[pool])
+func (s *State) ReservationsLeft(pool Pool) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.reserved[pool])
 }
 
 // Pools returns the pools that live groups use, sorted. It returns none in a shard that is being terminated.
-func (w *State) Pools() []Pool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.settings.Terminating {
+func (s *State) Pools() []Pool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.settings.Terminating {
 		return nil
 	}
 	var pools []Pool
-	for _, g := range w.groups {
+	for _, g := range s.groups {
 		if g.Deleted || g.Kind == "" {
 			continue
 		}
@@ -90,11 +90,11 @@ func (w *State) Pools() []Pool {
 }
 
 // Subnets returns the subnets of all live groups that have more than one subnet, sorted.
-func (w *State) Subnets() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) Subnets() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	seen := map[string]struct{}{}
-	for _, g := range w.groups {
+	for _, g := range s.groups {
 		if !g.Deleted && len(g.Subnets) > 1 {
 			for _, subnet := range g.Subnets {
 				seen[subnet] = struct{}{}
@@ -106,29 +106,29 @@ func (w *State) Subnets() []string {
 
 // AddLeftover adds a reservation that an earlier leader made, or that this leader no longer needs. Garbage collection
 // decides what becomes of it.
-func (w *State) AddLeftover(r Reservation) {
-	w.mu.Lock()
-	w.leftovers[r.Record.ID] = r
-	w.collectionDue = true
-	w.mu.Unlock()
-	w.opts.Wake()
+func (s *State) AddLeftover(r Reservation) {
+	s.mu.Lock()
+	s.leftovers[r.Record.ID] = r
+	s.collectionDue = true
+	s.mu.Unlock()
+	s.opts.Wake()
 }
 
 // Leftover returns the leftover reservation for the instance with the given ID, if there is one.
-func (w *State) Leftover(id ident.ID) (Reservation, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	r, ok := w.leftovers[id]
+func (s *State) Leftover(id ident.ID) (Reservation, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.leftovers[id]
 	return r, ok
 }
 
 // Use turns a reservation into an instance of a group and marks it as being created. rec is the reservation's record
 // with group and parameters filled in. token is the version of the reservation in the bucket, which does not have these
 // fields yet. finishes is the result of [plan.Action.Finishes].
-func (w *State) Use(rec record.Instance, token objstore.Token, finishes ident.ID) {
-	w.mu.Lock()
-	inst := w.addInstance(&rec)
+func (s *State) Use(rec record.Instance, token objstore.Token, finishes ident.ID) {
+	s.mu.Lock()
+	inst := s.addInstance(&rec)
 	inst.record, inst.token, inst.plan.Work, inst.plan.Finishes = rec, token, plan.Creating, finishes
-	inst.plan = plan.ApplyRecord(inst.plan, &rec, &rec, w.opts.Now())
-	w.mu.Unlock()
+	inst.plan = plan.ApplyRecord(inst.plan, &rec, &rec, s.opts.Now())
+	s.mu.Unlock()
 }

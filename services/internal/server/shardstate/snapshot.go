@@ -12,10 +12,10 @@ import (
 
 // Snapshot returns everything that planning one group may use. To save memory, it overwrites the slice instances with
 // the group's instances. It returns ok false for a group that is gone.
-func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan.Snapshot, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	g := w.groups[key]
+func (s *State) Snapshot(key config.GroupKey, instances []plan.Instance) (snapshot plan.Snapshot, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key]
 	if g == nil {
 		return plan.Snapshot{}, false
 	}
@@ -24,20 +24,20 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 		instances = append(instances, inst.plan)
 	}
 	raised := func(kind plan.AlertKind) bool {
-		_, ok := w.standing[GroupError(kind, key, ident.ID{})]
+		_, ok := s.standing[GroupError(kind, key, ident.ID{})]
 		return ok
 	}
-	unsettled, unsettledSpot := w.unsettled(key)
+	unsettled, unsettledSpot := s.unsettled(key)
 	return plan.Snapshot{
-		Now:            w.opts.Now(),
-		LeaderSince:    w.since,
+		Now:            s.opts.Now(),
+		LeaderSince:    s.since,
 		GuardRaised:    raised(plan.AlertUnhealthyGuard),
 		BackoffRaised:  raised(plan.AlertBackoff),
 		HaltRaised:     raised(plan.AlertRolloutHalted),
-		Term:           w.opts.Term,
-		Settings:       w.settings,
+		Term:           s.opts.Term,
+		Settings:       s.settings,
 		Group:          g.Group,
-		SilenceFrom:    w.silenceFrom,
+		SilenceFrom:    s.silenceFrom,
 		Instances:      instances,
 		PendingCreates: g.pending + unsettled,
 		PendingSpot:    g.pendingSpot + unsettledSpot,
@@ -53,13 +53,13 @@ func (w *State) Snapshot(key config.GroupKey, instances []plan.Instance) (s plan
 
 // unsettled counts the VMs of a group whose records are still reservations from earlier leaders. Later, these VMs
 // become instances of the group. spot is the number of spot instances among them. Call with mu held.
-func (w *State) unsettled(key config.GroupKey) (n, spot int) {
-	if len(w.leftovers) == 0 {
+func (s *State) unsettled(key config.GroupKey) (n, spot int) {
+	if len(s.leftovers) == 0 {
 		return 0, 0
 	}
-	for _, s := range w.strays {
-		tags := &s.vm.Tags
-		if _, left := w.leftovers[tags.Instance]; left && s.vm.State.Alive() && !tags.OnDemand &&
+	for _, stray := range s.strays {
+		tags := &stray.vm.Tags
+		if _, left := s.leftovers[tags.Instance]; left && stray.vm.State.Alive() && !tags.OnDemand &&
 			tags.Tenant == key.Tenant && tags.Group == key.Group {
 			n++
 			if tags.Spot {
@@ -71,65 +71,66 @@ func (w *State) unsettled(key config.GroupKey) (n, spot int) {
 }
 
 // ShardSnapshot returns everything that planning garbage collection may use.
-func (w *State) ShardSnapshot() plan.ShardSnapshot {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_, raised := w.standing[ErrorKey{Kind: plan.AlertOrphans}]
-	s := plan.ShardSnapshot{
-		Now:           w.opts.Now(),
-		Settings:      w.settings,
-		Listed:        plan.Observed[int]{Value: w.listedVMs, Complete: w.listedAll, At: w.listed},
-		OrphansWait:   w.orphansWait,
+func (s *State) ShardSnapshot() plan.ShardSnapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, raised := s.standing[ErrorKey{Kind: plan.AlertOrphans}]
+	snapshot := plan.ShardSnapshot{
+		Now:           s.opts.Now(),
+		Settings:      s.settings,
+		Listed:        plan.Observed[int]{Value: s.listedVMs, Complete: s.listedAll, At: s.listed},
+		OrphansWait:   s.orphansWait,
 		OrphansRaised: raised,
 	}
-	for _, stray := range w.sortedStrays() {
+	for _, stray := range s.sortedStrays() {
 		id := stray.vm.Tags.Instance
-		s.Strays = append(s.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id,
-			State: providerStates[stray.vm.State], LaunchedAt: stray.vm.LaunchedAt, Tombstone: w.tombstoned(id),
-			Claimed: w.instances[id] != nil, Reads: stray.reads, Busy: stray.busy, Confirmed: stray.confirmed})
+		snapshot.Strays = append(snapshot.Strays, plan.Stray{ProviderID: stray.vm.ProviderID, Instance: id,
+			State: providerStates[stray.vm.State], LaunchedAt: stray.vm.LaunchedAt, Tombstone: s.tombstoned(id),
+			Claimed: s.instances[id] != nil, Reads: stray.reads, Busy: stray.busy, Confirmed: stray.confirmed})
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(w.leftovers), ident.ID.Compare) {
-		s.Leftovers = append(s.Leftovers, plan.Leftover{Instance: id, Busy: w.collecting[id]})
+	for _, id := range slices.SortedFunc(maps.Keys(s.leftovers), ident.ID.Compare) {
+		snapshot.Leftovers = append(snapshot.Leftovers, plan.Leftover{Instance: id, Busy: s.collecting[id]})
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(w.tombstones), ident.ID.Compare) {
-		s.Tombstones = append(s.Tombstones, plan.Tombstone{Instance: id, DeletedAt: w.tombstones[id].record.DeletedAt,
-			Busy: w.collecting[id], Unused: w.tombstones[id].record.Group == ""})
+	for _, id := range slices.SortedFunc(maps.Keys(s.tombstones), ident.ID.Compare) {
+		rec := s.tombstones[id].record
+		snapshot.Tombstones = append(snapshot.Tombstones, plan.Tombstone{Instance: id, DeletedAt: rec.DeletedAt,
+			Busy: s.collecting[id], Unused: rec.Group == ""})
 	}
-	return s
+	return snapshot
 }
 
 // BeginCollect marks a garbage collection action for an instance ID as started. It returns false if one is already
 // running for that ID.
-func (w *State) BeginCollect(id ident.ID) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.collecting[id] {
+func (s *State) BeginCollect(id ident.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.collecting[id] {
 		return false
 	}
-	w.collecting[id] = true
+	s.collecting[id] = true
 	return true
 }
 
 // EndCollect marks the end of a garbage collection action for an instance ID. After a success, garbage collection is
 // due again, because the success may permit other actions. A failed action waits for the next scheduled garbage
 // collection.
-func (w *State) EndCollect(id ident.ID, ok bool) {
-	w.mu.Lock()
-	delete(w.collecting, id)
-	w.collectionDue = w.collectionDue || ok
-	w.mu.Unlock()
+func (s *State) EndCollect(id ident.ID, ok bool) {
+	s.mu.Lock()
+	delete(s.collecting, id)
+	s.collectionDue = s.collectionDue || ok
+	s.mu.Unlock()
 	if ok {
-		w.opts.Wake()
+		s.opts.Wake()
 	}
 }
 
 // Health counts the shard's running instances and the silent ones among them. The unhealthy guard has a limit for the
 // silent ones. When their number no longer exceeds this limit, Health marks all groups as dirty.
-func (w *State) Health(now time.Time) plan.ShardHealth {
-	w.mu.Lock()
+func (s *State) Health(now time.Time) plan.ShardHealth {
+	s.mu.Lock()
 	var health plan.ShardHealth
-	for _, inst := range w.instances {
-		running, silent := plan.CountSilence(&inst.plan, w.settings, w.silenceFrom, now)
+	for _, inst := range s.instances {
+		running, silent := plan.CountSilence(&inst.plan, s.settings, s.silenceFrom, now)
 		if running {
 			health.Running++
 		}
@@ -138,28 +139,28 @@ func (w *State) Health(now time.Time) plan.ShardHealth {
 		}
 	}
 	exceeds := health.Exceeds()
-	fell := w.guard.Exceeded && !exceeds
+	fell := s.guard.Exceeded && !exceeds
 	var recovery time.Duration
 	if fell {
-		for key, g := range w.groups {
-			recovery = max(recovery, plan.RecoveryTime(w.settings, &g.Group))
-			w.dirty[key] = struct{}{}
+		for key, g := range s.groups {
+			recovery = max(recovery, plan.RecoveryTime(s.settings, &g.Group))
+			s.dirty[key] = struct{}{}
 		}
 	}
-	w.guard = w.guard.After(exceeds, recovery, w.settings.RegistrationTimeout, now)
-	health.HoldUntil = w.guard.HoldUntil
-	w.mu.Unlock()
+	s.guard = s.guard.After(exceeds, recovery, s.settings.RegistrationTimeout, now)
+	health.HoldUntil = s.guard.HoldUntil
+	s.mu.Unlock()
 	if fell {
-		w.opts.Wake()
+		s.opts.Wake()
 	}
 	return health
 }
 
 // Planned stores what the group's next plan needs from this plan: the state of the unhealthy guard, why the group has
 // too few or too many instances, and why its rollout waits. It publishes an event if one of these reasons changed.
-func (w *State) Planned(key config.GroupKey, d plan.Decision) {
-	w.mu.Lock()
-	g := w.groups[key]
+func (s *State) Planned(key config.GroupKey, d plan.Decision) {
+	s.mu.Lock()
+	g := s.groups[key]
 	changed := g != nil && (g.blocked != d.Blocked || g.rollout != d.Rollout)
 	if g != nil {
 		g.guard, g.blockedUntil = d.Guard, d.BlockedUntil
@@ -169,38 +170,38 @@ func (w *State) Planned(key config.GroupKey, d plan.Decision) {
 		case d.Blocked == "":
 			g.blockedSince = time.Time{}
 		case g.blocked == "":
-			g.blockedSince = w.opts.Now()
+			g.blockedSince = s.opts.Now()
 		}
 		g.blocked, g.rollout = d.Blocked, d.Rollout
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if changed {
-		w.opts.Events.Group(key)
+		s.opts.Events.Group(key)
 	}
 }
 
 // Plan marks a planned action as started, so that the next snapshot shows it. It returns false if the instance is gone
 // or busy.
-func (w *State) Plan(action plan.Action, work plan.Work) bool {
+func (s *State) Plan(action plan.Action, work plan.Work) bool {
 	if action.Kind == plan.Ask {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		inst := w.instances[action.Instance]
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		inst := s.instances[action.Instance]
 		if inst == nil || inst.plan.Asking {
 			return false
 		}
 		inst.plan.Asking = true
 		return true
 	}
-	return w.Begin(action.Instance, work)
+	return s.Begin(action.Instance, work)
 }
 
 // Postpone moves a group's next plan to a later time. It does so only if the plan's sole purpose is to look for overdue
 // reports, and no report is overdue. Otherwise ok is false.
-func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	g := w.groups[key]
+func (s *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.Time) (later plan.Schedule, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key]
 	if g == nil {
 		return schedule, false
 	}
@@ -210,5 +211,5 @@ func (w *State) Postpone(key config.GroupKey, schedule plan.Schedule, now time.T
 				return
 			}
 		}
-	}, &w.settings, now)
+	}, &s.settings, now)
 }

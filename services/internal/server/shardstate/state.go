@@ -136,79 +136,79 @@ func New(opts Options) *State {
 }
 
 // Term returns the term of the leader that the State belongs to.
-func (w *State) Term() uint64 { return w.opts.Term }
+func (s *State) Term() uint64 { return s.opts.Term }
 
 // Configure sets the shard's settings and its merged groups. A group that is no longer in the configuration may still
 // have instances. The State marks it as deleted and keeps it until its last instance is gone. A change of a group may
 // reset its backoff.
-func (w *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
-	w.mu.Lock()
-	w.settings = SettingsOf(shard)
-	previous := w.defaults.balancers
-	w.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
+func (s *State) Configure(shard *config.Shard, groups map[config.GroupKey]config.Group) {
+	s.mu.Lock()
+	s.settings = SettingsOf(shard)
+	previous := s.defaults.balancers
+	s.defaults = groupDefaults{drain: shard.Server.DefaultDrainTimeout.D(), balancers: shard.LoadBalancers}
 	// Compare whole load balancers, not only their names: a load balancer may keep its name but get other target
 	// groups.
 	changed := func(name string) bool { return !reflect.DeepEqual(previous[name], shard.LoadBalancers[name]) }
-	for _, g := range w.groups {
+	for _, g := range s.groups {
 		if slices.ContainsFunc(g.LoadBalancers, changed) {
-			g.registerAgain(w.opts.Now())
+			g.registerAgain(s.opts.Now())
 		}
 	}
 	keys := slices.Collect(maps.Keys(groups))
-	for key := range w.groups {
+	for key := range s.groups {
 		if _, ok := groups[key]; !ok {
 			keys = append(keys, key)
 		}
 	}
-	over := w.setGroups(groups, keys)
-	if w.settings.Terminating {
-		w.abandonReservations()
+	over := s.setGroups(groups, keys)
+	if s.settings.Terminating {
+		s.abandonReservations()
 	}
-	w.mu.Unlock()
-	w.publishGroups(keys, over)
+	s.mu.Unlock()
+	s.publishGroups(keys, over)
 }
 
 // ConfigureGroups does what Configure does, but only for the groups in changed. If a group in changed is missing from
 // groups, the configuration no longer contains it.
-func (w *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
-	w.mu.Lock()
-	over := w.setGroups(groups, changed)
-	w.mu.Unlock()
-	w.publishGroups(changed, over)
+func (s *State) ConfigureGroups(groups map[config.GroupKey]config.Group, changed []config.GroupKey) {
+	s.mu.Lock()
+	over := s.setGroups(groups, changed)
+	s.mu.Unlock()
+	s.publishGroups(changed, over)
 }
 
 // setGroups stores the groups in keys and marks them as dirty. It resolves all errors of dropped groups and the create
 // errors of changed groups. It returns an event for each of these errors. Call with mu held.
-func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
+func (s *State) setGroups(groups map[config.GroupKey]config.Group, keys []config.GroupKey) (over []ErrorEvent) {
 	for _, key := range keys {
-		w.dirty[key] = struct{}{}
+		s.dirty[key] = struct{}{}
 		g, ok := groups[key]
-		have := w.groups[key]
+		have := s.groups[key]
 		switch {
 		case !ok && have == nil:
-			delete(w.dirty, key)
+			delete(s.dirty, key)
 			continue
 		case !ok && len(have.instances) == 0 && have.pending == 0:
-			over = append(over, w.dropGroup(key)...)
+			over = append(over, s.dropGroup(key)...)
 			continue
 		case !ok:
 			have.Deleted, have.Size = true, 0
 			continue
 		case have == nil:
 			have = &group{}
-			w.groups[key] = have
+			s.groups[key] = have
 		default:
 			if plan.EndsBackoff(&have.Group, &g) {
 				have.backoff, have.notices = plan.Backoff{}, plan.Notices{}
 				created := GroupError(plan.AlertProvider, key, ident.ID{})
-				over = append(over, w.settle(func(about ErrorKey) bool { return about == created })...)
+				over = append(over, s.settle(func(about ErrorKey) bool { return about == created })...)
 			}
 			if plan.EndsRollout(&have.Group, &g) {
 				have.rolloutFailures = 0
 			}
 		}
 		if !slices.Equal(have.LoadBalancers, g.LoadBalancers) || have.LoadBalancerHealth != g.LoadBalancerHealth {
-			have.registerAgain(w.opts.Now())
+			have.registerAgain(s.opts.Now())
 		}
 		have.Group = g
 	}
@@ -217,11 +217,11 @@ func (w *State) setGroups(groups map[config.GroupKey]config.Group, keys []config
 
 // SetImages stores the results of looking up the images of groups. images holds the image ID of each group for which
 // one was found. If a group's image changed, its count of failed instances and its backoff start again from zero.
-func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
+func (s *State) SetImages(groups map[config.GroupKey]config.Group, images map[config.GroupKey]string) {
 	var changed []config.GroupKey
-	w.mu.Lock()
+	s.mu.Lock()
 	for key, looked := range groups {
-		g := w.groups[key]
+		g := s.groups[key]
 		if g == nil {
 			continue
 		}
@@ -231,13 +231,13 @@ func (w *State) SetImages(groups map[config.GroupKey]config.Group, images map[co
 			if before != "" {
 				g.rolloutFailures, g.backoff = 0, plan.Backoff{}
 			}
-			w.dirty[key] = struct{}{}
+			s.dirty[key] = struct{}{}
 			changed = append(changed, key)
 		}
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 	if len(changed) > 0 {
-		w.publishGroups(changed, nil)
+		s.publishGroups(changed, nil)
 	}
 }
 
@@ -260,12 +260,12 @@ func (g *group) registerAgain(now time.Time) {
 }
 
 // publishGroups publishes the resolved errors in `over` and the groups in `changed`, and wakes the planner.
-func (w *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
-	w.publishResolved(over)
+func (s *State) publishGroups(changed []config.GroupKey, over []ErrorEvent) {
+	s.publishResolved(over)
 	for _, key := range slices.SortedFunc(slices.Values(changed), compareKeys) {
-		w.opts.Events.Group(key)
+		s.opts.Events.Group(key)
 	}
-	w.opts.Wake()
+	s.opts.Wake()
 }
 
 // SettingsOf returns the planner's settings from a shard configuration that already contains the defaults.
@@ -290,59 +290,59 @@ func compareKeys(a, b config.GroupKey) int {
 
 // groupOf returns the group of a record. If the group is unknown, groupOf adds it, marked as deleted. Call with mu
 // held.
-func (w *State) groupOf(rec *record.Instance) *group {
+func (s *State) groupOf(rec *record.Instance) *group {
 	key := config.GroupKey{Tenant: rec.Tenant, Group: rec.Group}
-	g := w.groups[key]
+	g := s.groups[key]
 	if g == nil {
 		g = &group{Group: config.Group{GroupKey: key, Deleted: true, Template: rec.Template, Kind: rec.Kind,
-			DrainTimeout: config.Duration(w.defaults.drain), LoadBalancers: slices.Sorted(
-				maps.Keys(w.defaults.balancers))}}
-		w.groups[key] = g
+			DrainTimeout: config.Duration(s.defaults.drain), LoadBalancers: slices.Sorted(
+				maps.Keys(s.defaults.balancers))}}
+		s.groups[key] = g
 	}
 	return g
 }
 
 // touch marks a group as dirty. Call with mu held, and call Wake after unlocking.
-func (w *State) touch(g *group) { w.dirty[g.GroupKey] = struct{}{} }
+func (s *State) touch(g *group) { s.dirty[g.GroupKey] = struct{}{} }
 
 // TouchGroup marks one group as dirty and wakes the planner.
-func (w *State) TouchGroup(key config.GroupKey) {
-	w.Mark(key)
-	w.opts.Wake()
+func (s *State) TouchGroup(key config.GroupKey) {
+	s.Mark(key)
+	s.opts.Wake()
 }
 
 // Mark marks one group as dirty without waking the planner. It is for the reconciler, which plans the dirty groups.
-func (w *State) Mark(key config.GroupKey) {
-	w.mu.Lock()
-	if _, ok := w.groups[key]; ok {
-		w.dirty[key] = struct{}{}
+func (s *State) Mark(key config.GroupKey) {
+	s.mu.Lock()
+	if _, ok := s.groups[key]; ok {
+		s.dirty[key] = struct{}{}
 	}
-	w.mu.Unlock()
+	s.mu.Unlock()
 }
 
 // GarbageCollectionDue reports whether anything that matters to garbage collection changed since the previous call.
-func (w *State) GarbageCollectionDue() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	due := w.collectionDue
-	w.collectionDue = false
+func (s *State) GarbageCollectionDue() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	due := s.collectionDue
+	s.collectionDue = false
 	return due
 }
 
 // TakeDirty returns the dirty groups, sorted, and clears the marks.
-func (w *State) TakeDirty() []config.GroupKey {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	keys := slices.SortedFunc(maps.Keys(w.dirty), compareKeys)
-	clear(w.dirty)
+func (s *State) TakeDirty() []config.GroupKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keys := slices.SortedFunc(maps.Keys(s.dirty), compareKeys)
+	clear(s.dirty)
 	return keys
 }
 
 // Group returns the merged configuration of a group, and whether it exists.
-func (w *State) Group(key config.GroupKey) (config.Group, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	g, ok := w.groups[key]
+func (s *State) Group(key config.GroupKey) (config.Group, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g, ok := s.groups[key]
 	if !ok {
 		return config.Group{}, false
 	}
@@ -350,63 +350,63 @@ func (w *State) Group(key config.GroupKey) (config.Group, bool) {
 }
 
 // ForgetGroup drops a deleted group that has no instances and no running creates.
-func (w *State) ForgetGroup(key config.GroupKey) {
+func (s *State) ForgetGroup(key config.GroupKey) {
 	var over []ErrorEvent
-	w.mu.Lock()
-	if g := w.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
-		over = w.dropGroup(key)
+	s.mu.Lock()
+	if g := s.groups[key]; g != nil && g.Deleted && len(g.instances) == 0 && g.pending == 0 {
+		over = s.dropGroup(key)
 	}
-	w.mu.Unlock()
-	w.publishResolved(over)
-	w.opts.Events.Group(key)
+	s.mu.Unlock()
+	s.publishResolved(over)
+	s.opts.Events.Group(key)
 }
 
 // dropGroup removes a group. The group's errors end. dropGroup returns an event for each of these errors, which the
 // caller publishes. Call with mu held.
-func (w *State) dropGroup(key config.GroupKey) []ErrorEvent {
-	delete(w.groups, key)
-	delete(w.dirty, key)
-	return w.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
+func (s *State) dropGroup(key config.GroupKey) []ErrorEvent {
+	delete(s.groups, key)
+	delete(s.dirty, key)
+	return s.settle(func(about ErrorKey) bool { return about.Tenant == key.Tenant && about.Group == key.Group })
 }
 
 // RolloutFailed counts a failed instance with the group's present configuration (rule 47 of package plan).
-func (w *State) RolloutFailed(key config.GroupKey) {
-	w.setRolloutFailures(key, func(n int) int { return n + 1 })
+func (s *State) RolloutFailed(key config.GroupKey) {
+	s.setRolloutFailures(key, func(n int) int { return n + 1 })
 }
 
 // ResumeRollout starts a halted rollout again.
-func (w *State) ResumeRollout(key config.GroupKey) {
-	w.setRolloutFailures(key, func(int) int { return 0 })
+func (s *State) ResumeRollout(key config.GroupKey) {
+	s.setRolloutFailures(key, func(int) int { return 0 })
 }
 
-func (w *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
-	w.mu.Lock()
-	if g := w.groups[key]; g != nil {
+func (s *State) setRolloutFailures(key config.GroupKey, change func(int) int) {
+	s.mu.Lock()
+	if g := s.groups[key]; g != nil {
 		g.rolloutFailures = change(g.rolloutFailures)
-		w.dirty[key] = struct{}{}
+		s.dirty[key] = struct{}{}
 	}
-	w.mu.Unlock()
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.opts.Wake()
 }
 
 // SpotRefused notes that the provider has no spot capacity for a group now.
-func (w *State) SpotRefused(key config.GroupKey) {
-	w.mu.Lock()
-	if g := w.groups[key]; g != nil {
-		g.spotRefusedAt = w.opts.Now()
-		w.dirty[key] = struct{}{}
+func (s *State) SpotRefused(key config.GroupKey) {
+	s.mu.Lock()
+	if g := s.groups[key]; g != nil {
+		g.spotRefusedAt = s.opts.Now()
+		s.dirty[key] = struct{}{}
 	}
-	w.mu.Unlock()
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.opts.Wake()
 }
 
 // CreateFailed counts a failed create towards the group's backoff. Failures of creates that ran in parallel count once.
-func (w *State) CreateFailed(key config.GroupKey, reason string) {
-	w.mu.Lock()
-	if g := w.groups[key]; g != nil {
-		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, w.opts.Now())
-		w.dirty[key] = struct{}{}
+func (s *State) CreateFailed(key config.GroupKey, reason string) {
+	s.mu.Lock()
+	if g := s.groups[key]; g != nil {
+		g.backoff = plan.ApplyCreateFailure(g.backoff, key, reason, s.opts.Now())
+		s.dirty[key] = struct{}{}
 	}
-	w.mu.Unlock()
-	w.opts.Wake()
+	s.mu.Unlock()
+	s.opts.Wake()
 }

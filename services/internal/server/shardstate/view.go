@@ -45,39 +45,39 @@ type GroupView struct {
 }
 
 // Instance returns one instance. It includes deleted instances while the State keeps their tombstones.
-func (w *State) Instance(id ident.ID) (InstanceView, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if inst := w.instances[id]; inst != nil {
-		return w.view(inst), true
+func (s *State) Instance(id ident.ID) (InstanceView, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if inst := s.instances[id]; inst != nil {
+		return s.view(inst), true
 	}
-	if t, ok := w.tombstones[id]; ok {
-		return InstanceView{Record: t.record, Settings: w.settings}, true
+	if t, ok := s.tombstones[id]; ok {
+		return InstanceView{Record: t.record, Settings: s.settings}, true
 	}
 	return InstanceView{}, false
 }
 
 // Instances returns the live instances of one group of a tenant, or of all its groups if group is "". They are sorted
 // by ID.
-func (w *State) Instances(tenant, group string) []InstanceView {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) Instances(tenant, group string) []InstanceView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var views []InstanceView
-	for key, g := range w.groups {
+	for key, g := range s.groups {
 		if key.Tenant != tenant || group != "" && key.Group != group {
 			continue
 		}
 		for _, inst := range g.instances {
-			views = append(views, w.view(inst))
+			views = append(views, s.view(inst))
 		}
 	}
 	slices.SortFunc(views, func(a, b InstanceView) int { return a.Record.ID.Compare(b.Record.ID) })
 	return views
 }
 
-func (w *State) view(inst *instance) InstanceView {
+func (s *State) view(inst *instance) InstanceView {
 	g := inst.group
-	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: w.settings,
+	v := InstanceView{Record: inst.record, Plan: inst.plan, VM: inst.vm, Report: inst.report, Settings: s.settings,
 		Protected: g.Protected}
 	v.InfraDrift = plan.Drifted(&g.Group, g.currentImage(), &inst.plan)
 	v.RuntimeDrift = g.RuntimeHash != "" && !inst.plan.LastReport.IsZero() && inst.plan.RuntimeHash != g.RuntimeHash
@@ -85,41 +85,41 @@ func (w *State) view(inst *instance) InstanceView {
 }
 
 // GroupView returns one group, and whether it exists.
-func (w *State) GroupView(key config.GroupKey) (GroupView, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	g := w.groups[key]
+func (s *State) GroupView(key config.GroupKey) (GroupView, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key]
 	if g == nil {
 		return GroupView{}, false
 	}
-	return w.groupView(g), true
+	return s.groupView(g), true
 }
 
 // GroupKeys returns the names of all groups, sorted.
-func (w *State) GroupKeys() []config.GroupKey {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(w.groups), compareKeys)
+func (s *State) GroupKeys() []config.GroupKey {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(s.groups), compareKeys)
 }
 
 // GroupViews returns the groups of a tenant, sorted by name.
-func (w *State) GroupViews(tenant string) []GroupView {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (s *State) GroupViews(tenant string) []GroupView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var views []GroupView
-	for key, g := range w.groups {
+	for key, g := range s.groups {
 		if key.Tenant == tenant {
-			views = append(views, w.groupView(g))
+			views = append(views, s.groupView(g))
 		}
 	}
 	slices.SortFunc(views, func(a, b GroupView) int { return compareKeys(a.GroupKey, b.GroupKey) })
 	return views
 }
 
-func (w *State) groupView(g *group) GroupView {
+func (s *State) groupView(g *group) GroupView {
 	v := GroupView{Group: g.Group, Blocked: g.blocked, BlockedSince: g.blockedSince, BlockedUntil: g.blockedUntil,
 		RolloutWaits: g.rollout, Backoff: g.backoff}
-	now := w.opts.Now()
+	now := s.opts.Now()
 	v.Size, _ = g.SizeAt(now)
 	for _, inst := range g.instances {
 		p := &inst.plan
@@ -134,7 +134,7 @@ func (w *State) groupView(g *group) GroupView {
 		if p.ProviderID != "" {
 			v.ProviderIDs = append(v.ProviderIDs, p.ProviderID)
 		}
-		if p.Healthy && now.Sub(p.LastReport) < 3*w.settings.HealthInterval {
+		if p.Healthy && now.Sub(p.LastReport) < 3*s.settings.HealthInterval {
 			v.Healthy++
 		}
 	}
@@ -142,40 +142,44 @@ func (w *State) groupView(g *group) GroupView {
 }
 
 // Settings returns the current settings of the shard.
-func (w *State) Settings() plan.Settings {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.settings
+func (s *State) Settings() plan.Settings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settings
 }
 
 // DrainTimeout returns the longest time for which a Node of the group may be drained.
-func (w *State) DrainTimeout(key config.GroupKey) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if g := w.groups[key]; g != nil {
+func (s *State) DrainTimeout(key config.GroupKey) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g := s.groups[key]; g != nil {
 		return g.DrainTimeout.D()
 	}
-	return w.defaults.drain
+	return s.defaults.drain
 }
 
 // Since returns when this leader began to load the shard's state.
-func (w *State) Since() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.since
+func (s *State) Since() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.since
 }
 
-// Numbers returns counts of the shard's objects, for metrics.
-func (w *State) Numbers() (groups, instances, connected, reserved, tombstones int, silenceFrom time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, inst := range w.instances {
+// Counts are the numbers of a shard's objects. Connected counts the instances whose agents have an open health stream.
+type Counts struct{ Groups, Instances, Connected, Reservations, Tombstones int }
+
+// Count counts the shard's objects.
+func (s *State) Count() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	counts := Counts{Groups: len(s.groups), Instances: len(s.instances), Tombstones: len(s.tombstones)}
+	for _, inst := range s.instances {
 		if inst.plan.Connected {
-			connected++
+			counts.Connected++
 		}
 	}
-	for _, have := range w.reserved {
-		reserved += len(have)
+	for _, have := range s.reserved {
+		counts.Reservations += len(have)
 	}
-	return len(w.groups), len(w.instances), connected, reserved, len(w.tombstones), w.silenceFrom
+	return counts
 }

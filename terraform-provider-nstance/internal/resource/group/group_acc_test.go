@@ -40,7 +40,7 @@ func newTestShard(t *testing.T) testShard {
 }
 
 // group returns the provider and a group. Lines of the text that are attributes of the resource stay outside of its spec.
-func (w testShard) group(text string) string {
+func (s testShard) group(text string) string {
 	var own, spec []string
 	for line := range strings.Lines(text) {
 		name, _, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -50,7 +50,7 @@ func (w testShard) group(text string) string {
 			spec = append(spec, line)
 		}
 	}
-	return w.Provider(w.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" +
+	return s.Provider(s.operator) + "resource \"nstance_group\" \"test\" {\n  shard = \"dev-1\"\n" +
 		strings.Join(own, "\n") + "\n  spec = {\n" + strings.Join(spec, "\n") + "\n}\n}\n"
 }
 
@@ -71,9 +71,9 @@ const (
 )
 
 // spec returns the group's spec in the bucket, or nil if the group does not exist.
-func (w testShard) spec(t *testing.T, tenant, name string) *config.GroupSpec {
+func (s testShard) spec(t *testing.T, tenant, name string) *config.GroupSpec {
 	t.Helper()
-	groups, _, _, err := w.State(t).ReadGroups(context.Background())
+	groups, _, _, err := s.State(t).ReadGroups(context.Background())
 	if err != nil && !errors.Is(err, objstore.ErrNotFound) {
 		t.Fatal(err)
 	}
@@ -83,9 +83,9 @@ func (w testShard) spec(t *testing.T, tenant, name string) *config.GroupSpec {
 	return nil
 }
 
-func (w testShard) says(t *testing.T, want config.GroupSpec) resource.TestCheckFunc {
+func (s testShard) says(t *testing.T, want config.GroupSpec) resource.TestCheckFunc {
 	return func(*terraform.State) error {
-		got := w.spec(t, "default", "fleet")
+		got := s.spec(t, "default", "fleet")
 		if got == nil {
 			return errors.New("there is no such group")
 		}
@@ -176,9 +176,9 @@ func TestAccGroup(t *testing.T) {
 }
 
 // edit changes the group through the operator API, outside Terraform. A nil change deletes the group.
-func (w testShard) edit(t *testing.T, change func(*config.GroupSpec)) {
+func (s testShard) edit(t *testing.T, change func(*config.GroupSpec)) {
 	t.Helper()
-	if err := w.call(t, change); err != nil {
+	if err := s.call(t, change); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -216,9 +216,9 @@ func TestAccGroupRefusals(t *testing.T) {
 }
 
 // names returns the names of the dynamic groups in the bucket.
-func (w testShard) names(t *testing.T) []string {
+func (s testShard) names(t *testing.T) []string {
 	t.Helper()
-	groups, _, _, err := w.State(t).ReadGroups(t.Context())
+	groups, _, _, err := s.State(t).ReadGroups(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

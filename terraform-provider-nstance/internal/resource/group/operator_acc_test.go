@@ -11,9 +11,9 @@ import (
 )
 
 // call changes the group through the operator API, as another client would. A nil change deletes the group.
-func (w testShard) call(t *testing.T, change func(*config.GroupSpec)) error {
+func (s testShard) call(t *testing.T, change func(*config.GroupSpec)) error {
 	t.Helper()
-	return w.server.Client(t, "default").Call(context.Background(), "dev-1",
+	return s.server.Client(t, "default").Call(context.Background(), "dev-1",
 		func(ctx context.Context, c servers.Client) error {
 			if change == nil {
 				if _, err := c.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: "fleet"}); err != nil {

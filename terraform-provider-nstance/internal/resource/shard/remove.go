@@ -63,7 +63,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		resp.Diagnostics.Append(r.refresh(&resp.State, name, terminating, token)...)
 	}
 	leader := leaderWatch{state: state, shard: name, copied: copied}
-	shard := contents{state: state, gone: map[ident.ID]bool{}}
+	shard := contents{state: state, tombstones: map[ident.ID]bool{}}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := leader.readLock(ctx); err == nil {
@@ -158,9 +158,9 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 
 // contents holds the instances that a shard still has. It is not safe for concurrent use.
 type contents struct {
-	state *clusterstate.State
-	gone  map[ident.ID]bool // tombstones, which never change and need no second read
-	left  []record.Instance
+	state      *clusterstate.State
+	tombstones map[ident.ID]bool // which never change and need no second read
+	left       []record.Instance
 }
 
 func (c *contents) readContents(ctx context.Context) error {
@@ -170,7 +170,7 @@ func (c *contents) readContents(ctx context.Context) error {
 	}
 	records := make([]record.Instance, len(names))
 	err = bucket.ForEach(ctx, len(names), parallel, func(ctx context.Context, i int) error {
-		if c.gone[names[i].ID] {
+		if c.tombstones[names[i].ID] {
 			return nil
 		}
 		rec, _, err := c.state.GetInstance(ctx, names[i].Tenant, names[i].ID)
@@ -188,7 +188,7 @@ func (c *contents) readContents(ctx context.Context) error {
 		switch {
 		case rec.ID.IsZero():
 		case rec.State == record.Deleted:
-			c.gone[rec.ID] = true
+			c.tombstones[rec.ID] = true
 		default:
 			c.left = append(c.left, rec)
 		}

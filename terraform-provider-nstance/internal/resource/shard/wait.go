@@ -51,7 +51,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	watch := leaderWatch{state: state, shard: name}
-	shard := contents{state: state, gone: map[ident.ID]bool{}}
+	shard := contents{state: state, tombstones: map[ident.ID]bool{}}
 	must := wanted.ValueBool() || !released.isEmpty()
 	var refused *refusedError
 	var held error
@@ -238,44 +238,44 @@ type leaderWatch struct {
 	since time.Time // when this process first read the current version of the lock
 }
 
-func (w *leaderWatch) readLock(ctx context.Context) error {
-	lock, _, err := w.state.ReadLock(ctx, w.shard)
+func (l *leaderWatch) readLock(ctx context.Context) error {
+	lock, _, err := l.state.ReadLock(ctx, l.shard)
 	if errors.Is(err, objstore.ErrNotFound) {
-		w.lock, w.there = record.Lock{}, false
+		l.lock, l.there = record.Lock{}, false
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if !w.there || lock.Version() != w.lock.Version() {
-		w.since = time.Now()
+	if !l.there || lock.Version() != l.lock.Version() {
+		l.since = time.Now()
 	}
-	w.lock, w.there = lock, true
+	l.lock, l.there = lock, true
 	return nil
 }
 
-func (w *leaderWatch) applied(token objstore.Token) bool {
-	return w.there && w.lock.AppliedETag == string(token)
+func (l *leaderWatch) applied(token objstore.Token) bool {
+	return l.there && l.lock.AppliedETag == string(token)
 }
 
 // leaderless reports whether the shard certainly has no leader. That holds in four cases: the bucket is a copy, there
 // is no lock, the leader released it, or the lock has not changed for its lease plus one renewal interval. It measures
 // the elapsed time on this machine, because the clocks of other machines may differ.
-func (w *leaderWatch) leaderless() bool {
-	return w.copied || !w.there || w.lock.Released || time.Since(w.since) > w.lock.Lease()+w.lock.Renew()
+func (l *leaderWatch) leaderless() bool {
+	return l.copied || !l.there || l.lock.Released || time.Since(l.since) > l.lock.Lease()+l.lock.Renew()
 }
 
-func (w *leaderWatch) String() string {
+func (l *leaderWatch) String() string {
 	switch {
-	case !w.there:
+	case !l.there:
 		return "no server has led the shard yet"
-	case w.lock.Released:
-		return fmt.Sprintf("no server leads: %s resigned in term %d", w.lock.LeaderID, w.lock.Term)
-	case w.leaderless():
-		return fmt.Sprintf("no server leads: %s stopped renewing in term %d", w.lock.LeaderID, w.lock.Term)
-	case w.lock.AppliedETag == "":
-		return fmt.Sprintf("%s leads in term %d and has applied no configuration", w.lock.LeaderID, w.lock.Term)
+	case l.lock.Released:
+		return fmt.Sprintf("no server leads: %s resigned in term %d", l.lock.LeaderID, l.lock.Term)
+	case l.leaderless():
+		return fmt.Sprintf("no server leads: %s stopped renewing in term %d", l.lock.LeaderID, l.lock.Term)
+	case l.lock.AppliedETag == "":
+		return fmt.Sprintf("%s leads in term %d and has applied no configuration", l.lock.LeaderID, l.lock.Term)
 	}
-	return fmt.Sprintf("%s leads in term %d and has applied version %s", w.lock.LeaderID, w.lock.Term,
-		w.lock.AppliedETag)
+	return fmt.Sprintf("%s leads in term %d and has applied version %s", l.lock.LeaderID, l.lock.Term,
+		l.lock.AppliedETag)
 }

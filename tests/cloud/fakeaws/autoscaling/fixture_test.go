@@ -107,28 +107,28 @@ func newTestAccount(t *testing.T) *testAccount {
 }
 
 // clock never returns the same time twice, like real clocks.
-func (w *testAccount) clock() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.now = w.now.Add(time.Microsecond)
-	return w.now
+func (f *testAccount) clock() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now = f.now.Add(time.Microsecond)
+	return f.now
 }
 
-func (w *testAccount) sleep(d time.Duration) {
-	w.mu.Lock()
-	w.now = w.now.Add(d)
-	w.mu.Unlock()
-	w.service.Reconcile()
+func (f *testAccount) sleep(d time.Duration) {
+	f.mu.Lock()
+	f.now = f.now.Add(d)
+	f.mu.Unlock()
+	f.service.Reconcile()
 }
 
 // ServeHTTP decodes, authorizes and answers calls to EC2 and Auto Scaling, as the whole fake AWS does. The test decides
 // which permissions are denied.
-func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	service, operations := "autoscaling", w.service.Operations()
+func (f *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	service, operations := "autoscaling", f.service.Operations()
 	if r.URL.Path[:4] == "/ec2" {
-		service, operations = "ec2", w.ec2.Operations()
+		service, operations = "ec2", f.ec2.Operations()
 	}
-	answer, c, err := w.call(rw, r, service, operations)
+	answer, c, err := f.call(rw, r, service, operations)
 	if err != nil {
 		wire.WriteError(rw, service, "request", err)
 		return
@@ -136,7 +136,7 @@ func (w *testAccount) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, answer)
 }
 
-func (w *testAccount) call(rw http.ResponseWriter, r *http.Request, service string,
+func (f *testAccount) call(rw http.ResponseWriter, r *http.Request, service string,
 	operations map[string]wire.Handler) ([]byte, *wire.Call, error) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
@@ -146,12 +146,12 @@ func (w *testAccount) call(rw http.ResponseWriter, r *http.Request, service stri
 	if err != nil {
 		return nil, nil, err
 	}
-	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
+	c.Region, c.Now, c.Principal = "us-west-2", f.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
 		Account: "123456789012"}
 	c.Authorize = func(action, resource string, conditions policy.Context) error {
 		a := asked{action, resource, conditions}
-		w.asked = append(w.asked, a)
-		if w.deny != nil && w.deny(a) {
+		f.asked = append(f.asked, a)
+		if f.deny != nil && f.deny(a) {
 			return wire.Errorf(http.StatusForbidden, "AccessDenied", "You are not authorized to perform %s", action)
 		}
 		return nil
@@ -159,8 +159,8 @@ func (w *testAccount) call(rw http.ResponseWriter, r *http.Request, service stri
 	if operations[c.Action] == nil {
 		return nil, nil, wire.Unknown(c)
 	}
-	w.lock.Lock()
-	defer w.lock.Unlock()
+	f.lock.Lock()
+	defer f.lock.Unlock()
 	answer, err := operations[c.Action](c)
 	if err != nil {
 		return nil, nil, err
@@ -193,17 +193,17 @@ func code(t *testing.T, err error) string {
 }
 
 // create makes the group "servers".
-func (w *testAccount) create(change func(in *sdk.CreateAutoScalingGroupInput)) {
-	w.Helper()
-	must(w.client.CreateAutoScalingGroup(w.Context(), w.input(change)))(w.T)
+func (f *testAccount) create(change func(in *sdk.CreateAutoScalingGroupInput)) {
+	f.Helper()
+	must(f.client.CreateAutoScalingGroup(f.Context(), f.input(change)))(f.T)
 }
 
-func (w *testAccount) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.CreateAutoScalingGroupInput {
+func (f *testAccount) input(change func(in *sdk.CreateAutoScalingGroupInput)) *sdk.CreateAutoScalingGroupInput {
 	in := &sdk.CreateAutoScalingGroupInput{
 		AutoScalingGroupName: aws.String("servers"), MinSize: aws.Int32(0), MaxSize: aws.Int32(4),
 		DesiredCapacity:   aws.Int32(1),
-		VPCZoneIdentifier: aws.String(w.subnets[0] + "," + w.subnets[1]),
-		LaunchTemplate:    &types.LaunchTemplateSpecification{LaunchTemplateId: &w.template},
+		VPCZoneIdentifier: aws.String(f.subnets[0] + "," + f.subnets[1]),
+		LaunchTemplate:    &types.LaunchTemplateSpecification{LaunchTemplateId: &f.template},
 	}
 	if change != nil {
 		change(in)
@@ -211,21 +211,21 @@ func (w *testAccount) input(change func(in *sdk.CreateAutoScalingGroupInput)) *s
 	return in
 }
 
-func (w *testAccount) group() types.AutoScalingGroup {
-	w.Helper()
-	out := must(w.client.DescribeAutoScalingGroups(w.Context(), &sdk.DescribeAutoScalingGroupsInput{
-		AutoScalingGroupNames: []string{"servers"}}))(w.T)
+func (f *testAccount) group() types.AutoScalingGroup {
+	f.Helper()
+	out := must(f.client.DescribeAutoScalingGroups(f.Context(), &sdk.DescribeAutoScalingGroupsInput{
+		AutoScalingGroupNames: []string{"servers"}}))(f.T)
 	if len(out.AutoScalingGroups) != 1 {
-		w.Fatalf("%d groups", len(out.AutoScalingGroups))
+		f.Fatalf("%d groups", len(out.AutoScalingGroups))
 	}
 	return out.AutoScalingGroups[0]
 }
 
 // inService returns the IDs of the group's instances that are in service, sorted.
-func (w *testAccount) inService() []string {
-	w.Helper()
+func (f *testAccount) inService() []string {
+	f.Helper()
 	var out []string
-	for _, i := range w.group().Instances {
+	for _, i := range f.group().Instances {
 		if i.LifecycleState == types.LifecycleStateInService {
 			out = append(out, *i.InstanceId)
 		}
@@ -234,20 +234,20 @@ func (w *testAccount) inService() []string {
 	return out
 }
 
-func (w *testAccount) resize(n int32) {
-	w.Helper()
-	must(w.client.UpdateAutoScalingGroup(w.Context(), &sdk.UpdateAutoScalingGroupInput{
-		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(w.T)
+func (f *testAccount) resize(n int32) {
+	f.Helper()
+	must(f.client.UpdateAutoScalingGroup(f.Context(), &sdk.UpdateAutoScalingGroupInput{
+		AutoScalingGroupName: aws.String("servers"), DesiredCapacity: &n}))(f.T)
 }
 
-func (w *testAccount) instance(id string) ec2types.Instance {
-	w.Helper()
-	return must(w.vms.DescribeInstances(w.Context(), &sdkec2.DescribeInstancesInput{InstanceIds: []string{id}}))(
-		w.T).Reservations[0].Instances[0]
+func (f *testAccount) instance(id string) ec2types.Instance {
+	f.Helper()
+	return must(f.vms.DescribeInstances(f.Context(), &sdkec2.DescribeInstancesInput{InstanceIds: []string{id}}))(
+		f.T).Reservations[0].Instances[0]
 }
 
-func (w *testAccount) activities() []types.Activity {
-	w.Helper()
-	return must(w.client.DescribeScalingActivities(w.Context(), &sdk.DescribeScalingActivitiesInput{
-		AutoScalingGroupName: aws.String("servers")}))(w.T).Activities
+func (f *testAccount) activities() []types.Activity {
+	f.Helper()
+	return must(f.client.DescribeScalingActivities(f.Context(), &sdk.DescribeScalingActivitiesInput{
+		AutoScalingGroupName: aws.String("servers")}))(f.T).Activities
 }

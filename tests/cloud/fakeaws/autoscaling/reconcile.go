@@ -34,7 +34,7 @@ func (s *Service) observe(g *group) {
 		view, known := s.cfg.EC2.Instance(m.id)
 		switch {
 		case !known || view.State == "terminated":
-			s.gone(g, m)
+			s.forget(g, m)
 		case m.state == terminatingWait:
 			if s.released(m) {
 				s.terminate(g, m)
@@ -256,7 +256,7 @@ func (s *Service) terminate(g *group, m *member) {
 	m.state, m.hook = terminating, nil
 	s.cfg.EC2.Terminate(m.id)
 	if view, known := s.cfg.EC2.Instance(m.id); !known || view.State == "terminated" {
-		s.gone(g, m)
+		s.forget(g, m)
 	}
 }
 
@@ -264,8 +264,8 @@ func (s *Service) terminate(g *group, m *member) {
 // terminated in any case.
 func (s *Service) released(m *member) bool { return m.hook == nil || !s.now().Before(m.wait) }
 
-// gone removes a member from its group.
-func (s *Service) gone(g *group, m *member) {
+// forget removes a member from its group.
+func (s *Service) forget(g *group, m *member) {
 	if m.counts() { // terminated by something other than the group
 		s.retire(g, m,
 			"instance was taken out of service in response to an EC2 health check indicating it has been terminated "+

@@ -174,13 +174,13 @@ func (s *Service) advance(g *group) {
 	if lowest < 100 && desired > 0 {
 		room = max(room, 1)
 	}
-	gone := desired - warm
+	missing := desired - warm
 	for _, m := range left {
-		if gone >= room && warm <= desired {
+		if missing >= room && warm <= desired {
 			return
 		}
 		s.retire(g, m, "instance was taken out of service in response to an instance refresh.")
-		gone++
+		missing++
 		warm--
 	}
 }

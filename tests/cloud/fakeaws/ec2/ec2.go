@@ -56,7 +56,7 @@ type Service struct {
 	kinds    []kind
 	signer   identitySigner
 	network
-	machinery
+	resources
 }
 
 // New makes an empty region without a default VPC.
@@ -69,7 +69,7 @@ func New(cfg Config) *Service {
 	}
 	s := &Service{cfg: cfg, mu: cfg.Lock, tags: map[string]map[string]string{}}
 	s.network = newNetwork()
-	s.machinery = newMachinery()
+	s.resources = newResources()
 	s.addPrefixLists()
 	s.kinds = slices.Concat(s.networkKinds(), s.machineKinds())
 	return s

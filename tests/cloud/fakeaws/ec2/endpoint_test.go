@@ -13,10 +13,10 @@ const (
 	ec2Service = "com.amazonaws.us-west-2.ec2"
 )
 
-func (w *testRegion) endpoint(id string) types.VpcEndpoint {
-	w.Helper()
-	return must(w.client.DescribeVpcEndpoints(w.Context(), &sdk.DescribeVpcEndpointsInput{
-		VpcEndpointIds: []string{id}}))(w.T).VpcEndpoints[0]
+func (f *testRegion) endpoint(id string) types.VpcEndpoint {
+	f.Helper()
+	return must(f.client.DescribeVpcEndpoints(f.Context(), &sdk.DescribeVpcEndpointsInput{
+		VpcEndpointIds: []string{id}}))(f.T).VpcEndpoints[0]
 }
 
 func TestGatewayEndpoint(t *testing.T) {

@@ -9,16 +9,16 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-func (w *testRegion) addAddress() string {
-	w.Helper()
-	return *must(w.client.AllocateAddress(w.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(
-		w.T).AllocationId
+func (f *testRegion) addAddress() string {
+	f.Helper()
+	return *must(f.client.AllocateAddress(f.Context(), &sdk.AllocateAddressInput{Domain: types.DomainTypeVpc}))(
+		f.T).AllocationId
 }
 
-func (w *testRegion) address(id string) types.Address {
-	w.Helper()
-	return must(w.client.DescribeAddresses(w.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(
-		w.T).Addresses[0]
+func (f *testRegion) address(id string) types.Address {
+	f.Helper()
+	return must(f.client.DescribeAddresses(f.Context(), &sdk.DescribeAddressesInput{AllocationIds: []string{id}}))(
+		f.T).Addresses[0]
 }
 
 func TestInternetGateway(t *testing.T) {

@@ -52,9 +52,9 @@ type Identity interface {
 	RoleCredentials(role, session string) Credentials
 }
 
-// machinery is the state of the resources that do not belong to a network: instances, volumes, spot requests, images,
+// resources is the state of the resources that do not belong to a network: instances, volumes, spot requests, images,
 // launch templates, keys and hosts.
-type machinery struct {
+type resources struct {
 	instances    map[string]*instance
 	reservations map[string]*reservation
 	tokens       map[tokenKey]*reservation
@@ -76,8 +76,8 @@ type machinery struct {
 	withoutType  map[string]bool // "type zone" pairs that are not offered
 }
 
-func newMachinery() machinery {
-	return machinery{
+func newResources() resources {
+	return resources{
 		instances: map[string]*instance{}, reservations: map[string]*reservation{}, tokens: map[tokenKey]*reservation{},
 		images:    map[string]*image{},
 		templates: map[string]*template{}, volumes: map[string]*volume{},
@@ -94,7 +94,7 @@ func (s *Service) SetIdentity(i Identity) { s.identity = i }
 // instance stays shutting-down or stopping. With 0, the default, such a state ends at the next call of an operation.
 func (s *Service) SetTimes(boot, stop time.Duration) { s.bootTime, s.stopTime = boot, stop }
 
-// machineOperations returns the handlers of operations on the resources in machinery. Each handler first applies the
+// machineOperations returns the handlers of operations on the resources in resources. Each handler first applies the
 // state changes that are due.
 func (s *Service) machineOperations() map[string]wire.Handler {
 	all := map[string]wire.Handler{
@@ -120,7 +120,7 @@ func (s *Service) machineOperations() map[string]wire.Handler {
 	return all
 }
 
-// machineKinds returns the kinds of the resources in machinery.
+// machineKinds returns the kinds of the resources in resources.
 func (s *Service) machineKinds() []kind {
 	return []kind{
 		{prefix: "i", name: "instance", noun: "instance ID", code: "InvalidInstanceID.NotFound",

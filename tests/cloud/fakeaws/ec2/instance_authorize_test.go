@@ -316,7 +316,7 @@ func TestVolumeKeyPermissions(t *testing.T) {
 	}
 }
 
-// TestEveryOperationIsAuthorized checks that every operation on the resources in the type machinery, such as instances
+// TestEveryOperationIsAuthorized checks that every operation on the resources in the type resources, such as instances
 // and images, fails without permission.
 func TestEveryOperationIsAuthorized(t *testing.T) {
 	w := newTestRegion(t, nil)

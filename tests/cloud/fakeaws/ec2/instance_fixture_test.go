@@ -73,27 +73,27 @@ func newTestRegion(t *testing.T, machines Machines) *testRegion {
 	return w
 }
 
-func (w *testRegion) addSubnet(block, zone string) string {
-	w.Helper()
-	return *must(w.client.CreateSubnet(w.Context(), &sdk.CreateSubnetInput{VpcId: &w.vpc, CidrBlock: &block,
-		AvailabilityZone: &zone}))(w.T).Subnet.SubnetId
+func (f *testRegion) addSubnet(block, zone string) string {
+	f.Helper()
+	return *must(f.client.CreateSubnet(f.Context(), &sdk.CreateSubnetInput{VpcId: &f.vpc, CidrBlock: &block,
+		AvailabilityZone: &zone}))(f.T).Subnet.SubnetId
 }
 
-func (w *testRegion) clock() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.now
+func (f *testRegion) clock() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.now
 }
 
-func (w *testRegion) sleep(d time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.now = w.now.Add(d)
+func (f *testRegion) sleep(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now = f.now.Add(d)
 }
 
 // serve decodes, authorizes and answers a call, like the complete fake AWS. The test decides which permissions are
 // denied.
-func (w *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
+func (f *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
 		wire.WriteError(rw, "ec2", "request", err)
@@ -104,25 +104,25 @@ func (w *testRegion) serve(rw http.ResponseWriter, r *http.Request) {
 		wire.WriteError(rw, "ec2", "request", err)
 		return
 	}
-	c.Region, c.Now, c.Principal = "us-west-2", w.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
+	c.Region, c.Now, c.Principal = "us-west-2", f.clock(), wire.Principal{ARN: "arn:aws:iam::123456789012:root",
 		Account: "123456789012"}
 	c.Authorize = func(action, resource string, conditions policy.Context) error {
 		a := asked{action, resource, conditions}
-		w.asked = append(w.asked, a)
-		if w.deny != nil && w.deny(a) {
+		f.asked = append(f.asked, a)
+		if f.deny != nil && f.deny(a) {
 			return wire.Errorf(http.StatusForbidden, "UnauthorizedOperation",
 				"You are not authorized to perform this operation.")
 		}
 		return nil
 	}
-	handler := w.service.Operations()[c.Action]
+	handler := f.service.Operations()[c.Action]
 	if handler == nil {
 		wire.WriteError(rw, "ec2", c.RequestID, wire.Unknown(c))
 		return
 	}
-	w.lock.Lock()
+	f.lock.Lock()
 	answer, err := handler(c)
-	w.lock.Unlock()
+	f.lock.Unlock()
 	var out []byte
 	if err == nil {
 		out, err = wire.Encode(c, answer)
@@ -159,26 +159,26 @@ func code(t *testing.T, err error) string {
 }
 
 // input returns a valid launch request.
-func (w *testRegion) input() *sdk.RunInstancesInput {
+func (f *testRegion) input() *sdk.RunInstancesInput {
 	return &sdk.RunInstancesInput{
-		ImageId: &w.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &w.subnetA, MinCount: aws.Int32(1),
+		ImageId: &f.amd, InstanceType: types.InstanceTypeT3Micro, SubnetId: &f.subnetA, MinCount: aws.Int32(1),
 		MaxCount:         aws.Int32(1),
-		SecurityGroupIds: []string{w.group},
+		SecurityGroupIds: []string{f.group},
 	}
 }
 
-func (w *testRegion) run(change func(in *sdk.RunInstancesInput)) types.Instance {
-	w.Helper()
-	in := w.input()
+func (f *testRegion) run(change func(in *sdk.RunInstancesInput)) types.Instance {
+	f.Helper()
+	in := f.input()
 	if change != nil {
 		change(in)
 	}
-	return must(w.client.RunInstances(w.Context(), in))(w.T).Instances[0]
+	return must(f.client.RunInstances(f.Context(), in))(f.T).Instances[0]
 }
 
-func (w *testRegion) describe(id string) types.Instance {
-	w.Helper()
-	out := must(w.client.DescribeInstances(w.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}))(w.T)
+func (f *testRegion) describe(id string) types.Instance {
+	f.Helper()
+	out := must(f.client.DescribeInstances(f.Context(), &sdk.DescribeInstancesInput{InstanceIds: []string{id}}))(f.T)
 	return out.Reservations[0].Instances[0]
 }
 

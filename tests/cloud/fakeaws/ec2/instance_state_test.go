@@ -16,10 +16,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *testRegion) terminate(ids ...string) []types.InstanceStateChange {
-	w.Helper()
-	return must(w.client.TerminateInstances(w.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(
-		w.T).TerminatingInstances
+func (f *testRegion) terminate(ids ...string) []types.InstanceStateChange {
+	f.Helper()
+	return must(f.client.TerminateInstances(f.Context(), &sdk.TerminateInstancesInput{InstanceIds: ids}))(
+		f.T).TerminatingInstances
 }
 
 func TestStates(t *testing.T) {
@@ -234,19 +234,19 @@ func (m *machine) Unplug(mac string) error {
 }
 
 // eventually waits until an instance is in a state, because machines stop in the background.
-func (w *testRegion) eventually(id string, want types.InstanceStateName) types.Instance {
-	w.Helper()
+func (f *testRegion) eventually(id string, want types.InstanceStateName) types.Instance {
+	f.Helper()
 	deadline := time.After(10 * time.Second)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		got := w.describe(id)
+		got := f.describe(id)
 		if got.State.Name == want {
 			return got
 		}
 		select {
 		case <-deadline:
-			w.Fatalf("%s is %s and not %s", id, got.State.Name, want)
+			f.Fatalf("%s is %s and not %s", id, got.State.Name, want)
 		case <-tick.C:
 		}
 	}

@@ -10,21 +10,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *testRegion) eni(id string) types.NetworkInterface {
-	w.Helper()
-	out := must(w.client.DescribeNetworkInterfaces(w.Context(), &sdk.DescribeNetworkInterfacesInput{
-		NetworkInterfaceIds: []string{id}}))(w.T)
+func (f *testRegion) eni(id string) types.NetworkInterface {
+	f.Helper()
+	out := must(f.client.DescribeNetworkInterfaces(f.Context(), &sdk.DescribeNetworkInterfacesInput{
+		NetworkInterfaceIds: []string{id}}))(f.T)
 	return out.NetworkInterfaces[0]
 }
 
-func (w *testRegion) addInterface(subnet string) types.NetworkInterface {
-	w.Helper()
-	return *must(w.client.CreateNetworkInterface(w.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &subnet,
-		Groups: []string{w.group}}))(w.T).NetworkInterface
+func (f *testRegion) addInterface(subnet string) types.NetworkInterface {
+	f.Helper()
+	return *must(f.client.CreateNetworkInterface(f.Context(), &sdk.CreateNetworkInterfaceInput{SubnetId: &subnet,
+		Groups: []string{f.group}}))(f.T).NetworkInterface
 }
 
-func (w *testRegion) attach(eni, instance string, index int32) (string, error) {
-	out, err := w.client.AttachNetworkInterface(w.Context(), &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni,
+func (f *testRegion) attach(eni, instance string, index int32) (string, error) {
+	out, err := f.client.AttachNetworkInterface(f.Context(), &sdk.AttachNetworkInterfaceInput{NetworkInterfaceId: &eni,
 		InstanceId: &instance, DeviceIndex: &index})
 	if err != nil {
 		return "", err
@@ -32,8 +32,8 @@ func (w *testRegion) attach(eni, instance string, index int32) (string, error) {
 	return *out.AttachmentId, nil
 }
 
-func (w *testRegion) detach(attachment string, force bool) error {
-	_, err := w.client.DetachNetworkInterface(w.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: &attachment,
+func (f *testRegion) detach(attachment string, force bool) error {
+	_, err := f.client.DetachNetworkInterface(f.Context(), &sdk.DetachNetworkInterfaceInput{AttachmentId: &attachment,
 		Force: &force})
 	return err
 }

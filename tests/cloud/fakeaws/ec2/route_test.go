@@ -8,27 +8,27 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 )
 
-func (w *testRegion) addTable() string {
-	w.Helper()
-	return *must(w.client.CreateRouteTable(w.Context(), &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(
-		w.T).RouteTable.RouteTableId
+func (f *testRegion) addTable() string {
+	f.Helper()
+	return *must(f.client.CreateRouteTable(f.Context(), &sdk.CreateRouteTableInput{VpcId: &f.vpc}))(
+		f.T).RouteTable.RouteTableId
 }
 
 // addGateway attaches an internet gateway to the VPC.
-func (w *testRegion) addGateway() string {
-	w.Helper()
-	id := must(w.client.CreateInternetGateway(w.Context(), &sdk.CreateInternetGatewayInput{}))(
-		w.T).InternetGateway.InternetGatewayId
-	must(w.client.AttachInternetGateway(w.Context(), &sdk.AttachInternetGatewayInput{InternetGatewayId: id,
-		VpcId: &w.vpc}))(w.T)
+func (f *testRegion) addGateway() string {
+	f.Helper()
+	id := must(f.client.CreateInternetGateway(f.Context(), &sdk.CreateInternetGatewayInput{}))(
+		f.T).InternetGateway.InternetGatewayId
+	must(f.client.AttachInternetGateway(f.Context(), &sdk.AttachInternetGatewayInput{InternetGatewayId: id,
+		VpcId: &f.vpc}))(f.T)
 	return *id
 }
 
 // route returns a table's route to a destination, nil for none.
-func (w *testRegion) route(table, destination string) *types.Route {
-	w.Helper()
-	out := must(w.client.DescribeRouteTables(w.Context(), &sdk.DescribeRouteTablesInput{
-		RouteTableIds: []string{table}}))(w.T)
+func (f *testRegion) route(table, destination string) *types.Route {
+	f.Helper()
+	out := must(f.client.DescribeRouteTables(f.Context(), &sdk.DescribeRouteTablesInput{
+		RouteTableIds: []string{table}}))(f.T)
 	for _, r := range out.RouteTables[0].Routes {
 		if aws.ToString(r.DestinationCidrBlock)+aws.ToString(r.DestinationIpv6CidrBlock)+
 			aws.ToString(r.DestinationPrefixListId) == destination {

@@ -16,22 +16,22 @@ func tcp(port int32, block string) types.IpPermission {
 		IpRanges: []types.IpRange{{CidrIp: &block}}}
 }
 
-func (w *testRegion) authorize(permissions ...types.IpPermission) error {
-	_, err := w.client.AuthorizeSecurityGroupIngress(w.Context(), &sdk.AuthorizeSecurityGroupIngressInput{
-		GroupId: &w.group, IpPermissions: permissions})
+func (f *testRegion) authorize(permissions ...types.IpPermission) error {
+	_, err := f.client.AuthorizeSecurityGroupIngress(f.Context(), &sdk.AuthorizeSecurityGroupIngressInput{
+		GroupId: &f.group, IpPermissions: permissions})
 	return err
 }
 
-func (w *testRegion) revoke(permissions ...types.IpPermission) error {
-	_, err := w.client.RevokeSecurityGroupIngress(w.Context(), &sdk.RevokeSecurityGroupIngressInput{GroupId: &w.group,
+func (f *testRegion) revoke(permissions ...types.IpPermission) error {
+	_, err := f.client.RevokeSecurityGroupIngress(f.Context(), &sdk.RevokeSecurityGroupIngressInput{GroupId: &f.group,
 		IpPermissions: permissions})
 	return err
 }
 
-func (w *testRegion) rules(group string) []types.SecurityGroupRule {
-	w.Helper()
-	return must(w.client.DescribeSecurityGroupRules(w.Context(), &sdk.DescribeSecurityGroupRulesInput{
-		Filters: by("group-id", group)}))(w.T).SecurityGroupRules
+func (f *testRegion) rules(group string) []types.SecurityGroupRule {
+	f.Helper()
+	return must(f.client.DescribeSecurityGroupRules(f.Context(), &sdk.DescribeSecurityGroupRulesInput{
+		Filters: by("group-id", group)}))(f.T).SecurityGroupRules
 }
 
 func TestGroups(t *testing.T) {

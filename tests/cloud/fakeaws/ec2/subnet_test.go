@@ -11,18 +11,18 @@ import (
 
 // block6 returns an IPv6 block inside the VPC's block. Its prefix has the length `bits`. n is the last byte of the
 // block's first /64 prefix.
-func (w *testRegion) block6(n byte, bits int) string {
-	w.Helper()
-	v := must(w.client.DescribeVpcs(w.Context(), &sdk.DescribeVpcsInput{VpcIds: []string{w.vpc}}))(w.T).Vpcs[0]
+func (f *testRegion) block6(n byte, bits int) string {
+	f.Helper()
+	v := must(f.client.DescribeVpcs(f.Context(), &sdk.DescribeVpcsInput{VpcIds: []string{f.vpc}}))(f.T).Vpcs[0]
 	b := netip.MustParsePrefix(*v.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlock).Addr().As16()
 	b[7] = n
 	return netip.PrefixFrom(netip.AddrFrom16(b), bits).String()
 }
 
-func (w *testRegion) subnet(id string) types.Subnet {
-	w.Helper()
-	return must(w.client.DescribeSubnets(w.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(
-		w.T).Subnets[0]
+func (f *testRegion) subnet(id string) types.Subnet {
+	f.Helper()
+	return must(f.client.DescribeSubnets(f.Context(), &sdk.DescribeSubnetsInput{SubnetIds: []string{id}}))(
+		f.T).Subnets[0]
 }
 
 func TestSubnetBlocks(t *testing.T) {
@@ -228,18 +228,18 @@ func TestModifySubnet(t *testing.T) {
 func TestDeleteSubnet(t *testing.T) {
 	w := newTestRegion(t, nil)
 	ctx := t.Context()
-	gone := func() error {
+	deletion := func() error {
 		_, err := w.client.DeleteSubnet(ctx, &sdk.DeleteSubnetInput{SubnetId: &w.subnetA})
 		return err
 	}
 	table := must(w.client.CreateRouteTable(ctx, &sdk.CreateRouteTableInput{VpcId: &w.vpc}))(t).RouteTable.RouteTableId
 	must(w.client.AssociateRouteTable(ctx, &sdk.AssociateRouteTableInput{RouteTableId: table, SubnetId: &w.subnetA}))(t)
 	id := *w.run(nil).InstanceId
-	want(t, "a subnet with an instance", gone(), "DependencyViolation")
+	want(t, "a subnet with an instance", deletion(), "DependencyViolation")
 	must(w.client.TerminateInstances(ctx, &sdk.TerminateInstancesInput{InstanceIds: []string{id}}))(t)
 	// No other call follows the termination, so DeleteSubnet itself must apply the state changes that are due.
-	want(t, "a subnet with an instance that is gone", gone(), "")
-	want(t, "a subnet that is gone", gone(), "InvalidSubnetID.NotFound")
+	want(t, "a subnet with an instance that is gone", deletion(), "")
+	want(t, "a subnet that is gone", deletion(), "InvalidSubnetID.NotFound")
 	if left := must(w.client.DescribeRouteTables(ctx, &sdk.DescribeRouteTablesInput{RouteTableIds: []string{*table}}))(
 		t).RouteTables[0].Associations; len(left) != 0 {
 		t.Errorf("its route table: %+v", left)

@@ -134,7 +134,7 @@ func TestDeleteVPC(t *testing.T) {
 	w := newTestRegion(t, nil)
 	ctx := t.Context()
 	v := must(w.client.CreateVpc(ctx, &sdk.CreateVpcInput{CidrBlock: aws.String("10.7.0.0/16")}))(t).Vpc.VpcId
-	gone := func() error {
+	deletion := func() error {
 		_, err := w.client.DeleteVpc(ctx, &sdk.DeleteVpcInput{VpcId: v})
 		return err
 	}
@@ -216,13 +216,13 @@ func TestDeleteVPC(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		want(t, "a VPC with a "+name, gone(), "DependencyViolation")
+		want(t, "a VPC with a "+name, deletion(), "DependencyViolation")
 		if err := c.remove(id); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
-	want(t, "an empty VPC", gone(), "")
-	want(t, "a VPC that is gone", gone(), "InvalidVpcID.NotFound")
+	want(t, "an empty VPC", deletion(), "")
+	want(t, "a VPC that is gone", deletion(), "InvalidVpcID.NotFound")
 	if left := must(w.client.DescribeSecurityGroups(ctx, &sdk.DescribeSecurityGroupsInput{Filters: by("vpc-id", *v)}))(
 		t).SecurityGroups; len(left) != 0 {
 		t.Errorf("left: %+v", left)

@@ -109,36 +109,36 @@ func newTestService(t *testing.T) *testService {
 	return w
 }
 
-func (w *testService) serve(rw http.ResponseWriter, r *http.Request) {
+func (s *testService) serve(rw http.ResponseWriter, r *http.Request) {
 	body, err := wire.ReadBody(rw, r)
 	if err != nil {
-		wire.WriteError(rw, w.service.Name(), "", err)
+		wire.WriteError(rw, s.service.Name(), "", err)
 		return
 	}
-	c, err := wire.Parse(w.service.Name(), r, body)
+	c, err := wire.Parse(s.service.Name(), r, body)
 	if err != nil {
-		wire.WriteError(rw, w.service.Name(), c.RequestID, err)
+		wire.WriteError(rw, s.service.Name(), c.RequestID, err)
 		return
 	}
-	w.lock.Lock()
-	defer w.lock.Unlock()
-	c.Now, c.Region = w.now, "us-west-2"
-	w.now = w.now.Add(time.Millisecond)
-	before := len(w.asked)
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	c.Now, c.Region = s.now, "us-west-2"
+	s.now = s.now.Add(time.Millisecond)
+	before := len(s.asked)
 	c.Authorize = func(action, resource string, conditions policy.Context) error {
-		w.asked = append(w.asked, asked{action, resource, conditions})
-		if action == w.deny {
+		s.asked = append(s.asked, asked{action, resource, conditions})
+		if action == s.deny {
 			return wire.Errorf(403, "AccessDenied", "not %s on %s", action, resource)
 		}
 		return nil
 	}
-	operation, ok := w.service.Operations()[c.Action]
+	operation, ok := s.service.Operations()[c.Action]
 	if !ok {
 		wire.WriteError(rw, c.Service, c.RequestID, wire.Unknown(c))
 		return
 	}
 	answer, err := operation(c)
-	if err == nil && len(w.asked) == before {
+	if err == nil && len(s.asked) == before {
 		err = fmt.Errorf("%s asked for no permission", c.Action)
 	}
 	if err == nil {
@@ -151,9 +151,9 @@ func (w *testService) serve(rw http.ResponseWriter, r *http.Request) {
 	wire.Write(rw, c, body)
 }
 
-func (w *testService) at(change func()) {
-	w.lock.Lock()
-	defer w.lock.Unlock()
+func (s *testService) at(change func()) {
+	s.lock.Lock()
+	defer s.lock.Unlock()
 	change()
 }
 
@@ -176,29 +176,29 @@ func wantCode(t *testing.T, what string, err error, code string) {
 }
 
 // lb creates a network load balancer in two zones.
-func (w *testService) lb() types.LoadBalancer {
-	w.t.Helper()
-	return must(w.CreateLoadBalancer(w.t.Context(), &elb.CreateLoadBalancerInput{
+func (s *testService) lb() types.LoadBalancer {
+	s.t.Helper()
+	return must(s.CreateLoadBalancer(s.t.Context(), &elb.CreateLoadBalancerInput{
 		Name: aws.String("lb"), Type: types.LoadBalancerTypeEnumNetwork, Scheme: types.LoadBalancerSchemeEnumInternal,
 		Subnets: []string{"subnet-b", "subnet-a"}, Tags: tags("Name", "lb"),
-	}))(w.t).LoadBalancers[0]
+	}))(s.t).LoadBalancers[0]
 }
 
 // tg creates a target group with default settings.
-func (w *testService) tg(name string) types.TargetGroup {
-	w.t.Helper()
-	return must(w.CreateTargetGroup(w.t.Context(), &elb.CreateTargetGroupInput{
+func (s *testService) tg(name string) types.TargetGroup {
+	s.t.Helper()
+	return must(s.CreateTargetGroup(s.t.Context(), &elb.CreateTargetGroupInput{
 		Name: aws.String(name), Protocol: types.ProtocolEnumTcp, Port: aws.Int32(6443), VpcId: aws.String("vpc-1"),
 		Tags: tags("Name", name),
-	}))(w.t).TargetGroups[0]
+	}))(s.t).TargetGroups[0]
 }
 
-func (w *testService) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
-	w.t.Helper()
-	return must(w.CreateListener(w.t.Context(), &elb.CreateListenerInput{
+func (s *testService) listener(lb types.LoadBalancer, tg types.TargetGroup, port int32) types.Listener {
+	s.t.Helper()
+	return must(s.CreateListener(s.t.Context(), &elb.CreateListenerInput{
 		LoadBalancerArn: lb.LoadBalancerArn, Protocol: types.ProtocolEnumTcp, Port: aws.Int32(port),
 		DefaultActions: forward(tg),
-	}))(w.t).Listeners[0]
+	}))(s.t).Listeners[0]
 }
 
 func forward(tg types.TargetGroup) []types.Action {
@@ -222,17 +222,17 @@ func targets(ids ...string) []types.TargetDescription {
 }
 
 // states returns the states of all targets of a group, such as "i-1:6443 unused Target.NotInUse".
-func (w *testService) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
-	w.t.Helper()
-	out := must(w.DescribeTargetHealth(w.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn,
-		Targets: ask}))(w.t)
+func (s *testService) states(tg types.TargetGroup, ask ...types.TargetDescription) []string {
+	s.t.Helper()
+	out := must(s.DescribeTargetHealth(s.t.Context(), &elb.DescribeTargetHealthInput{TargetGroupArn: tg.TargetGroupArn,
+		Targets: ask}))(s.t)
 	var all []string
 	for _, d := range out.TargetHealthDescriptions {
 		text := fmt.Sprintf("%s:%d %s", aws.ToString(d.Target.Id), aws.ToInt32(d.Target.Port), d.TargetHealth.State)
 		if d.TargetHealth.Reason != "" {
 			text += " " + string(d.TargetHealth.Reason)
 			if aws.ToString(d.TargetHealth.Description) == "" {
-				w.t.Errorf("%s is not explained", text)
+				s.t.Errorf("%s is not explained", text)
 			}
 		}
 		all = append(all, text)
@@ -240,8 +240,8 @@ func (w *testService) states(tg types.TargetGroup, ask ...types.TargetDescriptio
 	return all
 }
 
-func (w *testService) register(tg types.TargetGroup, ids ...string) {
-	w.t.Helper()
-	must(w.RegisterTargets(w.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn,
-		Targets: targets(ids...)}))(w.t)
+func (s *testService) register(tg types.TargetGroup, ids ...string) {
+	s.t.Helper()
+	must(s.RegisterTargets(s.t.Context(), &elb.RegisterTargetsInput{TargetGroupArn: tg.TargetGroupArn,
+		Targets: targets(ids...)}))(s.t)
 }

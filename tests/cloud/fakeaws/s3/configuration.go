@@ -14,17 +14,17 @@ type checked interface{ check() error }
 
 // part is one configuration of a bucket. Clients read and write it as an XML document.
 type part struct {
-	name         string // name in the query
-	noun         string // GetBucketX, PutBucketX, DeleteBucketX
-	get, put     string // IAM actions, which do not always have the same name
-	fresh        func() checked
-	absent       func() error // error if it is not set; nil: other is returned
-	other        func() any   // value if it is not set
-	deletable    bool
-	putStatus    int                           // HTTP status of put; 0 means 200
-	store        func(*request, checked) error // custom storing of the document
-	alongside    func(*request)                // adds headers to the answers of get and put
-	noBucketWord bool                          // the operation is GetX, without "Bucket"
+	name          string // name in the query
+	noun          string // GetBucketX, PutBucketX, DeleteBucketX
+	get, put      string // IAM actions, which do not always have the same name
+	fresh         func() checked
+	absent        func() error // error if it is not set; nil: other is returned
+	other         func() any   // value if it is not set
+	deletable     bool
+	putStatus     int                           // HTTP status of put; 0 means 200
+	store         func(*request, checked) error // custom storing of the document
+	alongside     func(*request)                // adds headers to the answers of get and put
+	withoutBucket bool                          // the operation is GetX, without "Bucket"
 }
 
 func absent(code, message string) func() error {
@@ -44,7 +44,7 @@ func parts() []part {
 				return new(encryptionConfiguration)
 			},
 			other: func() any { return ownEncryption() }, deletable: true},
-		{name: "publicAccessBlock", noun: "PublicAccessBlock", noBucketWord: true, get: "GetBucketPublicAccessBlock",
+		{name: "publicAccessBlock", noun: "PublicAccessBlock", withoutBucket: true, get: "GetBucketPublicAccessBlock",
 			put:   "PutBucketPublicAccessBlock",
 			fresh: func() checked { return new(publicAccessBlock) }, deletable: true,
 			absent: absent("NoSuchPublicAccessBlockConfiguration",
@@ -74,7 +74,7 @@ func parts() []part {
 			other: func() any { return &requestPayment{Payer: "BucketOwner"} }},
 		{name: "replication", noun: "Replication", get: "GetReplicationConfiguration",
 			absent: absent("ReplicationConfigurationNotFoundError", "The replication configuration was not found")},
-		{name: "object-lock", noun: "ObjectLockConfiguration", noBucketWord: true,
+		{name: "object-lock", noun: "ObjectLockConfiguration", withoutBucket: true,
 			get: "GetBucketObjectLockConfiguration",
 			absent: absent("ObjectLockConfigurationNotFoundError",
 				"Object Lock configuration does not exist for this bucket")},
@@ -85,7 +85,7 @@ func configurationOperations() []operation {
 	var all []operation
 	for _, p := range parts() {
 		noun := "Bucket" + p.noun
-		if p.noBucketWord {
+		if p.withoutBucket {
 			noun = p.noun
 		}
 		needs := []string{p.name}

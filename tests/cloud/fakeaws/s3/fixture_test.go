@@ -84,24 +84,24 @@ func newTestFront(t *testing.T) *testFront {
 }
 
 // as returns a client with the keys of the account or the role.
-func (w *testFront) as(who string) *sdk.Client {
+func (f *testFront) as(who string) *sdk.Client {
 	return sdk.New(sdk.Options{
-		Region: region, BaseEndpoint: aws.String(w.url), UsePathStyle: true, RetryMaxAttempts: 1,
+		Region: region, BaseEndpoint: aws.String(f.url), UsePathStyle: true, RetryMaxAttempts: 1,
 		Credentials: credentials.NewStaticCredentialsProvider(who, "secret-of-the-test", ""),
 	})
 }
 
 // may gives the role a policy with these statements.
-func (w *testFront) may(statements ...string) {
-	w.t.Helper()
+func (f *testFront) may(statements ...string) {
+	f.t.Helper()
 	doc, err := policy.Parse(policy.Identity, `{"Version":"2012-10-17","Statement":[`+strings.Join(statements, ",")+
 		`]}`)
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.policy = doc
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.policy = doc
 }
 
 func allow(resource string, actions ...string) string {
@@ -109,7 +109,7 @@ func allow(resource string, actions ...string) string {
 }
 
 // ServeHTTP authenticates the caller and authorizes the call, like the complete fake AWS.
-func (w *testFront) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+func (f *testFront) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	c := &wire.Call{Context: r.Context(), Service: "s3", RequestID: uuid.NewString(), Request: r, Now: time.Now()}
 	signature, err := auth.Read(r)
 	if err == nil && signature == nil {
@@ -127,45 +127,45 @@ func (w *testFront) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	if err == nil {
 		c.Authorize = func(action, resource string, conditions policy.Context) error {
-			w.mu.Lock()
-			defer w.mu.Unlock()
+			f.mu.Lock()
+			defer f.mu.Unlock()
 			p := policy.Policies{Resource: c.ResourcePolicy}
 			caller := policy.Caller{ARN: c.Principal.ARN, Account: account}
 			if c.Principal.Role != "" {
-				caller.RoleARN, p.Identity = "arn:aws:iam::"+account+":role/reader", []*policy.Document{w.policy}
+				caller.RoleARN, p.Identity = "arn:aws:iam::"+account+":role/reader", []*policy.Document{f.policy}
 			}
 			d := policy.Evaluate(p, policy.Request{Action: action, Resource: resource, Caller: caller,
 				Context: conditions})
 			if !d.Allowed {
-				w.asked = append(w.asked, action+" "+resource+" denied")
+				f.asked = append(f.asked, action+" "+resource+" denied")
 				return wire.Errorf(403, "AccessDenied", "%s", d.Reason)
 			}
-			w.asked = append(w.asked, action+" "+resource)
+			f.asked = append(f.asked, action+" "+resource)
 			return nil
 		}
-		err = w.service.Serve(rw, c)
+		err = f.service.Serve(rw, c)
 	}
 	if err != nil {
 		wire.WriteError(rw, "s3", c.RequestID, err)
 	}
 }
 
-func (w *testFront) bucket(name string) {
-	w.t.Helper()
-	_, err := w.CreateBucket(w.t.Context(), &sdk.CreateBucketInput{
+func (f *testFront) bucket(name string) {
+	f.t.Helper()
+	_, err := f.CreateBucket(f.t.Context(), &sdk.CreateBucketInput{
 		Bucket: &name, CreateBucketConfiguration: &types.CreateBucketConfiguration{LocationConstraint: region},
 	})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 }
 
-func (w *testFront) put(bucket, key, body string) *sdk.PutObjectOutput {
-	w.t.Helper()
-	out, err := w.PutObject(w.t.Context(), &sdk.PutObjectInput{Bucket: &bucket, Key: &key,
+func (f *testFront) put(bucket, key, body string) *sdk.PutObjectOutput {
+	f.t.Helper()
+	out, err := f.PutObject(f.t.Context(), &sdk.PutObjectInput{Bucket: &bucket, Key: &key,
 		Body: strings.NewReader(body)})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	return out
 }

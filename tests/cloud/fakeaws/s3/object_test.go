@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func (w *testFront) get(client *sdk.Client, bucket, key string) (string, *sdk.GetObjectOutput, error) {
-	out, err := client.GetObject(w.t.Context(), &sdk.GetObjectInput{Bucket: &bucket, Key: &key})
+func (f *testFront) get(client *sdk.Client, bucket, key string) (string, *sdk.GetObjectOutput, error) {
+	out, err := client.GetObject(f.t.Context(), &sdk.GetObjectInput{Bucket: &bucket, Key: &key})
 	if err != nil {
 		return "", nil, err
 	}
@@ -92,12 +92,12 @@ func TestObjects(t *testing.T) {
 	must(w.DeleteBucket(ctx, &sdk.DeleteBucketInput{Bucket: ptr("b-1")}))(t)
 }
 
-func (w *testFront) head(client *sdk.Client, bucket, key, version string) (*sdk.HeadObjectOutput, error) {
+func (f *testFront) head(client *sdk.Client, bucket, key, version string) (*sdk.HeadObjectOutput, error) {
 	in := &sdk.HeadObjectInput{Bucket: &bucket, Key: &key, ChecksumMode: types.ChecksumModeEnabled}
 	if version != "" {
 		in.VersionId = &version
 	}
-	return client.HeadObject(w.t.Context(), in)
+	return client.HeadObject(f.t.Context(), in)
 }
 
 func TestHeadObject(t *testing.T) {

@@ -209,17 +209,17 @@ func unquoted(etag string) string {
 
 // add makes a version the newest. An object has at most one null version, so an older one is removed.
 func (q *request) add(key string, v *version) error {
-	var gone *version
+	var replaced *version
 	q.s.mu.Lock()
 	all := q.config.versions[key]
 	if i := slices.IndexFunc(all, func(v *version) bool { return v.id == nullID }); v.id == nullID && i >= 0 {
-		gone = all[i]
+		replaced = all[i]
 		all = slices.Delete(slices.Clone(all), i, i+1)
 	}
 	q.config.versions[key] = append(all, v)
 	q.s.mu.Unlock()
-	if gone != nil {
-		return q.forget(gone)
+	if replaced != nil {
+		return q.forget(replaced)
 	}
 	return nil
 }

@@ -122,8 +122,8 @@ func (s *Service) deleteSecret(c *wire.Call) (any, error) {
 			fail("InvalidRequestException",
 				"You can't perform this operation on the secret because it was already scheduled for deletion.")
 	}
-	x.deleted, x.gone = c.Now, c.Now.Add(time.Duration(days)*24*time.Hour)
-	return answer{x.arn, x.name, wire.Time{Time: x.gone}}, nil
+	x.deleted, x.endsAt = c.Now, c.Now.Add(time.Duration(days)*24*time.Hour)
+	return answer{x.arn, x.name, wire.Time{Time: x.endsAt}}, nil
 }
 
 type secretJSON struct {

@@ -53,7 +53,7 @@ type secret struct {
 	name, arn, description, keyID string
 	created, changed              time.Time
 	deleted                       time.Time  // Time of DeleteSecret; zero without.
-	gone                          time.Time  // Time at which the deletion takes effect.
+	endsAt                        time.Time  // Time at which the deletion takes effect.
 	versions                      []*version // oldest first
 	tags                          map[string]string
 }
@@ -80,7 +80,9 @@ func (s *Service) prefix() string {
 // lookup returns a secret by its name, its ARN, or its ARN without the six random characters. It first removes the
 // secrets whose recovery window has ended.
 func (s *Service) lookup(id string) *secret {
-	maps.DeleteFunc(s.secrets, func(_ string, x *secret) bool { return !x.deleted.IsZero() && !s.now().Before(x.gone) })
+	maps.DeleteFunc(s.secrets, func(_ string, x *secret) bool {
+		return !x.deleted.IsZero() && !s.now().Before(x.endsAt)
+	})
 	name, isARN := strings.CutPrefix(id, s.prefix())
 	if x := s.secrets[name]; x != nil {
 		return x

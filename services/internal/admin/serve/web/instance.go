@@ -142,5 +142,5 @@ func stepName(kind string) string {
 	case "instance_pending_deletion":
 		return "decided: to be deleted"
 	}
-	return words(strings.TrimPrefix(kind, "instance_"))
+	return spaced(strings.TrimPrefix(kind, "instance_"))
 }

@@ -29,7 +29,7 @@ func parseTemplates(p *page) map[string]*template.Template {
 		"guard":    fleet.GuardText,
 		"idle":     fleet.Idle,
 		"took":     took,
-		"words":    words,
+		"spaced":   spaced,
 		"tone":     tone,
 		"shard":    shardPath,
 		"group":    groupPath,
@@ -105,8 +105,8 @@ func took(d time.Duration) string {
 	return strings.TrimSuffix(d.Round(time.Second).String(), "0s")
 }
 
-// words returns a name with spaces in place of underscores.
-func words(name string) string { return strings.ReplaceAll(name, "_", " ") }
+// spaced returns a name with spaces in place of underscores.
+func spaced(name string) string { return strings.ReplaceAll(name, "_", " ") }
 
 // tone returns the CSS class for a health, a state or a kind of event: good, warn, bad or idle.
 func tone(name string) string {

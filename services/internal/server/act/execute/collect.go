@@ -68,8 +68,8 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	if !ok {
 		return nil
 	}
-	gone := false
-	defer func() { x.State.EndStray(action.ProviderID, gone) }()
+	deleted := false
+	defer func() { x.State.EndStray(action.ProviderID, deleted) }()
 	id := vm.Tags.Instance
 	if _, dead := x.State.Tombstone(id); !dead {
 		now := x.Env.Now().UTC()
@@ -79,7 +79,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 		token, err := x.Store.PutInstance(ctx, rec, "")
 		var superseded *clusterstate.SupersededError
 		if errors.As(err, &superseded) {
-			gone = true // the VM has a record after all
+			deleted = true // the VM has a record after all
 			x.State.PutRecord(superseded.Record, superseded.Token)
 			return nil
 		}
@@ -96,7 +96,7 @@ func (x *Executor) terminateStray(ctx context.Context, action plan.Action) error
 	if err != nil && !errors.Is(err, infra.NotFound) {
 		return err
 	}
-	gone = true // until a list shows the VM again
+	deleted = true // until a list shows the VM again
 	return nil
 }
 

@@ -211,7 +211,7 @@ func (x *Executor) place(ctx context.Context, group config.Group, place placemen
 		return err
 	}
 	x.State.Answered(rec.ID, vm, entered)
-	err = x.insist(ctx, func() error {
+	err = x.retryWrite(ctx, func() error {
 		_, err := x.Update(ctx, rec.ID, func(r *record.Instance) { created(r, rec, vm) })
 		return err
 	})
@@ -289,7 +289,7 @@ func (x *Executor) requestVM(ctx context.Context, request infra.CreateRequest, t
 				if rec, _, ok := x.State.Record(request.Tags.Instance); !ok || rec.State != record.Registered {
 					return infra.VM{}, err
 				}
-				if x.State.NotFound(request.Tags.Instance, asked); x.State.Gone(request.Tags.Instance) {
+				if x.State.NotFound(request.Tags.Instance, asked); x.State.VMDeleted(request.Tags.Instance) {
 					return infra.VM{}, errWithdrawn // the VM existed and is lost
 				}
 			}
@@ -327,7 +327,7 @@ var errWithdrawn = errors.New("deleted while it was being created")
 func (x *Executor) recordTombstoneRefused(ctx context.Context, id ident.ID, why error) {
 	x.Env.Go("record a tombstone for a refused reservation", func() {
 		now := x.Env.Now()
-		err := x.insist(ctx, func() error {
+		err := x.retryWrite(ctx, func() error {
 			rec, err := x.Update(ctx, id, func(r *record.Instance) {
 				if r.State != record.Registered {
 					r.State, r.DeletedAt, r.DeleteReason = record.Deleted, now, "refused: "+string(infra.ClassOf(why))

@@ -273,7 +273,7 @@ func TestCreateThatSucceedsLate(t *testing.T) {
 						t.Errorf("%s was asked for as well", call.Instance)
 					}
 				}
-				if b.pending() != 0 || b.view(id).Plan.Work != plan.Idle || lost != b.State.Gone(id) {
+				if b.pending() != 0 || b.view(id).Plan.Work != plan.Idle || lost != b.State.VMDeleted(id) {
 					t.Errorf("%d pending, %+v", b.pending(), b.view(id).Plan)
 				}
 			})
@@ -504,9 +504,9 @@ func TestCreateSkipsFullSubnets(t *testing.T) {
 // is gone.
 func TestCreateConflict(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		made, gone := b.reserve(), b.reserve()
+		made, terminated := b.reserve(), b.reserve()
 		b.plant(made, infra.Running)
-		if err := b.provider.Terminate(b.plant(gone, infra.Running).ProviderID); err != nil {
+		if err := b.provider.Terminate(b.plant(terminated, infra.Running).ProviderID); err != nil {
 			t.Fatal(err)
 		}
 		b.do(create)
@@ -522,7 +522,7 @@ func TestCreateConflict(t *testing.T) {
 		}
 		b.do(create)
 		b.wait()
-		b.wantState(gone, record.Deleted)
+		b.wantState(terminated, record.Deleted)
 		if b.backoff().Failures != 1 {
 			t.Errorf("back-off %+v", b.backoff())
 		}

@@ -297,12 +297,12 @@ func TestOtherActions(t *testing.T) {
 			t.Errorf("an action that is none of a group's went well: %+v", view.Plan)
 		}
 
-		gone := b.newID()
+		unknown := b.newID()
 		for _, kind := range []plan.Kind{plan.Mark, plan.Drain, plan.Terminate, plan.Forget, plan.Settle} {
-			b.Do(t.Context(), workers, plan.Action{Kind: kind, Instance: gone, Reason: "test"})
+			b.Do(t.Context(), workers, plan.Action{Kind: kind, Instance: unknown, Reason: "test"})
 		}
 		for _, e := range b.State.Standing(workers.Tenant) {
-			if e.Instance == gone {
+			if e.Instance == unknown {
 				t.Errorf("%+v stands for an instance that is not there", e)
 			}
 		}

@@ -261,7 +261,7 @@ func (x *Executor) terminate(ctx context.Context, _ config.GroupKey, action plan
 		asked := x.Env.Now()
 		vm, err = x.Provider.FindByInstance(ctx, x.Owner, action.Instance)
 		if errors.Is(err, infra.NotFound) {
-			if x.State.NotFound(action.Instance, asked); !x.State.Gone(action.Instance) {
+			if x.State.NotFound(action.Instance, asked); !x.State.VMDeleted(action.Instance) {
 				return fmt.Errorf("terminate %s: %w: the provider does not know its VM", action.Instance, errNotYet)
 			}
 			return nil

@@ -71,9 +71,9 @@ func (x *Executor) stamp(rec *record.Instance) {
 	rec.Writer = x.Incarnation
 }
 
-// insist repeats a write until the write succeeds or is definitely refused, or the authority ends. It is for the
+// retryWrite repeats a write until the write succeeds or is definitely refused, or the authority ends. It is for the
 // results of provider calls, which must be recorded.
-func (x *Executor) insist(ctx context.Context, write func() error) error {
+func (x *Executor) retryWrite(ctx context.Context, write func() error) error {
 	for tries := 1; ; tries++ {
 		err := write()
 		var superseded *clusterstate.SupersededError

@@ -136,9 +136,9 @@ func TestAlertsNameWhatTheAccountLacks(t *testing.T) {
 	}
 }
 
-func containsAll(text string, words []string) bool {
-	for _, word := range words {
-		if !strings.Contains(text, word) {
+func containsAll(text string, parts []string) bool {
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
 			return false
 		}
 	}

@@ -126,7 +126,7 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
 	arn := r.balancer(t)
-	gone := strings.Replace(arn, "/web/", "/gone/", 1)
+	missing := strings.Replace(arn, "/web/", "/gone/", 1)
 	configure := func(arns ...string) {
 		balancer := config.LoadBalancer{Provider: "aws"}
 		balancer.TargetGroupARNs = arns
@@ -149,8 +149,8 @@ func TestTargetGroupThatDoesNotAnswer(t *testing.T) {
 	if err := ask(); err != nil {
 		t.Error(err)
 	}
-	configure(arn, gone)
-	wantClass(t, "a target group that is gone", ask(), infra.NotFound, gone)
+	configure(arn, missing)
+	wantClass(t, "a target group that is gone", ask(), infra.NotFound, missing)
 	configure(arn)
 	question := fault.Match{Service: "elasticloadbalancing", Action: "DescribeTargetHealth"}
 	r.cloud.Faults().Throttle(question, fault.Forever)

@@ -273,9 +273,9 @@ func TestInterfaceIsDetachedByForce(t *testing.T) {
 
 func TestAcquireErrors(t *testing.T) {
 	for name, tc := range map[string]struct {
-		with  func(n *network, p *Provider)
-		class infra.Class
-		words string
+		with    func(n *network, p *Provider)
+		class   infra.Class
+		message string
 	}{
 		"no such interface": {func(n *network, _ *Provider) {
 			n.fail["describe"] = []error{apiError("InvalidNetworkInterfaceID.NotFound")}
@@ -311,8 +311,8 @@ func TestAcquireErrors(t *testing.T) {
 			p := n.provider(t)
 			tc.with(n, p)
 			err := p.Acquire(t.Context(), self)
-			if infra.ClassOf(err) != tc.class || !strings.Contains(fmt.Sprint(err), tc.words) {
-				t.Errorf("error %v of class %q, want %q with %q", err, infra.ClassOf(err), tc.class, tc.words)
+			if infra.ClassOf(err) != tc.class || !strings.Contains(fmt.Sprint(err), tc.message) {
+				t.Errorf("error %v of class %q, want %q with %q", err, infra.ClassOf(err), tc.class, tc.message)
 			}
 		})
 	}

@@ -338,11 +338,11 @@ func TestNotAllowed(t *testing.T) {
 func TestDeleteOfAGoneInstanceWithTagPolicy(t *testing.T) {
 	r := newTestCloud(t)
 	p := r.open(nil)
-	gone, there := r.create(p), r.create(p)
-	r.cloud.EC2().Kill(gone.ProviderID)
+	terminated, there := r.create(p), r.create(p)
+	r.cloud.EC2().Kill(terminated.ProviderID)
 	r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 3, http.StatusForbidden, "UnauthorizedOperation",
 		"injected")
-	if err := p.Delete(t.Context(), gone); err != nil {
+	if err := p.Delete(t.Context(), terminated); err != nil {
 		t.Errorf("terminated: %v", err)
 	}
 	if err := p.Delete(t.Context(), infra.VM{ProviderID: "i-0123456789abcdef0"}); err != nil {
@@ -367,7 +367,7 @@ func TestDeleteOfAnEndingInstanceWithTagPolicy(t *testing.T) {
 	r := newTestCloud(t)
 	var before func()
 	p := r.open(func(cfg *aws.Config) { cfg.EC2 = ending{cfg.EC2, func() { before() }} })
-	killed, gone := r.create(p), r.create(p)
+	killed, terminated := r.create(p), r.create(p)
 	r.cloud.EC2().Settle()
 	denied := func() {
 		r.cloud.Faults().Fail(fault.Match{Action: "TerminateInstances"}, 1, http.StatusForbidden,
@@ -382,7 +382,7 @@ func TestDeleteOfAnEndingInstanceWithTagPolicy(t *testing.T) {
 		r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, 1, http.StatusBadRequest,
 			"InvalidInstanceID.NotFound", "injected")
 	}
-	if err := p.Delete(t.Context(), gone); err != nil {
+	if err := p.Delete(t.Context(), terminated); err != nil {
 		t.Errorf("not found: %v", err)
 	}
 	before = func() {
@@ -390,7 +390,7 @@ func TestDeleteOfAnEndingInstanceWithTagPolicy(t *testing.T) {
 		r.cloud.Faults().Fail(fault.Match{Action: "DescribeInstances"}, 1, http.StatusForbidden,
 			"UnauthorizedOperation", "injected")
 	}
-	wantClass(t, "not known", p.Delete(t.Context(), gone), infra.Denied)
+	wantClass(t, "not known", p.Delete(t.Context(), terminated), infra.Denied)
 }
 
 func TestDescribeType(t *testing.T) {
@@ -520,9 +520,9 @@ func TestLoadBalancers(t *testing.T) {
 			t.Errorf("%s still has %v", arn, got)
 		}
 	}
-	gone := strings.Replace(one, "/one/", "/gone/", 1)
-	configure(gone, two)
-	wantClass(t, "a target group that is gone", p.Register(t.Context(), "api", vm), infra.NotFound, gone)
+	missing := strings.Replace(one, "/one/", "/gone/", 1)
+	configure(missing, two)
+	wantClass(t, "a target group that is gone", p.Register(t.Context(), "api", vm), infra.NotFound, missing)
 	if got := targets(two); !slices.Equal(got, []string{vm.ProviderID}) {
 		t.Errorf("the other has %v", got)
 	}
@@ -676,14 +676,14 @@ func TestLeaderAddressMovesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for id, want := range map[string]struct {
-		class infra.Class
-		words string
+		class   infra.Class
+		message string
 	}{
 		*foreign.NetworkInterface.NetworkInterfaceId: {infra.Invalid, "is in us-west-2b"},
 		"eni-0123456789abcdef0":                      {infra.NotFound, "there is no eni-0123456789abcdef0"},
 	} {
 		p := r.open(func(cfg *aws.Config) { cfg.Network = aws.Network{Interface: id, Addresses: []netip.Addr{addr}} })
-		wantClass(t, id, p.Acquire(t.Context(), ids[0]), want.class, want.words)
+		wantClass(t, id, p.Acquire(t.Context(), ids[0]), want.class, want.message)
 	}
 }
 

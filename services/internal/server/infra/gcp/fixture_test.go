@@ -151,12 +151,12 @@ func (c *testCloud) addServer(name string) (id string) {
 	return id
 }
 
-func wantClass(t *testing.T, what string, err error, class infra.Class, words ...string) {
+func wantClass(t *testing.T, what string, err error, class infra.Class, parts ...string) {
 	t.Helper()
 	if infra.ClassOf(err) != class {
 		t.Errorf("%s: got error %v of class %q, want class %q", what, err, infra.ClassOf(err), class)
 	}
-	for _, w := range words {
+	for _, w := range parts {
 		if !strings.Contains(fmt.Sprint(err), w) {
 			t.Errorf("%s: error %v does not speak of %q", what, err, w)
 		}

@@ -193,9 +193,9 @@ func TestAttestKeysOutliveTheirCaller(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(nil)
 	vm := c.create(p, c.request())
-	gone, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_ = p.Attest(gone, c.proof(vm, nil), vm) // nobody waits for its result
+	_ = p.Attest(canceled, c.proof(vm, nil), vm) // nobody waits for its result
 	if err := p.Attest(t.Context(), c.proof(vm, nil), vm); err != nil {
 		t.Errorf("after a client that hung up: %v", err)
 	}

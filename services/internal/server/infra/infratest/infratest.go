@@ -483,13 +483,13 @@ func anotherProcessSeesTheSame(s *suite) {
 	if s.Reopen == nil {
 		return
 	}
-	req, gone := s.request(), s.request()
-	vm, goneVM := s.create(req), s.create(gone)
-	if err := s.Provider.Delete(s.Context(), goneVM); err != nil {
+	req, terminated := s.request(), s.request()
+	vm, terminatedVM := s.create(req), s.create(terminated)
+	if err := s.Provider.Delete(s.Context(), terminatedVM); err != nil {
 		s.Fatalf("Delete: %v", err)
 	}
 	s.await(vm.ProviderID, running)
-	s.await(goneVM.ProviderID, deleted)
+	s.await(terminatedVM.ProviderID, deleted)
 	before := s.list(s.owner)
 	s.Provider = s.Reopen(s.T)
 	if diff := cmp.Diff(before, s.list(s.owner), cmp.AllowUnexported(ident.ID{})); diff != "" {
@@ -498,6 +498,6 @@ func anotherProcessSeesTheSame(s *suite) {
 	if again := s.create(req); again.ProviderID != vm.ProviderID {
 		s.Errorf("one instance ID has two VMs: %s, %s", vm.ProviderID, again.ProviderID)
 	}
-	_, err := s.Provider.Create(s.Context(), gone)
+	_, err := s.Provider.Create(s.Context(), terminated)
 	s.wantClass("create after delete by another process", err, infra.Conflict)
 }

@@ -41,7 +41,7 @@ func testOptions(t testing.TB) contract.Options {
 		_, _ = s.run(ctx, "kill-server") // there may be no server
 		for _, m := range machines {
 			killSession(m)
-			if !m.gone(ctx, time.Minute) {
+			if !m.awaitExit(ctx, time.Minute) {
 				t.Errorf("process %d stays", m.PID)
 			}
 		}
@@ -79,7 +79,7 @@ func (p *Provider) kill(t *testing.T, vm infra.VM) {
 	if err := unix.Kill(machine.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if !machine.gone(t.Context(), time.Minute) {
+	if !machine.awaitExit(t.Context(), time.Minute) {
 		t.Fatalf("process %d does not end", machine.PID)
 	}
 }

@@ -109,8 +109,8 @@ func bootScript(dir string, env map[string]string, u *userdata, run string) []by
 	}
 	if u != nil {
 		line("echo 'nstance: running userdata'")
-		for _, word := range u.interpreter {
-			fmt.Fprintf(&b, "%s ", quote(word))
+		for _, arg := range u.interpreter {
+			fmt.Fprintf(&b, "%s ", quote(arg))
 		}
 		line(`%s || { echo "nstance: userdata failed with status $?: no agent is started"; exit 1; }`,
 			quote(filepath.Join(dir, "userdata")))

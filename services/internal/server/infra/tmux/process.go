@@ -33,8 +33,8 @@ func (p process) alive() bool {
 	return ok && p.Start != "" && now.Start == p.Start
 }
 
-// gone waits until the process has ended, but no longer than patience. It reports whether the process has ended.
-func (p process) gone(ctx context.Context, patience time.Duration) bool {
+// awaitExit waits until the process has ended, but no longer than patience. It reports whether the process has ended.
+func (p process) awaitExit(ctx context.Context, patience time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -452,9 +452,9 @@ func (p *Provider) end(ctx context.Context, d document) error {
 			}
 		}
 	}
-	machine.gone(ctx, hangupGrace)
+	machine.awaitExit(ctx, hangupGrace)
 	killSession(machine)
-	if !machine.gone(ctx, killGrace) {
+	if !machine.awaitExit(ctx, killGrace) {
 		return errors.Join(errors.New("its process does not exit"), ctx.Err())
 	}
 	return nil

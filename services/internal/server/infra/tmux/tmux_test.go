@@ -225,7 +225,7 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 	if s := get(t, p, vm).State; s.Alive() {
 		t.Errorf("the VM is %s although its window was closed", s)
 	}
-	if !machine.gone(t.Context(), time.Minute) {
+	if !machine.awaitExit(t.Context(), time.Minute) {
 		t.Fatal("its process stays")
 	}
 	wantState(t, p, vm, infra.Stopped)
@@ -233,7 +233,7 @@ func TestClosedWindowLosesTheVM(t *testing.T) {
 	if _, err := p.session.run(t.Context(), "kill-server"); err != nil {
 		t.Fatal(err)
 	}
-	if !p.document(t, other).process().gone(t.Context(), time.Minute) {
+	if !p.document(t, other).process().awaitExit(t.Context(), time.Minute) {
 		t.Fatal("its process stays")
 	}
 	wantState(t, p, other, infra.Stopped)
@@ -267,7 +267,7 @@ func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Deleted)
-	if !childProcess.gone(t.Context(), time.Minute) {
+	if !childProcess.awaitExit(t.Context(), time.Minute) {
 		t.Error("a child survives its machine")
 	}
 }
@@ -275,7 +275,7 @@ func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 func TestFailingUserdata(t *testing.T) {
 	p := open(t, testOptions(t))
 	vm := create(t, p, newRequest(t, "#!/bin/sh\necho to the console\nexit 7\n"))
-	if !p.document(t, vm).process().gone(t.Context(), time.Minute) {
+	if !p.document(t, vm).process().awaitExit(t.Context(), time.Minute) {
 		t.Fatal("the machine runs")
 	}
 	wantState(t, p, vm, infra.Stopped)
@@ -661,7 +661,7 @@ func TestMachineEvidence(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The process is a zombie until Wait, and a zombie counts as gone.
-	if !child.gone(t.Context(), time.Minute) {
+	if !child.awaitExit(t.Context(), time.Minute) {
 		t.Fatal("the child stays")
 	}
 	check(childID, infra.Deleted, "")

@@ -47,7 +47,7 @@ type budget struct{ crashes, releases, breaks, twice, lost, late int }
 
 type modelProc struct {
 	e       Elector
-	gone    bool
+	crashed bool
 	wake    Instant
 	request Action // on its way to the store; nil: none
 	answer  Input  // on its way back from the store; nil: none
@@ -86,7 +86,7 @@ var errInvariant = errors.New("invariant broken")
 // give passes an input to a process and executes its actions.
 func (x *explorer) give(m *model, i int, in Input) error {
 	p := &m.procs[i]
-	if p.gone {
+	if p.crashed {
 		return nil
 	}
 	next, decision := p.e.Next(x.rates.clock(i, m.now), in)
@@ -117,7 +117,7 @@ func (x *explorer) give(m *model, i int, in Input) error {
 				!m.lock.Released {
 				return fmt.Errorf("%w: %s goes, and leaves its lock behind", errInvariant, p.e.self.ID)
 			}
-			p.gone = true
+			p.crashed = true
 		}
 	}
 	return x.check(m)
@@ -137,7 +137,7 @@ func (m *model) mayTakeOver(p *modelProc) bool {
 // post queues a message for the process a.To. If the queue is full, the oldest message is lost.
 func (m *model) post(a Send) {
 	for i := range m.procs {
-		if m.procs[i].gone || m.procs[i].e.self.Peer() != a.To {
+		if m.procs[i].crashed || m.procs[i].e.self.Peer() != a.To {
 			continue
 		}
 		free := slices.IndexFunc(m.mail[:], func(l letter) bool { return l.message == nil })
@@ -154,7 +154,7 @@ func (x *explorer) check(m *model) error {
 	var leads [2]bool
 	for i, p := range m.procs {
 		until, _ := p.e.ActUntil()
-		leads[i] = !p.gone && until > x.rates.clock(i, m.now)
+		leads[i] = !p.crashed && until > x.rates.clock(i, m.now)
 	}
 	if leads[0] && leads[1] {
 		return fmt.Errorf("%w: two have authority", errInvariant)
@@ -203,7 +203,7 @@ func (x *explorer) steps(m *model) []step {
 	add := func(name string, do func(x *explorer, m *model) error) { all = append(all, step{name, do}) }
 	for i := range m.procs {
 		p := &m.procs[i]
-		if p.gone {
+		if p.crashed {
 			continue
 		}
 		name := p.e.self.Incarnation
@@ -362,14 +362,14 @@ func (x *explorer) settle(m model) error {
 		if m.now > end {
 			break
 		}
-		if m.procs[0].gone && m.procs[1].gone {
+		if m.procs[0].crashed && m.procs[1].crashed {
 			return nil
 		}
 		if err := x.easiest(&m); err != nil {
 			return err
 		}
 		for i, p := range m.procs {
-			if until, _ := p.e.ActUntil(); !p.gone && until > x.rates.clock(i, m.now) && m.now > end-5*time.Second {
+			if until, _ := p.e.ActUntil(); !p.crashed && until > x.rates.clock(i, m.now) && m.now > end-5*time.Second {
 				return nil
 			}
 		}

@@ -25,11 +25,11 @@ const (
 
 // machineCheck is what is known of the holder's machine. It is valid for one token of the lock.
 type machineCheck struct {
-	asking  bool
-	about   objstore.Token // the token that was seen when the question was asked
-	askAt   Instant
-	stopped bool // the last answer was MachineStopped; the next question comes a renewal interval later
-	gone    bool
+	asking     bool
+	about      objstore.Token // the token that was seen when the question was asked
+	askAt      Instant
+	stopped    bool // the last answer was MachineStopped; the next question comes a renewal interval later
+	terminated bool
 }
 
 // brokenLink is an ended link to a leader. It is forgotten when the leader has renewed the lock twice: a single renewal
@@ -100,7 +100,7 @@ func (e *Elector) takeoverTime() Instant {
 	switch e.seen.presence {
 	case present:
 		lock := e.seen.lock
-		if lock.Released || e.machine.gone {
+		if lock.Released || e.machine.terminated {
 			return e.seen.since
 		}
 		// The lock names this standby as the holder. Either the leadership of this process has ended, or the process
@@ -148,7 +148,7 @@ func (e *Elector) nextReadTime(now Instant) Instant {
 // askMachine asks about the holder's machine when a renewal is overdue or the link to the holder has ended.
 func (e *Elector) askMachine(now Instant, d *Decision) {
 	machine := e.seen.lock.Machine
-	if e.seen.presence != present || machine == "" || machine == e.self.Machine || e.machine.gone ||
+	if e.seen.presence != present || machine == "" || machine == e.self.Machine || e.machine.terminated ||
 		e.machine.asking || e.seen.lock.Released {
 		return
 	}
@@ -175,13 +175,13 @@ func (e *Elector) recordMachineAnswer(now Instant, state MachineState) {
 	}
 	switch {
 	case state == MachineTerminated:
-		m.gone = true
+		m.terminated = true
 	case state != MachineStopped:
 		m.stopped = false
 	case !m.stopped:
 		m.stopped = true
 		m.askAt = now.Add(renew + renew/10)
 	default: // the second answer comes no sooner than that
-		m.gone = true
+		m.terminated = true
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/metrics"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/vmaddress"
@@ -44,11 +44,11 @@ type Store interface {
 	TakeKey(ctx context.Context, key ed25519.PublicKey, tenant string, id ident.ID) error
 }
 
-// Keys caches the public keys that agents submitted, across terms and restarts. See cache.Cache. If the cache is lost,
+// Keys caches the public keys that agents submitted, across terms and restarts. See localdb.DB. If the cache is lost,
 // the server requests the keys again.
 type Keys interface {
-	Keys(ctx context.Context, instance ident.ID) ([]cache.Key, error)
-	PutKeys(ctx context.Context, instance ident.ID, keys []cache.Key) error
+	Keys(ctx context.Context, instance ident.ID) ([]localdb.Key, error)
+	PutKeys(ctx context.Context, instance ident.ID, keys []localdb.Key) error
 	DeleteKeys(ctx context.Context, instance ident.ID) error
 }
 

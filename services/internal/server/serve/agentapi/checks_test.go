@@ -16,17 +16,17 @@ import (
 
 // checked configures the group with the given runtime hash and two health checks: an HTTP request, and the given
 // command. If there is no command, the group has no health checks.
-func (w *testLeader) checked(hash string, command ...string) {
+func (l *testLeader) checked(hash string, command ...string) {
 	interval, timeout, three, one := config.Duration(10*time.Second), config.Duration(5*time.Second), 3, 1
 	check := config.HealthCheck{Interval: &interval, Timeout: &timeout, FailureThreshold: &three,
 		SuccessThreshold: &one, StartPeriod: config.Duration(time.Minute)}
-	w.group.RuntimeHash, w.group.HealthChecks = hash, map[string]config.HealthCheck{}
+	l.group.RuntimeHash, l.group.HealthChecks = hash, map[string]config.HealthCheck{}
 	if len(command) > 0 {
 		db, web := check, check
 		db.Exec, web.HTTP = command, &config.HealthRequest{Port: 8080, Path: "/healthz", Status: 204}
-		w.group.HealthChecks = map[string]config.HealthCheck{"web": web, "db": db}
+		l.group.HealthChecks = map[string]config.HealthCheck{"web": web, "db": db}
 	}
-	w.Configure(w.group)
+	l.Configure(l.group)
 }
 
 // checkStream opens a stream of files. It tells the server which version of the health checks the agent already has.

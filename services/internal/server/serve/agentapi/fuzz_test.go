@@ -15,7 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 )
 
 // FuzzSubmitPublicKeys checks that the server accepts keys only if all of them are valid and were requested. Otherwise
@@ -66,7 +66,7 @@ func FuzzSubmitPublicKeys(f *testing.F) {
 			t.Errorf("%v: %v", &req, err)
 		}
 		stored, err := w.cache.Keys(ctx, c.id)
-		if err != nil || slices.ContainsFunc(stored, func(k cache.Key) bool {
+		if err != nil || slices.ContainsFunc(stored, func(k localdb.Key) bool {
 			return k.Name != "node.pub" || filegen.CheckKey(k.PKIX, filegen.Ed25519) != nil
 		}) {
 			t.Errorf("kept: %v, %v", stored, err)

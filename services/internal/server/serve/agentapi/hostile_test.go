@@ -49,9 +49,9 @@ func refusalOf(id ident.ID, rpc, message string) []string {
 }
 
 // planned returns the actions of the next plan of the group.
-func (w *testLeader) planned(t *testing.T) []plan.Action {
+func (l *testLeader) planned(t *testing.T) []plan.Action {
 	t.Helper()
-	s, ok := w.State.Snapshot(leadertest.Group, nil)
+	s, ok := l.State.Snapshot(leadertest.Group, nil)
 	if !ok {
 		t.Fatal("there is no group")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -125,7 +125,7 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 		return nil, status.Errorf(codes.InvalidArgument, "keys: %d of them, want 1 to %d", n, maxKeys)
 	}
 	wanted := s.keysOfGroup(c)
-	keys := make([]cache.Key, len(req.GetKeys()))
+	keys := make([]localdb.Key, len(req.GetKeys()))
 	for i, key := range req.GetKeys() {
 		at := slices.IndexFunc(wanted, func(r filegen.KeyRequest) bool { return r.Name == key.GetName() })
 		if at < 0 {
@@ -135,7 +135,7 @@ func (s *Service) SubmitPublicKeys(ctx context.Context, req *nstancev1.SubmitPub
 		if err := filegen.CheckKey(key.GetPkix(), wanted[at].Algorithm); err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "keys[%d].pkix: %v", i, err)
 		}
-		keys[i] = cache.Key{Name: key.GetName(), PKIX: key.GetPkix()}
+		keys[i] = localdb.Key{Name: key.GetName(), PKIX: key.GetPkix()}
 	}
 	s.loadKeys(ctx, c.agent)
 	a := c.agent

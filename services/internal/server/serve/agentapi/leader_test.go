@@ -31,7 +31,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/filegen"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/metrics"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/agentapi"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/registerapi/leadertest"
@@ -46,7 +46,7 @@ type testLeader struct {
 	service  *agentapi.Service
 	addr     string
 	leader   atomic.Pointer[agentapi.Leadership]
-	cache    *cache.Cache
+	cache    *localdb.DB
 	disk     string // directory of the cache
 	interval atomic.Int64
 	// endpoints are the leader's addresses, as a string.
@@ -94,7 +94,7 @@ func newTestLeader(t testing.TB) *testLeader {
 			return text
 		}})
 	var err error
-	if w.cache, err = cache.Open(context.Background(), cache.Path(w.disk)); err != nil {
+	if w.cache, err = localdb.Open(context.Background(), localdb.Path(w.disk)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.cache.Close() })
@@ -125,28 +125,28 @@ type client struct {
 }
 
 // registered returns an instance whose agent has registered with a key.
-func (w *testLeader) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
+func (l *testLeader) registered(t testing.TB) (ident.ID, ed25519.PrivateKey, *tls.Certificate) {
 	t.Helper()
-	id, key := w.Created(t), transporttest.NewKey(t)
-	cert := w.Certificate(t, w.Agent(id), key)
-	w.Change(t, id, func(r *record.Instance) {
-		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, w.Clock.Now(),
+	id, key := l.Created(t), transporttest.NewKey(t)
+	cert := l.Certificate(t, l.Agent(id), key)
+	l.Change(t, id, func(r *record.Instance) {
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID, r.Hostname = record.Registered, l.Clock.Now(),
 			transporttest.Public(key), "n", "node-1"
 		r.Certificate = &record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}
 	})
 	return id, key, cert
 }
 
-func (w *testLeader) agent(t testing.TB) *client {
+func (l *testLeader) agent(t testing.TB) *client {
 	t.Helper()
-	id, key, cert := w.registered(t)
-	return w.connect(t, id, key, cert)
+	id, key, cert := l.registered(t)
+	return l.connect(t, id, key, cert)
 }
 
-func (w *testLeader) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert *tls.Certificate) *client {
+func (l *testLeader) connect(t testing.TB, id ident.ID, key ed25519.PrivateKey, cert *tls.Certificate) *client {
 	t.Helper()
-	conn := w.Dial(t, w.addr, cert)
-	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: w, id: id, key: key, cert: cert,
+	conn := l.Dial(t, l.addr, cert)
+	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: l, id: id, key: key, cert: cert,
 		conn: conn}
 }
 
@@ -325,9 +325,9 @@ func wants(t testing.TB, what string, err error, code codes.Code, message string
 	}
 }
 
-func (w *testLeader) log(t testing.TB) []record.CertLog {
+func (l *testLeader) log(t testing.TB) []record.CertLog {
 	t.Helper()
-	entries, err := w.Bucket.ListCertLog(context.Background(), "")
+	entries, err := l.Bucket.ListCertLog(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

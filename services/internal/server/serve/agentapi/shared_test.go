@@ -33,8 +33,8 @@ import (
 // The tests of this file have two agents with the identity of one instance, as after a copy of a disk.
 
 // sharedAlert returns the text of the alert about an instance's identity, or "".
-func (w *testLeader) sharedAlert(id ident.ID) string {
-	for _, e := range w.State.Standing("prod") {
+func (l *testLeader) sharedAlert(id ident.ID) string {
+	for _, e := range l.State.Standing("prod") {
 		if e.Kind == plan.AlertSharedIdentity && e.Instance == id && e.Group == "workers" {
 			return e.Message
 		}
@@ -79,12 +79,12 @@ func (machine) Facts() agent.Facts { return agent.Facts{Hostname: "node-1"} }
 func (machine) Sample(context.Context) (*nstancev1.Metrics, time.Duration) { return nil, 0 }
 
 // boot runs an agent from a disk until stop is called.
-func (w *testLeader) boot(t *testing.T, id ident.ID, d *disk, from string) (stop func()) {
+func (l *testLeader) boot(t *testing.T, id ident.ID, d *disk, from string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	client := agent.New(agent.Options{ID: id, RegistrationAddrs: []string{w.addr}, AgentAddrs: []string{w.addr},
+	client := agent.New(agent.Options{ID: id, RegistrationAddrs: []string{l.addr}, AgentAddrs: []string{l.addr},
 		Identity: &d.identity, Keys: &d.keys, Files: &d.files, IdentityMode: 0o600, KeysMode: 0o600, FilesMode: 0o600,
-		Machine: machine{}, Dial: dialFrom(from), Version: "test", Log: w.Log})
+		Machine: machine{}, Dial: dialFrom(from), Version: "test", Log: l.Log})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -99,7 +99,7 @@ func (w *testLeader) boot(t *testing.T, id ident.ID, d *disk, from string) (stop
 }
 
 // now sets the leader's clock to the time of this machine, which real agents use.
-func (w *testLeader) now() { w.Clock.Advance(time.Since(w.Clock.Now())) }
+func (l *testLeader) now() { l.Clock.Advance(time.Since(l.Clock.Now())) }
 
 func TestTwoAgentsWithOneIdentity(t *testing.T) {
 	w, logs := newTestLeader(t), &transporttest.Logs{}
@@ -334,23 +334,23 @@ func TestAddressLearntDuringAStream(t *testing.T) {
 }
 
 // checkAddresses sets the check of addresses, and the answer of the provider.
-func (w *testLeader) checkAddresses(enabled bool, ask func(context.Context, ident.ID) error) {
-	w.leader.Load().Addresses = &vmaddress.Checker{State: w.State, Enabled: func() bool { return enabled }, Ask: ask,
-		Now: w.Clock.Now}
+func (l *testLeader) checkAddresses(enabled bool, ask func(context.Context, ident.ID) error) {
+	l.leader.Load().Addresses = &vmaddress.Checker{State: l.State, Enabled: func() bool { return enabled }, Ask: ask,
+		Now: l.Clock.Now}
 }
 
 // connectFrom connects an agent that does not name its process.
-func (w *testLeader) connectFrom(t *testing.T, id ident.ID, key ed25519.PrivateKey, cert *x509.Certificate,
+func (l *testLeader) connectFrom(t *testing.T, id ident.ID, key ed25519.PrivateKey, cert *x509.Certificate,
 	from string) *client {
 	t.Helper()
-	tlsCert := w.Certificate(t, w.Agent(id), key)
-	conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithNoProxy(), grpc.WithContextDialer(dialFrom(from)),
-		grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(tlsCert))))
+	tlsCert := l.Certificate(t, l.Agent(id), key)
+	conn, err := grpc.NewClient("passthrough:///"+l.addr, grpc.WithNoProxy(), grpc.WithContextDialer(dialFrom(from)),
+		grpc.WithTransportCredentials(credentials.NewTLS(l.ClientTLS(tlsCert))))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: w, id: id, key: key,
+	return &client{AgentServiceClient: nstancev1.NewAgentServiceClient(conn), t: t, w: l, id: id, key: key,
 		cert: tlsCert, conn: conn}
 }
 

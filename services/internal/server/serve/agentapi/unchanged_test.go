@@ -22,10 +22,10 @@ type written struct {
 }
 
 // files returns all files of the server's cache.
-func (w *testLeader) files(t testing.TB) map[string]written {
+func (l *testLeader) files(t testing.TB) map[string]written {
 	t.Helper()
 	out := map[string]written{}
-	if err := filepath.WalkDir(w.disk, func(path string, entry fs.DirEntry, err error) error {
+	if err := filepath.WalkDir(l.disk, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}

@@ -194,9 +194,9 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
-		req  *nstancev1.DeleteInstanceRequest
-		code codes.Code
-		word string
+		req     *nstancev1.DeleteInstanceRequest
+		code    codes.Code
+		message string
 	}{
 		"no ID": {&nstancev1.DeleteInstanceRequest{}, codes.InvalidArgument, "instance_id: "},
 		"unknown": {&nstancev1.DeleteInstanceRequest{InstanceId: w.NewID(t, "knd").String()}, codes.NotFound,
@@ -207,7 +207,7 @@ func TestDeleteInstanceRefusals(t *testing.T) {
 			codes.InvalidArgument, "reason: "},
 	} {
 		_, err := w.DeleteInstance(t.Context(), test.req)
-		wants(t, name, err, test.code, test.word)
+		wants(t, name, err, test.code, test.message)
 	}
 	_, err = w.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: made.GetInstanceId()})
 	wants(t, "acknowledge what is not deleted", err, codes.FailedPrecondition, "instance_id: ")

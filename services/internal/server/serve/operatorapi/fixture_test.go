@@ -36,7 +36,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/lease"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/operatorapi"
 	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
@@ -230,11 +230,11 @@ func newLoggedTestShard(t testing.TB, text string, log *slog.Logger) *testShard 
 // newJournal runs a journal until ctx ends.
 func newJournal(t testing.TB, ctx context.Context, w *testShard) *journal.Journal {
 	t.Helper()
-	c, err := cache.Open(t.Context(), cache.Path(t.TempDir()))
+	c, err := localdb.Open(t.Context(), localdb.Path(t.TempDir()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := journal.New(journal.Options{Shard: "a", Term: 3, Store: w.store, Cache: c,
+	j := journal.New(journal.Options{Shard: "a", Term: 3, Store: w.store, DB: c,
 		Retention: func() time.Duration { return time.Hour }, Now: w.Clock.Now, Log: w.Log})
 	done := make(chan error, 1)
 	go func() { done <- j.Run(ctx) }()
@@ -256,10 +256,10 @@ func notLeader() error {
 }
 
 // serve serves the API on a port that admits clients of the given role.
-func (w *testShard) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
+func (f *testShard) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
-	server := grpc.NewServer(append(transport.ServerOptions(w.Source, role, w.Log), more...)...)
-	nstancev1.RegisterOperatorServiceServer(server, w.service)
+	server := grpc.NewServer(append(transport.ServerOptions(f.Source, role, f.Log), more...)...)
+	nstancev1.RegisterOperatorServiceServer(server, f.service)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -272,13 +272,13 @@ func (w *testShard) serve(t testing.TB, role authority.Role, more ...grpc.Server
 }
 
 // operator registers an operator and returns its certificate.
-func (w *testShard) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
+func (f *testShard) operator(t testing.TB, tenant string, id ident.ID, key ed25519.PrivateKey) *tls.Certificate {
 	t.Helper()
-	cert := w.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: w.Name, Tenant: tenant, ID: id},
+	cert := f.Certificate(t, authority.Identity{Role: authority.RoleOperator, Cluster: f.Name, Tenant: tenant, ID: id},
 		key)
-	_, err := w.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
-		Cluster: w.Name, Tenant: tenant,
-		Writer: "test", PublicKey: transporttest.Public(key), CreatedAt: w.Clock.Now(),
+	_, err := f.state.PutOperator(t.Context(), record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
+		Cluster: f.Name, Tenant: tenant,
+		Writer: "test", PublicKey: transporttest.Public(key), CreatedAt: f.Clock.Now(),
 		Certificate: record.CertificateRef{Serial: authority.Serial(cert.Leaf), NotAfter: cert.Leaf.NotAfter}}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -286,16 +286,16 @@ func (w *testShard) operator(t testing.TB, tenant string, id ident.ID, key ed255
 	return cert
 }
 
-func (w *testShard) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
+func (f *testShard) dial(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
 	t.Helper()
-	return w.dialTo(t, w.listener, cert)
+	return f.dialTo(t, f.listener, cert)
 }
 
-func (w *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate,
+func (f *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.Certificate,
 	options ...grpc.DialOption) nstancev1.OperatorServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///bufconn", append(options,
-		grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(cert))),
+		grpc.WithTransportCredentials(credentials.NewTLS(f.ClientTLS(cert))),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return listener.DialContext(ctx)
 		}), grpc.WithDisableRetry())...)
@@ -307,39 +307,39 @@ func (w *testShard) dialTo(t testing.TB, listener *bufconn.Listener, cert *tls.C
 }
 
 // rival returns a client for an operator of a second tenant with the name "rival".
-func (w *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
+func (f *testShard) rival(t testing.TB) nstancev1.OperatorServiceClient {
 	t.Helper()
-	return w.dial(t, w.operator(t, "rival", w.NewID(t, "opr"), transporttest.NewKey(t)))
+	return f.dial(t, f.operator(t, "rival", f.NewID(t, "opr"), transporttest.NewKey(t)))
 }
 
 // configure writes the configuration to the bucket, as Terraform does.
-func (w *testShard) configure(t testing.TB, text string) {
+func (f *testShard) configure(t testing.TB, text string) {
 	t.Helper()
-	if _, err := w.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {
+	if _, err := f.store.Put(t.Context(), keys.Config("a"), []byte(text), objstore.Always()); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // breakStore sets the function that injects faults into requests to the store.
-func (w *testShard) breakStore(fault func(mem.Request) mem.Fault) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.fault = fault
+func (f *testShard) breakStore(fault func(mem.Request) mem.Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fault = fault
 }
 
 func outOfOrder(mem.Request) mem.Fault { return mem.Fault{Err: errors.New("out of order")} }
 
 // provide sets the function that answers calls to the provider.
-func (w *testShard) provide(script func(context.Context, mock.Call) mock.Outcome) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.script = script
+func (f *testShard) provide(script func(context.Context, mock.Call) mock.Outcome) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.script = script
 }
 
 // end ends the leadership. The service then answers like a standby.
-func (w *testShard) end() {
-	close(w.cut)
-	w.lose()
+func (f *testShard) end() {
+	close(f.cut)
+	f.lose()
 }
 
 // stream receives one watch in the background.
@@ -434,9 +434,9 @@ func live(t testing.TB, client nstancev1.OperatorServiceClient) *stream[*instanc
 }
 
 // scale creates or changes a dynamic group with the template "worker".
-func (w *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
+func (f *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.GroupStatus {
 	t.Helper()
-	answer, err := w.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group,
+	answer, err := f.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Group: group,
 		Patch: fmt.Sprintf(`{"template": "worker", "size": %d}`, size)})
 	if err != nil {
 		t.Fatal(err)
@@ -445,11 +445,11 @@ func (w *testShard) scale(t testing.TB, group string, size uint32) *nstancev1.Gr
 }
 
 // grow creates a group and waits for its instances, which are not registered yet.
-func (w *testShard) grow(t testing.TB, group string, size int) []ident.ID {
+func (f *testShard) grow(t testing.TB, group string, size int) []ident.ID {
 	t.Helper()
-	s := live(t, w)
+	s := live(t, f)
 	defer s.stop()
-	w.scale(t, group, uint32(size))
+	f.scale(t, group, uint32(size))
 	var ids []ident.ID
 	for range size {
 		event := s.await("creation", ofType(nstancev1.InstanceEvent_TYPE_CREATED))
@@ -468,36 +468,36 @@ func parse(t testing.TB, text string) ident.ID {
 }
 
 // register acts like an instance's agent: it registers, connects, and reports.
-func (w *testShard) register(t testing.TB, id ident.ID, report shardstate.Report) {
+func (f *testShard) register(t testing.TB, id ident.ID, report shardstate.Report) {
 	t.Helper()
-	rec, err := w.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
-		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, w.Clock.Now(),
+	rec, err := f.leader.Executor.Update(t.Context(), id, func(r *record.Instance) {
+		r.State, r.RegisteredAt, r.PublicKey, r.NonceID = record.Registered, f.Clock.Now(),
 			make([]byte, ed25519.PublicKeySize), "nonce"
 		r.Certificate = &record.CertificateRef{Serial: strings.Repeat("0", 32),
-			NotAfter: w.Clock.Now().Add(authority.AgentTTL)}
+			NotAfter: f.Clock.Now().Add(authority.AgentTTL)}
 		r.IPv4 = "10.0.0.7"
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
+	f.leader.State.Publish(shardstate.InstanceEvent{Type: shardstate.EventRegistered, Tenant: rec.Tenant,
 		Group: rec.Group, Instance: id})
-	stream, ok := w.leader.State.Connected(id)
-	if !ok || !w.leader.State.Reported(id, stream, report) {
+	stream, ok := f.leader.State.Connected(id)
+	if !ok || !f.leader.State.Reported(id, stream, report) {
 		t.Fatalf("%s cannot report", id)
 	}
 }
 
 // list merges the provider's list of all VMs into the state.
-func (w *testShard) list(t testing.TB) {
+func (f *testShard) list(t testing.TB) {
 	t.Helper()
-	if err := w.leader.Asker.List(t.Context()); err != nil {
+	if err := f.leader.Asker.List(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // awaitListing lists the provider's VMs repeatedly until an event matches.
-func (w *testShard) awaitListing(s *stream[*instanceEvent], what string,
+func (f *testShard) awaitListing(s *stream[*instanceEvent], what string,
 	match func(*instanceEvent) bool) *instanceEvent {
 	s.t.Helper()
 	for {
@@ -510,21 +510,21 @@ func (w *testShard) awaitListing(s *stream[*instanceEvent], what string,
 				return event
 			}
 		default:
-			w.list(s.t)
+			f.list(s.t)
 			runtime.Gosched()
 		}
 	}
 }
 
-func wants(t testing.TB, what string, err error, code codes.Code, words ...string) {
+func wants(t testing.TB, what string, err error, code codes.Code, parts ...string) {
 	t.Helper()
 	if status.Code(err) != code {
 		t.Errorf("%s: %v, want %s", what, err, code)
 		return
 	}
-	for _, word := range words {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("%s: %v, want %q in it", what, err, word)
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %v, want %q in it", what, err, part)
 		}
 	}
 }

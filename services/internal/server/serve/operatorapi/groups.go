@@ -115,7 +115,7 @@ func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.Delete
 	if err := groupName("group", req.GetGroup()); err != nil {
 		return nil, err
 	}
-	if err := word("expected_etag", req.GetExpectedEtag(), maxWord); err != nil {
+	if err := checkText("expected_etag", req.GetExpectedEtag(), maxText); err != nil {
 		return nil, err
 	}
 	key := c.key(req.GetGroup())

@@ -19,9 +19,9 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
 
-func (w *testShard) group(t testing.TB, name string) *nstancev1.GroupStatus {
+func (f *testShard) group(t testing.TB, name string) *nstancev1.GroupStatus {
 	t.Helper()
-	answer, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
+	answer, err := f.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 	for name, test := range map[string]struct {
 		req   *nstancev1.UpsertGroupRequest
 		code  codes.Code
-		words []string
+		parts []string
 	}{
 		"no name":  {&nstancev1.UpsertGroupRequest{}, codes.InvalidArgument, []string{"group: "}},
 		"bad name": {&nstancev1.UpsertGroupRequest{Group: "a--b"}, codes.InvalidArgument, []string{"group: "}},
@@ -197,7 +197,7 @@ func TestUpsertGroupRefusals(t *testing.T) {
 			codes.Aborted, []string{"expected_etag: "}},
 	} {
 		_, err := w.UpsertGroup(t.Context(), test.req)
-		wants(t, name, err, test.code, test.words...)
+		wants(t, name, err, test.code, test.parts...)
 	}
 	_, err := w.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Group: "new"})
 	wants(t, "delete nothing", err, codes.NotFound, "group: ")

@@ -107,7 +107,7 @@ func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInsta
 }
 
 func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
-	if err := word("reason", req.GetReason(), maxReason); err != nil {
+	if err := checkText("reason", req.GetReason(), maxReason); err != nil {
 		return nil, err
 	}
 	view, err := c.instance(req.GetInstanceId())
@@ -237,7 +237,7 @@ func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.
 	if err := groupName("group", req.GetGroup()); err != nil {
 		return nil, err
 	}
-	if err := word("instance_type", req.GetInstanceType(), maxWord); err != nil {
+	if err := checkText("instance_type", req.GetInstanceType(), maxText); err != nil {
 		return nil, err
 	}
 	if err := checkVars(req.GetVars()); err != nil {

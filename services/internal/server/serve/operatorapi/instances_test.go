@@ -20,17 +20,17 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
-func (w *testShard) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
+func (f *testShard) status(t testing.TB, id ident.ID) *nstancev1.InstanceStatus {
 	t.Helper()
-	answer, err := w.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+	answer, err := f.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return answer.GetInstance()
 }
 
-func (w *testShard) create(id, group string) (*nstancev1.InstanceStatus, error) {
-	answer, err := w.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group,
+func (f *testShard) create(id, group string) (*nstancev1.InstanceStatus, error) {
+	answer, err := f.CreateInstance(context.Background(), &nstancev1.CreateInstanceRequest{Group: group,
 		InstanceId: id})
 	return answer.GetInstance(), err
 }
@@ -186,7 +186,7 @@ func TestCreateInstanceRefusals(t *testing.T) {
 	for name, test := range map[string]struct {
 		req   *nstancev1.CreateInstanceRequest
 		code  codes.Code
-		words []string
+		parts []string
 	}{
 		"no group":      {&nstancev1.CreateInstanceRequest{}, codes.InvalidArgument, []string{"group: "}},
 		"unknown group": {&nstancev1.CreateInstanceRequest{Group: "none"}, codes.NotFound, []string{"group: "}},
@@ -216,7 +216,7 @@ func TestCreateInstanceRefusals(t *testing.T) {
 	} {
 		before := w.provider.Count(mock.Create)
 		_, err := w.CreateInstance(t.Context(), test.req)
-		wants(t, name, err, test.code, test.words...)
+		wants(t, name, err, test.code, test.parts...)
 		if w.provider.Count(mock.Create) != before {
 			t.Errorf("%s: the provider was asked", name)
 		}

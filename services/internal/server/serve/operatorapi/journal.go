@@ -10,7 +10,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/server/journal/cache"
+	"github.com/nstance-kit/nstance/services/internal/server/journal/localdb"
 	"github.com/nstance-kit/nstance/services/internal/server/watch"
 )
 
@@ -110,14 +110,14 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 		}
 		e := ready[0]
 		ready = ready[1:]
-		query.After = cache.PositionOf(e)
+		query.After = localdb.PositionOf(e)
 		return &nstancev1.FollowEventsResponse{Event: journalEvent(e)}, nil
 	})
 }
 
 // eventQuery checks a filter and returns its query for the caller's tenant.
-func (c *call) eventQuery(f *nstancev1.EventFilter) (cache.EventQuery, error) {
-	query := cache.EventQuery{Tenant: c.tenant, Group: f.GetGroup(), Cause: f.GetCause()}
+func (c *call) eventQuery(f *nstancev1.EventFilter) (localdb.EventQuery, error) {
+	query := localdb.EventQuery{Tenant: c.tenant, Group: f.GetGroup(), Cause: f.GetCause()}
 	if query.Group != "" {
 		if err := groupName("filter.group", query.Group); err != nil {
 			return query, err
@@ -130,7 +130,7 @@ func (c *call) eventQuery(f *nstancev1.EventFilter) (cache.EventQuery, error) {
 		}
 		query.Instance = id.String()
 	}
-	if err := word("filter.cause", query.Cause, maxWord); err != nil {
+	if err := checkText("filter.cause", query.Cause, maxText); err != nil {
 		return query, err
 	}
 	if n := len(f.GetKinds()); n > maxList {
@@ -157,8 +157,8 @@ func eventKinds() string {
 }
 
 // matches reports whether a query without Until selects an event.
-func matches(q cache.EventQuery, e record.Event) bool {
-	at := cache.PositionOf(e)
+func matches(q localdb.EventQuery, e record.Event) bool {
+	at := localdb.PositionOf(e)
 	return (e.Tenant == q.Tenant || e.Tenant == "") && (q.Group == "" || e.Group == q.Group) &&
 		(q.Instance == "" || e.Instance == q.Instance) && (q.Cause == "" || e.Cause == q.Cause) &&
 		(len(q.Kinds) == 0 || slices.Contains(q.Kinds, e.Kind)) && !e.At.Before(q.Since) &&
@@ -175,11 +175,11 @@ func journalEvent(e record.Event) *nstancev1.JournalEvent {
 func position(e record.Event) string { return fmt.Sprintf("%d-%d", e.Term, e.Sequence) }
 
 // parsePosition parses a text that position has returned. The empty text is the position before all events.
-func parsePosition(field, text string) (at cache.Position, err error) {
+func parsePosition(field, text string) (at localdb.Position, err error) {
 	if text == "" {
 		return at, nil
 	}
-	if err := word(field, text, maxWord); err != nil {
+	if err := checkText(field, text, maxText); err != nil {
 		return at, err
 	}
 	if _, err := fmt.Sscanf(text, "%d-%d", &at.Term, &at.Sequence); err != nil ||

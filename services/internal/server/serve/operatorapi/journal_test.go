@@ -16,10 +16,10 @@ import (
 )
 
 // listed waits until the journal has n events of a filter, and returns them as "kind group actor message".
-func (w *testShard) listed(t *testing.T, filter *nstancev1.EventFilter, n int) []string {
+func (f *testShard) listed(t *testing.T, filter *nstancev1.EventFilter, n int) []string {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		answer, err := w.ListEvents(t.Context(), &nstancev1.ListEventsRequest{Filter: filter})
+		answer, err := f.ListEvents(t.Context(), &nstancev1.ListEventsRequest{Filter: filter})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
 )
 
-func (w *testShard) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x509.Certificate, error) {
+func (f *testShard) renew(t testing.TB, client nstancev1.OperatorServiceClient) (*x509.Certificate, error) {
 	t.Helper()
 	answer, err := client.RenewCertificate(t.Context(), &nstancev1.OperatorServiceRenewCertificateRequest{})
 	if err != nil {
@@ -35,7 +35,7 @@ func (w *testShard) renew(t testing.TB, client nstancev1.OperatorServiceClient) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(w.CA.Certificate()) ||
+	if bundle, err := authority.ParseBundle(answer.GetCaBundle()); err != nil || !bundle[0].Equal(f.CA.Certificate()) ||
 		!cert.NotAfter.Equal(answer.GetNotAfter().AsTime()) {
 		t.Errorf("bundle: %v, not after %v", err, answer.GetNotAfter().AsTime())
 	}
@@ -48,15 +48,15 @@ func list(t testing.TB, client nstancev1.OperatorServiceClient) error {
 }
 
 // remove makes the operator's record a tombstone. An administrator removes an operator in the same way.
-func (w *testShard) remove(t testing.TB) {
+func (f *testShard) remove(t testing.TB) {
 	t.Helper()
-	rec, token, err := w.state.GetOperator(t.Context(), "prod", w.id)
+	rec, token, err := f.state.GetOperator(t.Context(), "prod", f.id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec.Revision++
-	rec.RemovedAt = w.Clock.Now()
-	if _, err := w.state.PutOperator(t.Context(), rec, token); err != nil {
+	rec.RemovedAt = f.Clock.Now()
+	if _, err := f.state.PutOperator(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
 }

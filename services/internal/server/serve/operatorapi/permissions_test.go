@@ -300,9 +300,9 @@ func TestRefusedRolesAreLogged(t *testing.T) {
 }
 
 // dialPort returns a client that calls the operators' port over TCP.
-func (w *testShard) dialPort(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
+func (f *testShard) dialPort(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
 	t.Helper()
-	return nstancev1.NewOperatorServiceClient(w.Dial(t, w.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
-		nstancev1.RegisterOperatorServiceServer(s, w.service)
+	return nstancev1.NewOperatorServiceClient(f.Dial(t, f.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
+		nstancev1.RegisterOperatorServiceServer(s, f.service)
 	}), cert))
 }

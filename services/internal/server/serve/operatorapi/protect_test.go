@@ -59,8 +59,8 @@ func TestProtectInstance(t *testing.T) {
 	protected(oldest, ids[2])
 	events := live(t, w)
 	w.scale(t, "fleet", 2)
-	gone := events.await("the scale-down", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
-	if id := parse(t, gone.GetInstance().GetInstanceId()); id != ids[1] {
+	deletion := events.await("the scale-down", ofType(nstancev1.InstanceEvent_TYPE_PENDING_DELETION))
+	if id := parse(t, deletion.GetInstance().GetInstanceId()); id != ids[1] {
 		t.Errorf("%v goes, want %v", id, ids[1])
 	}
 	// DeleteInstance deletes even a protected instance.

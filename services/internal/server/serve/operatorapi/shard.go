@@ -67,12 +67,13 @@ func (s *Service) GetShardStatus(ctx context.Context, req *nstancev1.GetShardSta
 
 func (c *call) shardStatus(*nstancev1.GetShardStatusRequest) (*nstancev1.GetShardStatusResponse, error) {
 	leading, configured := c.Status(), c.Config.Status()
-	groups, instances, connected, _, _, _ := c.state().Numbers()
+	counts := c.state().Count()
 	answer := &nstancev1.GetShardStatusResponse{
 		Shard: c.Shard, ClusterId: c.Cluster, LeaderId: c.ID, Version: leading.Version, Term: c.state().Term(),
 		LeaderSince: timestamp(c.state().Since()), HeirId: leading.Heir, StandbyIds: leading.Standbys,
 		ConfigEtag: configured.ETag, RefusedEtag: configured.RefusedETag, Problems: problems(configured.Problems),
-		Groups: uint32(groups), Instances: uint32(instances), AgentsConnected: uint32(connected),
+		Groups: uint32(counts.Groups), Instances: uint32(counts.Instances),
+		AgentsConnected: uint32(counts.Connected),
 	}
 	if leading.LeaseLeft != nil {
 		answer.LeaseLeft = durationpb.New(*leading.LeaseLeft)

@@ -16,23 +16,23 @@ import (
 )
 
 // as registers an operator of the tenant prod with the given name and role, and returns its client.
-func (w *testShard) as(t *testing.T, name string, role record.OperatorRole) nstancev1.OperatorServiceClient {
+func (f *testShard) as(t *testing.T, name string, role record.OperatorRole) nstancev1.OperatorServiceClient {
 	t.Helper()
-	return w.dial(t, w.certificateAs(t, name, role))
+	return f.dial(t, f.certificateAs(t, name, role))
 }
 
 // certificateAs returns the certificate of an operator with a name and a role.
-func (w *testShard) certificateAs(t *testing.T, name string, role record.OperatorRole) *tls.Certificate {
+func (f *testShard) certificateAs(t *testing.T, name string, role record.OperatorRole) *tls.Certificate {
 	t.Helper()
-	id, key := w.NewID(t, "opr"), transporttest.NewKey(t)
-	cert := w.operator(t, "prod", id, key)
-	rec, token, err := w.state.GetOperator(t.Context(), "prod", id)
+	id, key := f.NewID(t, "opr"), transporttest.NewKey(t)
+	cert := f.operator(t, "prod", id, key)
+	rec, token, err := f.state.GetOperator(t.Context(), "prod", id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rec.Revision++
 	rec.Name, rec.Role = name, role
-	if _, err := w.state.PutOperator(t.Context(), rec, token); err != nil {
+	if _, err := f.state.PutOperator(t.Context(), rec, token); err != nil {
 		t.Fatal(err)
 	}
 	return cert

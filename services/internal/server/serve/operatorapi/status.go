@@ -92,8 +92,8 @@ func healthChecks(checks []shardstate.CheckState) (out []*nstancev1.HealthCheckS
 	return out
 }
 
-// gone returns the status of an instance that has no record any more.
-func gone(id ident.ID, group string) *nstancev1.InstanceStatus {
+// deletedStatus returns the status of an instance that has no record any more.
+func deletedStatus(id ident.ID, group string) *nstancev1.InstanceStatus {
 	return &nstancev1.InstanceStatus{InstanceId: id.String(), Group: group, Kind: id.Prefix(),
 		State:         string(record.Deleted),
 		ProviderState: string(infra.Deleted), Health: healthUnknown}
@@ -109,7 +109,7 @@ const (
 	healthStopping     = "stopping"     // its agent announced that the machine shuts down or restarts
 )
 
-func health(v shardstate.InstanceView, now time.Time) (word, message string) {
+func health(v shardstate.InstanceView, now time.Time) (state, message string) {
 	p := &v.Plan
 	switch {
 	case v.Record.State == record.Deleted:
@@ -129,11 +129,11 @@ func health(v shardstate.InstanceView, now time.Time) (word, message string) {
 	case now.Sub(p.LastReport) > 3*v.Settings.HealthInterval:
 		return healthSilent, join("reports are missing", lastRefused(p))
 	case p.Notice:
-		word, message = healthUnhealthy, "termination notice"
+		state, message = healthUnhealthy, "termination notice"
 		if p.Healthy {
-			word = healthHealthy
+			state = healthHealthy
 		}
-		return word, message
+		return state, message
 	case p.Healthy:
 		return healthHealthy, v.Report.Message
 	}

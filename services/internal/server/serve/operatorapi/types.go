@@ -25,7 +25,7 @@ func (c *call) getInstanceType(req *nstancev1.GetInstanceTypeRequest) (*nstancev
 	if name == "" {
 		return nil, invalid("instance_type", "is missing")
 	}
-	if err := word("instance_type", name, maxWord); err != nil {
+	if err := checkText("instance_type", name, maxText); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()

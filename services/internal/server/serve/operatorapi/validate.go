@@ -18,7 +18,7 @@ import (
 const (
 	maxList     = 64     // entries of a list
 	maxOrphans  = 16_384 // orphans that one request confirms
-	maxWord     = 256    // bytes of a name that is not an identifier
+	maxText     = 256    // bytes of a name that is not an identifier
 	maxReason   = 512    // bytes
 	maxVars     = 1024   // entries
 	maxVarsSize = 96 << 10
@@ -43,9 +43,9 @@ func instanceID(text string) (ident.ID, error) {
 	return id, nil
 }
 
-// word checks that a text consists of at most limit bytes of printable UTF-8. It does not check the meaning, because
-// another system interprets the text.
-func word(field, text string, limit int) error {
+// checkText checks that a text consists of at most limit bytes of printable UTF-8. It does not check the meaning,
+// because another system interprets the text.
+func checkText(field, text string, limit int) error {
 	switch {
 	case len(text) > limit:
 		return invalid(field, "has %d bytes, at most %d are allowed", len(text), limit)
@@ -66,7 +66,7 @@ func checkVars(vars map[string]string) error {
 		if name == "" {
 			return invalid("vars", "the name of a variable is empty")
 		}
-		if err := word("vars", name, maxWord); err != nil {
+		if err := checkText("vars", name, maxText); err != nil {
 			return err
 		}
 		if total += len(name) + len(value); total > maxVarsSize {
@@ -81,7 +81,7 @@ func parsePatch(req *nstancev1.UpsertGroupRequest) (config.Patch, error) {
 	if err := groupName("group", req.GetGroup()); err != nil {
 		return config.Patch{}, err
 	}
-	if err := word("expected_etag", req.GetExpectedEtag(), maxWord); err != nil {
+	if err := checkText("expected_etag", req.GetExpectedEtag(), maxText); err != nil {
 		return config.Patch{}, err
 	}
 	if req.GetMustCreate() && (req.GetMustExist() || req.GetExpectedEtag() != "") {

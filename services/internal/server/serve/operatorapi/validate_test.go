@@ -99,8 +99,8 @@ func TestHealthMessages(t *testing.T) {
 		Settings: plan.Settings{HealthInterval: time.Minute},
 	}
 	for name, test := range map[string]struct {
-		change        func(*shardstate.InstanceView)
-		word, message string
+		change         func(*shardstate.InstanceView)
+		state, message string
 	}{
 		"healthy":      {func(*shardstate.InstanceView) {}, "healthy", "said so"},
 		"unhealthy":    {func(v *shardstate.InstanceView) { v.Plan.Healthy = false }, "unhealthy", "said so"},
@@ -145,8 +145,8 @@ func TestHealthMessages(t *testing.T) {
 	} {
 		v := base
 		test.change(&v)
-		if word, message := health(v, now); word != test.word || message != test.message {
-			t.Errorf("%s: %s, %q", name, word, message)
+		if state, message := health(v, now); state != test.state || message != test.message {
+			t.Errorf("%s: %s, %q", name, state, message)
 		}
 	}
 }

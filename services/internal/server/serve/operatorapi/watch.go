@@ -205,7 +205,7 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 	}
 	view, ok := c.state().Instance(event.Instance)
 	if !ok {
-		out.Instance = gone(event.Instance, event.Group)
+		out.Instance = deletedStatus(event.Instance, event.Group)
 		return out
 	}
 	out.Instance = c.instanceStatus(view)
@@ -242,33 +242,33 @@ type groupWatch struct {
 
 // next returns the next event. It renders changed groups in batches with a pause after each batch, so that a thousand
 // changes of one group need few renderings.
-func (w *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, error) {
-	for len(w.ready) == 0 {
-		if err := w.wait(ctx); err != nil {
+func (g *groupWatch) next(ctx context.Context) (*nstancev1.WatchGroupsResponse, error) {
+	for len(g.ready) == 0 {
+		if err := g.wait(ctx); err != nil {
 			return nil, err
 		}
 	}
-	event := w.ready[0]
-	w.ready = w.ready[1:]
-	if len(w.ready) == 0 {
-		w.ready = nil
+	event := g.ready[0]
+	g.ready = g.ready[1:]
+	if len(g.ready) == 0 {
+		g.ready = nil
 	}
 	return &nstancev1.WatchGroupsResponse{Event: event}, nil
 }
 
 // wait waits for changes or for the next resync, and renders the groups that changed, or all groups at a resync.
-func (w *groupWatch) wait(ctx context.Context) error {
-	if err := tasks.Sleep(ctx, time.Until(w.notBefore)); err != nil {
+func (g *groupWatch) wait(ctx context.Context) error {
+	if err := tasks.Sleep(ctx, time.Until(g.notBefore)); err != nil {
 		return err
 	}
-	again := w.looked.Add(w.service.resync)
+	again := g.looked.Add(g.service.resync)
 	if !time.Now().Before(again) {
-		w.renderGroups()
+		g.renderGroups()
 		return nil
 	}
 	due, cancel := context.WithDeadline(ctx, again)
 	defer cancel()
-	key, err := w.sub.Next(due)
+	key, err := g.sub.Next(due)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			return nil
@@ -278,50 +278,50 @@ func (w *groupWatch) wait(ctx context.Context) error {
 	// Also take all changes that are already queued, so that they are rendered together.
 	over, stop := context.WithCancel(ctx)
 	stop()
-	for n := 0; err == nil && n < w.service.queue; n++ {
-		w.changed(key.Group)
-		key, err = w.sub.Next(over)
+	for n := 0; err == nil && n < g.service.queue; n++ {
+		g.changed(key.Group)
+		key, err = g.sub.Next(over)
 	}
-	w.notBefore = time.Now().Add(w.service.pace)
+	g.notBefore = time.Now().Add(g.service.pace)
 	return nil
 }
 
 // renderGroups renders all of the tenant's groups.
-func (w *groupWatch) renderGroups() {
-	w.looked = time.Now()
+func (g *groupWatch) renderGroups() {
+	g.looked = time.Now()
 	there := map[string]bool{}
-	for _, view := range w.state().GroupViews(w.tenant) {
+	for _, view := range g.state().GroupViews(g.tenant) {
 		there[view.GroupKey.Group] = true
-		w.queueStatus(w.groupStatus(view))
+		g.queueStatus(g.groupStatus(view))
 	}
-	for group := range w.sent {
+	for group := range g.sent {
 		if !there[group] {
-			w.deleted(group)
+			g.deleted(group)
 		}
 	}
 }
 
 // changed renders one group.
-func (w *groupWatch) changed(group string) {
-	if view, ok := w.state().GroupView(w.key(group)); ok {
-		w.queueStatus(w.groupStatus(view))
-	} else if _, ok := w.sent[group]; ok {
-		w.deleted(group)
+func (g *groupWatch) changed(group string) {
+	if view, ok := g.state().GroupView(g.key(group)); ok {
+		g.queueStatus(g.groupStatus(view))
+	} else if _, ok := g.sent[group]; ok {
+		g.deleted(group)
 	}
 }
 
 // queueStatus queues a status unless the client already has it.
-func (w *groupWatch) queueStatus(group *nstancev1.GroupStatus) {
+func (g *groupWatch) queueStatus(group *nstancev1.GroupStatus) {
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(group)
 	digest := sha256.Sum256(text)
-	if have, ok := w.sent[group.GetGroup()]; err == nil && ok && have == digest {
+	if have, ok := g.sent[group.GetGroup()]; err == nil && ok && have == digest {
 		return
 	}
-	w.sent[group.GetGroup()] = digest
-	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: group})
+	g.sent[group.GetGroup()] = digest
+	g.ready = append(g.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Status: group})
 }
 
-func (w *groupWatch) deleted(group string) {
-	delete(w.sent, group)
-	w.ready = append(w.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: group})
+func (g *groupWatch) deleted(group string) {
+	delete(g.sent, group)
+	g.ready = append(g.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: group})
 }

@@ -24,10 +24,10 @@ import (
 // In the tests of this file, a process on one VM has stolen the nonce of another VM and tries to register with it.
 
 // dialFrom returns a client that calls from the given address of this machine.
-func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationServiceClient {
+func (l *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+w.addr, grpc.WithNoProxy(),
-		grpc.WithTransportCredentials(credentials.NewTLS(w.ClientTLS(nil))),
+	conn, err := grpc.NewClient("passthrough:///"+l.addr, grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(credentials.NewTLS(l.ClientTLS(nil))),
 		grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
 			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(addr)}}
 			return dialer.DialContext(ctx, "tcp", to)
@@ -40,11 +40,11 @@ func (w *testLeader) dialFrom(t *testing.T, addr string) nstancev1.RegistrationS
 }
 
 // located returns an instance whose VM, according to the provider, has the given state and addresses.
-func (w *testLeader) located(t *testing.T, state infra.State, addresses ...string) ident.ID {
+func (l *testLeader) located(t *testing.T, state infra.State, addresses ...string) ident.ID {
 	t.Helper()
-	id := w.Created(t)
-	w.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: state, Addresses: addresses,
-		LaunchedAt: w.Clock.Now()}, w.Clock.Now())
+	id := l.Created(t)
+	l.State.Answered(id, infra.VM{ProviderID: "vm-" + id.String(), State: state, Addresses: addresses,
+		LaunchedAt: l.Clock.Now()}, l.Clock.Now())
 	return id
 }
 

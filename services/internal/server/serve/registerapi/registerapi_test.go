@@ -87,46 +87,46 @@ func serveLeader(t testing.TB, leader *leadertest.Leader) *testLeader {
 }
 
 // journal returns the recorded events.
-func (w *testLeader) journal() []record.Event {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.recorded)
+func (l *testLeader) journal() []record.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.recorded)
 }
 
 // nonce returns a new nonce for an agent. The function `change` may modify its claims.
-func (w *testLeader) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
+func (l *testLeader) nonce(t testing.TB, id ident.ID, change func(*authority.NonceSpec)) string {
 	t.Helper()
-	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: w.Name, Tenant: "prod", ID: id, Shard: w.Shard,
+	spec := authority.NonceSpec{Role: authority.RoleAgent, Cluster: l.Name, Tenant: "prod", ID: id, Shard: l.Shard,
 		Group: "workers", ConfigHash: "i1"}
 	if change != nil {
 		change(&spec)
 	}
-	nonce, _, err := authority.MintNonce(w.NonceKey, spec, rand.Reader, w.Clock.Now())
+	nonce, _, err := authority.MintNonce(l.NonceKey, spec, rand.Reader, l.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return nonce.Reveal()
 }
 
-func (w *testLeader) operatorNonce(t testing.TB) (string, ident.ID) {
+func (l *testLeader) operatorNonce(t testing.TB) (string, ident.ID) {
 	t.Helper()
-	nonce, claims, err := authority.MintNonce(w.NonceKey, authority.NonceSpec{Role: authority.RoleOperator,
-		Cluster: w.Name, Tenant: "prod"}, rand.Reader, w.Clock.Now())
+	nonce, claims, err := authority.MintNonce(l.NonceKey, authority.NonceSpec{Role: authority.RoleOperator,
+		Cluster: l.Name, Tenant: "prod"}, rand.Reader, l.Clock.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return nonce.Reveal(), claims.ID
 }
 
-func (w *testLeader) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
-	return w.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
+func (l *testLeader) register(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterAgentResponse, error) {
+	return l.client.RegisterAgent(context.Background(), &nstancev1.RegisterAgentRequest{Nonce: nonce,
 		PublicKey: transporttest.Public(key),
 		Ipv4:      "10.1.2.3", Ipv6: "2001:DB8::1", Hostname: "node-1"})
 }
 
-func (w *testLeader) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse,
+func (l *testLeader) registerOperator(nonce string, key ed25519.PrivateKey) (*nstancev1.RegisterOperatorResponse,
 	error) {
-	return w.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
+	return l.client.RegisterOperator(context.Background(), &nstancev1.RegisterOperatorRequest{Nonce: nonce,
 		PublicKey: transporttest.Public(key)})
 }
 
@@ -150,9 +150,9 @@ func leaf(t testing.TB, text []byte) *x509.Certificate {
 	return cert
 }
 
-func (w *testLeader) log(t testing.TB) []record.CertLog {
+func (l *testLeader) log(t testing.TB) []record.CertLog {
 	t.Helper()
-	entries, err := w.Bucket.ListCertLog(context.Background(), "")
+	entries, err := l.Bucket.ListCertLog(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,8 +40,8 @@ func runUnit(ctx context.Context, t *testing.T, stack *local.Stack) error {
 	command := func(setting string) *exec.Cmd {
 		_, line, _ := strings.Cut(strings.ReplaceAll(unit, "\\\n", " "), "\n"+setting+"=")
 		line, _, _ = strings.Cut(line, "\n")
-		words := strings.Fields(os.Expand(line, func(name string) string { return env[name] }))
-		cmd := exec.CommandContext(ctx, words[0], words[1:]...) //nolint:gosec // the unit is ours
+		argv := strings.Fields(os.Expand(line, func(name string) string { return env[name] }))
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // the unit is ours
 		cmd.Env = append(stack.Env(), "NSTANCE_ADMIN_SERVERS="+env["NSTANCE_ADMIN_SERVERS"])
 		return cmd
 	}

@@ -1,4 +1,4 @@
-package cache
+package localdb
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func instance(t testing.TB, n int64) ident.ID {
 	return id
 }
 
-func open(t testing.TB, path string) *Cache {
+func open(t testing.TB, path string) *DB {
 	t.Helper()
 	c, err := Open(context.Background(), path)
 	if err != nil {
@@ -40,15 +40,15 @@ func open(t testing.TB, path string) *Cache {
 	return c
 }
 
-// works fails the test unless the cache stores and returns keys.
-func works(t testing.TB, c *Cache) {
+// works fails the test unless the database stores and returns keys.
+func works(t testing.TB, d *DB) {
 	t.Helper()
 	ctx := context.Background()
 	keys := []Key{{"a.pub", []byte{1}}, {"b.pub", []byte{0, 2}}}
-	if err := c.PutKeys(ctx, instance(t, 1), keys); err != nil {
+	if err := d.PutKeys(ctx, instance(t, 1), keys); err != nil {
 		t.Fatal(err)
 	}
-	got, err := c.Keys(ctx, instance(t, 1))
+	got, err := d.Keys(ctx, instance(t, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestKeysSurviveReopening(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.PutKeys(ctx, instance(t, 1), nil); err == nil {
-		t.Error("a closed cache takes keys")
+		t.Error("a closed database takes keys")
 	}
 
 	c = open(t, path)
@@ -200,7 +200,7 @@ func TestOtherFilesAreUnchanged(t *testing.T) {
 	}
 }
 
-// TestDeletedWhileRunning deletes the whole directory during reads and writes. The cache continues to work.
+// TestDeletedWhileRunning deletes the whole directory during reads and writes. The database continues to work.
 func TestDeletedWhileRunning(t *testing.T) {
 	dir := t.TempDir()
 	path := Path(dir)

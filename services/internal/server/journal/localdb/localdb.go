@@ -1,10 +1,10 @@
-// Package cache keeps the public keys that agents submitted, and the newest events of the journal, in the server's
+// Package localdb keeps the public keys that agents submitted, and the newest events of the journal, in the server's
 // SQLite file.
 //
 // Invariant: the server can get everything in the file again: the keys from the agents, and the events from the bucket.
 // If the file is corrupt, has another version, or is deleted while the server runs, the package replaces it by a new,
 // empty file.
-package cache
+package localdb
 
 import (
 	"context"
@@ -53,9 +53,9 @@ type Key struct {
 // Path returns the path of the database inside the server's cache directory.
 func Path(dir string) string { return filepath.Join(dir, "db", "nstance.db") }
 
-// Cache is the open database. Its methods are safe for concurrent use and run one at a time. A method returns an error
+// DB is the open database. Its methods are safe for concurrent use and run one at a time. A method returns an error
 // if the file is unusable and could not be replaced. The caller may log the error and otherwise ignore it.
-type Cache struct {
+type DB struct {
 	path string
 
 	mu sync.Mutex
@@ -67,34 +67,34 @@ type Cache struct {
 // Open opens the database at path. It creates a missing database, including its directory. It replaces a file that is
 // corrupt or has another version. It returns an error if the path is a directory, if the server may not write there, or
 // if the file is another program's database.
-func Open(ctx context.Context, path string) (*Cache, error) {
-	c := &Cache{path: path}
-	if err := c.open(ctx); err != nil {
-		return nil, fmt.Errorf("open cache: %w", err)
+func Open(ctx context.Context, path string) (*DB, error) {
+	d := &DB{path: path}
+	if err := d.open(ctx); err != nil {
+		return nil, fmt.Errorf("open the local database: %w", err)
 	}
-	return c, nil
+	return d, nil
 }
 
 // Close closes the database. Later calls fail.
-func (c *Cache) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closed = true
-	return c.shut()
+func (d *DB) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	return d.shut()
 }
 
-func (c *Cache) shut() error {
-	if c.db == nil {
+func (d *DB) shut() error {
+	if d.db == nil {
 		return nil
 	}
-	err := c.db.Close()
-	c.db = nil
+	err := d.db.Close()
+	d.db = nil
 	return err
 }
 
 // PutKeys stores public keys of an instance. A new key replaces an old one with the same name.
-func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) error {
-	return c.write(ctx, "put keys", func(tx *sql.Tx) error {
+func (d *DB) PutKeys(ctx context.Context, instance ident.ID, keys []Key) error {
+	return d.write(ctx, "put keys", func(tx *sql.Tx) error {
 		for _, key := range keys {
 			if _, err := tx.ExecContext(ctx,
 				`INSERT OR REPLACE INTO public_keys (instance, name, pkix) VALUES (?, ?, ?)`,
@@ -107,16 +107,16 @@ func (c *Cache) PutKeys(ctx context.Context, instance ident.ID, keys []Key) erro
 }
 
 // Keys returns an instance's public keys, sorted by name.
-func (c *Cache) Keys(ctx context.Context, instance ident.ID) ([]Key, error) {
-	return read(ctx, c, `SELECT name, pkix FROM public_keys WHERE instance = ? ORDER BY name`,
+func (d *DB) Keys(ctx context.Context, instance ident.ID) ([]Key, error) {
+	return read(ctx, d, `SELECT name, pkix FROM public_keys WHERE instance = ? ORDER BY name`,
 		[]any{instance.Storage()}, func(rows *sql.Rows) (k Key, err error) {
 			return k, rows.Scan(&k.Name, &k.PKIX)
 		})
 }
 
 // DeleteKeys deletes an instance's public keys.
-func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
-	return c.write(ctx, "delete keys", func(tx *sql.Tx) error {
+func (d *DB) DeleteKeys(ctx context.Context, instance ident.ID) error {
+	return d.write(ctx, "delete keys", func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM public_keys WHERE instance = ?`, instance.Storage())
 		return err
 	})
@@ -124,15 +124,15 @@ func (c *Cache) DeleteKeys(ctx context.Context, instance ident.ID) error {
 
 // KeepKeys deletes the public keys of all instances for which keep returns false. It also deletes rows with an invalid
 // instance ID.
-func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool) error {
-	rows, err := read(ctx, c, `SELECT DISTINCT instance FROM public_keys`, nil,
+func (d *DB) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool) error {
+	rows, err := read(ctx, d, `SELECT DISTINCT instance FROM public_keys`, nil,
 		func(rows *sql.Rows) (instance string, err error) {
 			return instance, rows.Scan(&instance)
 		})
 	if err != nil {
 		return err
 	}
-	return c.write(ctx, "delete keys", func(tx *sql.Tx) error {
+	return d.write(ctx, "delete keys", func(tx *sql.Tx) error {
 		for _, row := range rows {
 			if id, err := ident.ParseStorageID(row); err == nil && keep(id) {
 				continue
@@ -146,8 +146,8 @@ func (c *Cache) KeepKeys(ctx context.Context, keep func(instance ident.ID) bool)
 }
 
 // write runs fn in a transaction. If the first attempt fails, it tries once more with a new database.
-func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) error {
-	return c.attempt(ctx, what, func(db *sql.DB) error {
+func (d *DB) write(ctx context.Context, what string, fn func(*sql.Tx) error) error {
+	return d.attempt(ctx, what, func(db *sql.DB) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
@@ -159,9 +159,9 @@ func (c *Cache) write(ctx context.Context, what string, fn func(*sql.Tx) error) 
 	})
 }
 
-func read[T any](ctx context.Context, c *Cache, query string, args []any, scan func(*sql.Rows) (T, error)) (out []T,
+func read[T any](ctx context.Context, d *DB, query string, args []any, scan func(*sql.Rows) (T, error)) (out []T,
 	err error) {
-	err = c.attempt(ctx, "read", func(db *sql.DB) error {
+	err = d.attempt(ctx, "read", func(db *sql.DB) error {
 		out = nil
 		rows, err := db.QueryContext(ctx, query, args...)
 		if err != nil {
@@ -183,36 +183,36 @@ func read[T any](ctx context.Context, c *Cache, query string, args []any, scan f
 // attempt calls fn with the database. If the file is damaged or missing, attempt replaces the database and calls fn
 // once more. If the file cannot be used for another reason, for example a disk that was full before, attempt opens the
 // file again and calls fn once more. A query that SQLite refuses changes nothing.
-func (c *Cache) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return fmt.Errorf("cache: %s: it is closed", what)
+func (d *DB) attempt(ctx context.Context, what string, fn func(*sql.DB) error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("local database: %s: it is closed", what)
 	}
-	if c.db != nil && present(c.path) {
-		err := fn(c.db)
+	if d.db != nil && present(d.path) {
+		err := fn(d.db)
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("cache: %s: %w", what, err)
+			return fmt.Errorf("local database: %s: %w", what, err)
 		}
 		if refused(err) {
-			return fmt.Errorf("cache: %s: %w", what, err)
+			return fmt.Errorf("local database: %s: %w", what, err)
 		}
-		_ = c.shut()
+		_ = d.shut()
 		if damaged(err) {
-			if err := discard(c.path); err != nil {
-				return fmt.Errorf("cache: %s: %w", what, err)
+			if err := discard(d.path); err != nil {
+				return fmt.Errorf("local database: %s: %w", what, err)
 			}
 		}
 	}
-	_ = c.shut()
-	if err := c.open(ctx); err != nil {
-		return fmt.Errorf("cache: %s: %w", what, err)
+	_ = d.shut()
+	if err := d.open(ctx); err != nil {
+		return fmt.Errorf("local database: %s: %w", what, err)
 	}
-	if err := fn(c.db); err != nil {
-		return fmt.Errorf("cache: %s: %w", what, err)
+	if err := fn(d.db); err != nil {
+		return fmt.Errorf("local database: %s: %w", what, err)
 	}
 	return nil
 }
@@ -261,35 +261,35 @@ func present(path string) bool {
 }
 
 // open opens the file and replaces it if it cannot be used.
-func (c *Cache) open(ctx context.Context) error {
-	if err := os.MkdirAll(filepath.Dir(c.path), 0o750); err != nil {
+func (d *DB) open(ctx context.Context) error {
+	if err := os.MkdirAll(filepath.Dir(d.path), 0o750); err != nil {
 		return err
 	}
-	info, err := os.Lstat(c.path)
+	info, err := os.Lstat(d.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// The database file was deleted. Remove its journal files too, because they do not belong to the new database.
-		if err := discard(c.path); err != nil {
+		if err := discard(d.path); err != nil {
 			return err
 		}
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a file: remove it, or give another --cachedir", c.path)
+		return fmt.Errorf("%s is not a file: remove it, or give another --cachedir", d.path)
 	}
-	db, err := connect(ctx, c.path)
+	db, err := connect(ctx, d.path)
 	if err == nil {
-		c.db = db
+		d.db = db
 		return nil
 	}
 	if ctx.Err() != nil || errors.Is(err, errForeign) || code(err) != 0 && !damaged(err) {
 		return err
 	}
-	if err := discard(c.path); err != nil {
+	if err := discard(d.path); err != nil {
 		return err
 	}
-	if c.db, err = connect(ctx, c.path); err != nil {
-		return fmt.Errorf("%s: %w", c.path, err)
+	if d.db, err = connect(ctx, d.path); err != nil {
+		return fmt.Errorf("%s: %w", d.path, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package cache
+package localdb
 
 import (
 	"context"
@@ -32,8 +32,8 @@ type EventQuery struct {
 }
 
 // PutEvents stores events. It does not change an event that is already stored.
-func (c *Cache) PutEvents(ctx context.Context, events []record.Event) error {
-	return c.write(ctx, "put events", func(tx *sql.Tx) error {
+func (d *DB) PutEvents(ctx context.Context, events []record.Event) error {
+	return d.write(ctx, "put events", func(tx *sql.Tx) error {
 		insert, err := tx.PrepareContext(ctx, `INSERT OR IGNORE INTO events
 			(term, sequence, at, tenant, "group", instance, kind, cause, event) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`)
 		if err != nil {
@@ -56,7 +56,7 @@ func (c *Cache) PutEvents(ctx context.Context, events []record.Event) error {
 }
 
 // Events returns the events of a query from the oldest to the newest.
-func (c *Cache) Events(ctx context.Context, q EventQuery) ([]record.Event, error) {
+func (d *DB) Events(ctx context.Context, q EventQuery) ([]record.Event, error) {
 	where, args := []string{"(term, sequence) > (?, ?)"}, []any{q.After.Term, q.After.Sequence}
 	add := func(condition string, values ...any) {
 		where, args = append(where, condition), append(args, values...)
@@ -87,7 +87,7 @@ func (c *Cache) Events(ctx context.Context, q EventQuery) ([]record.Event, error
 		add("at < ?", q.Until.UnixNano())
 	}
 	query := "SELECT event FROM events WHERE " + strings.Join(where, " AND ") + " ORDER BY term, sequence LIMIT ?"
-	return read(ctx, c, query, append(args, q.Limit), func(rows *sql.Rows) (e record.Event, err error) {
+	return read(ctx, d, query, append(args, q.Limit), func(rows *sql.Rows) (e record.Event, err error) {
 		var text string
 		if err := rows.Scan(&text); err != nil {
 			return e, err
@@ -97,15 +97,15 @@ func (c *Cache) Events(ctx context.Context, q EventQuery) ([]record.Event, error
 }
 
 // HasEvent reports whether the event at a position is stored.
-func (c *Cache) HasEvent(ctx context.Context, at Position) (bool, error) {
-	found, err := read(ctx, c, `SELECT 1 FROM events WHERE term = ? AND sequence = ?`, []any{at.Term, at.Sequence},
+func (d *DB) HasEvent(ctx context.Context, at Position) (bool, error) {
+	found, err := read(ctx, d, `SELECT 1 FROM events WHERE term = ? AND sequence = ?`, []any{at.Term, at.Sequence},
 		func(rows *sql.Rows) (n int, err error) { return n, rows.Scan(&n) })
 	return len(found) > 0, err
 }
 
 // KeepEvents deletes all but the newest n events.
-func (c *Cache) KeepEvents(ctx context.Context, n int) error {
-	return c.write(ctx, "keep events", func(tx *sql.Tx) error {
+func (d *DB) KeepEvents(ctx context.Context, n int) error {
+	return d.write(ctx, "keep events", func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM events WHERE (term, sequence) <= (SELECT term, sequence FROM events
 			ORDER BY term DESC, sequence DESC LIMIT 1 OFFSET ?)`, n)
 		return err
