@@ -28,13 +28,3 @@ func FromError(err error) *nstancev1.NotLeader {
 	}
 	return nil
 }
-
-// Follow runs "call" with addr. leaderAddr returns the leader's address from the NotLeader detail of the error of
-// "call", or "". If the leader has another address than addr, Follow runs "call" once more, with the leader's address.
-func Follow(addr string, leaderAddr func(*nstancev1.NotLeader) string, call func(addr string) error) error {
-	err := call(addr)
-	if leader := leaderAddr(FromError(err)); leader != "" && leader != addr {
-		return call(leader)
-	}
-	return err
-}

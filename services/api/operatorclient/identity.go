@@ -1,5 +1,7 @@
-// Package operatorclient connects to the servers of a shard with an operator's certificate. nstance-admin, the
-// Terraform provider and the Kubernetes operator use it.
+// Package operatorclient calls the leader of a shard with an operator's certificate. nstance-admin, the Terraform
+// provider, the Kubernetes operator and nstance-dev use it.
+//
+// Invariant: a client exchanges data only with servers of the operator's cluster and of the intended shard.
 package operatorclient
 
 import (
@@ -8,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -35,16 +38,31 @@ type Identity struct {
 	load func() *tls.Certificate
 }
 
-// ReadFiles reads the three files of an identity directory. The error wraps fs.ErrNotExist if one is missing.
-func ReadFiles(dir string) (ca, certificate, key []byte, err error) {
-	if ca, err = readFile(filepath.Join(dir, CAFile)); err != nil {
-		return nil, nil, nil, err
+// ErrNoIdentity means that the directory has no complete identity.
+var ErrNoIdentity = errors.New("no identity")
+
+// LoadIdentity reads and checks an identity directory. The error wraps [ErrNoIdentity] if a file is missing. No error
+// quotes the key.
+func LoadIdentity(dir string) (Identity, error) {
+	if dir == "" {
+		return Identity{}, fmt.Errorf("%w: no directory is named", ErrNoIdentity)
 	}
-	if certificate, err = readFile(filepath.Join(dir, CertificateFile)); err != nil {
-		return nil, nil, nil, err
+	var texts [3][]byte
+	for i, name := range []string{CAFile, CertificateFile, KeyFile} {
+		text, err := readFile(filepath.Join(dir, name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return Identity{}, fmt.Errorf("%w: %s is missing in %s", ErrNoIdentity, name, dir)
+		case err != nil:
+			return Identity{}, fmt.Errorf("read the identity in %s: %w", dir, err)
+		}
+		texts[i] = text
 	}
-	key, err = readFile(filepath.Join(dir, KeyFile))
-	return ca, certificate, key, err
+	identity, err := ParseIdentity(texts[0], texts[1], texts[2])
+	if err != nil {
+		return Identity{}, fmt.Errorf("read the identity in %s: %w", dir, err)
+	}
+	return identity, nil
 }
 
 func readFile(path string) (data []byte, err error) {
@@ -84,16 +102,29 @@ func ParseIdentity(ca, certificate, key []byte) (Identity, error) {
 	}}, nil
 }
 
+// ExpiredError means that the operator's own certificate has expired.
+type ExpiredError struct{ At time.Time }
+
+func (e *ExpiredError) Error() string {
+	return "the operator's certificate ended at " + e.At.UTC().Format(time.RFC3339)
+}
+
 // Config returns the TLS configuration of a connection to a server of a shard. It requires TLS 1.3 and a matching host
-// name. The peer must be a server of the operator's cluster and of that shard.
-func (i Identity) Config(shard string, now func() time.Time) *tls.Config {
-	return &tls.Config{
-		MinVersion:       tls.VersionTLS13,
-		RootCAs:          i.roots,
-		Certificates:     []tls.Certificate{*i.load()},
-		Time:             now,
-		VerifyConnection: VerifyServer(i.Who.Cluster, shard),
+// name. The peer must be a server of the operator's cluster and of that shard. The error is an [ExpiredError].
+func (i Identity) Config(shard string, now func() time.Time) (*tls.Config, error) {
+	if now().After(i.Leaf.NotAfter) {
+		return nil, &ExpiredError{i.Leaf.NotAfter}
 	}
+	config := ServerConfig(i.Who.Cluster, shard, i.roots, now)
+	config.Certificates = []tls.Certificate{*i.load()}
+	return config, nil
+}
+
+// ServerConfig returns the TLS configuration of a connection to a server of a cluster and shard. It has no client
+// certificate.
+func ServerConfig(cluster, shard string, roots *x509.CertPool, now func() time.Time) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Time: now,
+		VerifyConnection: verifyServer(cluster, shard)}
 }
 
 // PeerError means that the peer at a server's address is not a server of the intended shard.
@@ -101,9 +132,9 @@ type PeerError struct{ Reason string }
 
 func (e *PeerError) Error() string { return "wrong peer: " + e.Reason }
 
-// VerifyServer returns a function for [tls.Config.VerifyConnection]. That function returns a [PeerError]
+// verifyServer returns a function for [tls.Config.VerifyConnection]. That function returns a [PeerError]
 // unless the peer's certificate names a server of the cluster and shard. TLS verifies the chain and the host name.
-func VerifyServer(cluster, shard string) func(tls.ConnectionState) error {
+func verifyServer(cluster, shard string) func(tls.ConnectionState) error {
 	return func(state tls.ConnectionState) error {
 		peer, err := authority.ParseIdentity(state.PeerCertificates[0])
 		switch {

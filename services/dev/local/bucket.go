@@ -4,9 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -146,89 +144,49 @@ func (s *Stack) ProviderOptions() map[string]string {
 	return options
 }
 
-// identity registers a new operator of the default tenant. It returns the operator's client certificate and the
-// cluster's CA, and writes both to dir unless dir is empty.
-func (s *Stack) identity(ctx context.Context, dir string) (tls.Certificate, *x509.CertPool, error) {
-	state, err := s.State(ctx)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	return Identity(ctx, state, Cluster, dir)
-}
-
-// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the operator's client
-// certificate and a pool with the cluster's CA, and writes both to dir unless dir is empty.
-func Identity(ctx context.Context, state *clusterstate.State, cluster, dir string) (tls.Certificate, *x509.CertPool,
-	error) {
-	ca, cert, private, err := issue(ctx, state, cluster)
-	if err != nil {
-		return tls.Certificate{}, nil, err
-	}
-	if dir != "" {
-		if err := save(dir, ca.Certificate(), cert, private); err != nil {
-			return tls.Certificate{}, nil, err
-		}
-	}
-	identity, pool := forTLS(ca, cert, private)
-	return identity, pool, nil
-}
-
-func forTLS(ca authority.CA, cert *x509.Certificate, private ed25519.PrivateKey) (tls.Certificate, *x509.CertPool) {
-	pool := x509.NewCertPool()
-	pool.AddCert(ca.Certificate())
-	return tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: private, Leaf: cert}, pool
-}
-
-// issue makes a key pair and a certificate for an operator and writes the operator's record to the bucket.
-func issue(ctx context.Context, state *clusterstate.State, cluster string) (authority.CA, *x509.Certificate,
-	ed25519.PrivateKey, error) {
+// Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the operator's
+// identity, and writes it to the files of dir unless dir is empty.
+func Identity(ctx context.Context, state *clusterstate.State, cluster, dir string) (operatorclient.Identity, error) {
 	ca, err := state.LoadCA(ctx)
 	if err != nil {
-		return authority.CA{}, nil, nil, fmt.Errorf("load the CA: %w", err)
+		return operatorclient.Identity{}, fmt.Errorf("load the CA: %w", err)
 	}
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return authority.CA{}, nil, nil, err
+		return operatorclient.Identity{}, err
 	}
 	now := time.Now()
 	id, err := ident.NewID(ident.OperatorPrefix, now, rand.Reader)
 	if err != nil {
-		return authority.CA{}, nil, nil, err
+		return operatorclient.Identity{}, err
 	}
 	cert, err := ca.IssueClient(authority.ClientSpec{
 		Identity:  authority.Identity{Role: authority.RoleOperator, Cluster: cluster, Tenant: Tenant, ID: id},
 		PublicKey: public,
 	}, rand.Reader, now)
 	if err != nil {
-		return authority.CA{}, nil, nil, err
+		return operatorclient.Identity{}, err
 	}
 	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
 		Cluster: cluster, Tenant: Tenant, Writer: id.String(),
 		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter},
 		CreatedAt: now}, "")
 	if err != nil {
-		return authority.CA{}, nil, nil, fmt.Errorf("register an operator: %w", err)
+		return operatorclient.Identity{}, fmt.Errorf("register an operator: %w", err)
 	}
-	return ca, cert, private, nil
-}
-
-// save writes an identity to the same files as `nstance-admin cluster register-operator`.
-func save(dir string, ca, cert *x509.Certificate, key ed25519.PrivateKey) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
+	key, err := authority.EncodePrivateKey(private)
 	if err != nil {
-		return err
+		return operatorclient.Identity{}, err
 	}
-	for name, content := range map[string][]byte{
-		"ca.crt":       authority.EncodeBundle(ca),
-		"identity.crt": authority.EncodeCertificate(cert),
-		"identity.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			return err
+	bundle, certificate := authority.EncodeBundle(ca.Certificate()), authority.EncodeCertificate(cert)
+	if dir != "" {
+		err = errors.Join(os.MkdirAll(dir, 0o700),
+			os.WriteFile(filepath.Join(dir, operatorclient.CAFile), bundle, 0o600),
+			os.WriteFile(filepath.Join(dir, operatorclient.CertificateFile), certificate, 0o600),
+			os.WriteFile(filepath.Join(dir, operatorclient.KeyFile), key, 0o600))
+		if err != nil {
+			return operatorclient.Identity{}, err
 		}
 	}
-	return nil
+	return operatorclient.ParseIdentity(bundle, certificate, key)
 }

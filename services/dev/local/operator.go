@@ -3,24 +3,18 @@ package local
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
@@ -28,7 +22,7 @@ import (
 // [Operator.Watch] runs, the client acknowledges every drain. Its methods may be called concurrently.
 type Operator struct {
 	nstancev1.OperatorServiceClient
-	conns *serverConns
+	client *operatorclient.Client
 
 	mu     sync.Mutex
 	events []*nstancev1.InstanceEvent
@@ -44,73 +38,56 @@ func (s *Stack) Connect(ctx context.Context) (*Operator, error) {
 // ConnectAs is like Connect. If dir is not empty, ConnectAs also writes the identity to this directory for
 // nstance-admin --identity-dir.
 func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
-	cert, roots, err := s.identity(ctx, dir)
+	state, err := s.State(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.connect(cert, roots)
+	identity, err := Identity(ctx, state, Cluster, dir)
+	if err != nil {
+		return nil, err
+	}
+	return s.connect(identity), nil
 }
 
 // ConnectWith prepares connections with an identity that nstance-admin wrote to a directory.
 func (s *Stack) ConnectWith(dir string) (*Operator, error) {
-	cert, err := tls.LoadX509KeyPair(filepath.Join(dir, "identity.crt"), filepath.Join(dir, "identity.key"))
-	if err != nil {
-		return nil, fmt.Errorf("identity in %s: %w", dir, err)
-	}
-	authorities, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	identity, err := operatorclient.LoadIdentity(dir)
 	if err != nil {
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(authorities) {
-		return nil, fmt.Errorf("%s has no certificate", filepath.Join(dir, "ca.crt"))
-	}
-	return s.connect(cert, roots)
+	return s.connect(identity), nil
 }
 
-func (s *Stack) connect(cert tls.Certificate, roots *x509.CertPool) (*Operator, error) {
-	creds := credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert},
-		RootCAs: roots, ServerName: loopback})
-	conns := &serverConns{}
-	for _, addr := range s.operatorAddrs() {
-		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(creds),
-			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5,
-					MaxDelay: 500 * time.Millisecond},
-				MinConnectTimeout: 2 * time.Second,
-			}))
-		if err != nil {
-			return nil, errors.Join(err, conns.close())
-		}
-		conns.all = append(conns.all, conn)
-	}
-	return &Operator{OperatorServiceClient: nstancev1.NewOperatorServiceClient(conns), conns: conns,
-		news: make(chan struct{})}, nil
+func (s *Stack) connect(identity operatorclient.Identity) *Operator {
+	client := operatorclient.New(operatorclient.Options{Addresses: s.operatorAddrs(),
+		TLS: func() (*tls.Config, error) { return identity.Config(Shard, time.Now) }})
+	return &Operator{OperatorServiceClient: client.API(), client: client, news: make(chan struct{})}
 }
 
 // Close closes the connections.
-func (o *Operator) Close() { _ = o.conns.close() } // the only error is that they are closed already
+func (o *Operator) Close() { o.client.Close() }
 
 // Watch collects instance and error events until ctx ends. When the leader changes, Watch connects to the new leader.
 func (o *Operator) Watch(ctx context.Context) {
 	var both sync.WaitGroup
-	both.Go(func() { repeat(ctx, o.watchInstances) })
-	both.Go(func() { repeat(ctx, o.watchErrors) })
+	both.Go(func() { o.repeat(ctx, o.watchInstances) })
+	both.Go(func() { o.repeat(ctx, o.watchErrors) })
 	both.Wait()
 }
 
-// repeat calls fn again each time fn returns, until ctx ends. fn reads a stream from the leader. When the leader's term
-// ends, the stream ends too.
-func repeat(ctx context.Context, fn func(context.Context) error) {
+// repeat calls the leader again each time fn returns, until ctx ends. fn reads a stream from the leader. When the
+// leader's term ends, the stream ends too.
+func (o *Operator) repeat(ctx context.Context, fn func(context.Context, nstancev1.OperatorServiceClient) error) {
 	for ctx.Err() == nil {
-		_ = fn(ctx)                         // the next call opens the stream again
+		_ = o.client.Call(ctx, func(ctx context.Context, to *grpc.ClientConn) error {
+			return fn(ctx, nstancev1.NewOperatorServiceClient(to))
+		}) // the next call opens the stream again
 		_ = Pause(ctx, 50*time.Millisecond) // the loop checks ctx
 	}
 }
 
-func (o *Operator) watchInstances(ctx context.Context) error {
-	stream, err := o.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
+func (o *Operator) watchInstances(ctx context.Context, client nstancev1.OperatorServiceClient) error {
+	stream, err := client.WatchInstances(ctx, &nstancev1.WatchInstancesRequest{})
 	if err != nil {
 		return err
 	}
@@ -133,8 +110,8 @@ func (o *Operator) watchInstances(ctx context.Context) error {
 	}
 }
 
-func (o *Operator) watchErrors(ctx context.Context) error {
-	stream, err := o.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
+func (o *Operator) watchErrors(ctx context.Context, client nstancev1.OperatorServiceClient) error {
+	stream, err := client.WatchErrors(ctx, &nstancev1.WatchErrorsRequest{})
 	if err != nil {
 		return err
 	}
@@ -286,68 +263,4 @@ func lastSeen(instances string) error {
 		return errors.New("there were no instances")
 	}
 	return errors.New("last seen:" + instances)
-}
-
-// serverConns holds one connection to each server of a shard. Calls use the current connection. If a call shows that
-// the server of this connection does not lead or does not answer, the next connection becomes the current one.
-// serverConns implements [grpc.ClientConnInterface].
-type serverConns struct {
-	all     []*grpc.ClientConn
-	current atomic.Uint32 // modulo len(all)
-}
-
-func (c *serverConns) close() error {
-	var errs []error
-	for _, conn := range c.all {
-		errs = append(errs, conn.Close())
-	}
-	return errors.Join(errs...)
-}
-
-func (c *serverConns) pick() (*grpc.ClientConn, uint32) {
-	at := c.current.Load()
-	return c.all[int(at)%len(c.all)], at
-}
-
-// skip makes the next connection current if the error shows that the server of the given connection does not lead or
-// does not answer. It does nothing if the given connection is no longer the current one.
-func (c *serverConns) skip(at uint32, err error) {
-	if transient(err) {
-		c.current.CompareAndSwap(at, at+1)
-	}
-}
-
-// Invoke implements [grpc.ClientConnInterface].
-func (c *serverConns) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	conn, at := c.pick()
-	err := conn.Invoke(ctx, method, args, reply, opts...)
-	c.skip(at, err)
-	return err
-}
-
-// NewStream implements [grpc.ClientConnInterface].
-func (c *serverConns) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (
-	grpc.ClientStream, error) {
-	conn, at := c.pick()
-	stream, err := conn.NewStream(ctx, desc, method, opts...)
-	c.skip(at, err)
-	if err != nil {
-		return nil, err
-	}
-	return &serverStream{ClientStream: stream, conns: c, at: at}, nil
-}
-
-// serverStream is a stream of serverConns. An error of the stream may make the next connection current (skip), so that
-// the next call uses another server.
-type serverStream struct {
-	grpc.ClientStream
-	conns *serverConns
-	at    uint32
-}
-
-// RecvMsg implements [grpc.ClientStream].
-func (s *serverStream) RecvMsg(m any) error {
-	err := s.ClientStream.RecvMsg(m)
-	s.conns.skip(s.at, err)
-	return err
 }

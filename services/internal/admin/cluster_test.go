@@ -19,12 +19,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/dev/s3"
 	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -304,7 +304,7 @@ func TestRegisterOperator(t *testing.T) {
 		if !first.Issued || first.Tenant != "prod" || !first.NotAfter.Equal(fleettest.Now.Add(authority.OperatorTTL)) {
 			t.Fatalf("%+v", first)
 		}
-		identity, err := fleet.LoadIdentity(dir)
+		identity, err := operatorclient.LoadIdentity(dir)
 		if err != nil || identity.Who.ID.String() != first.ID || identity.Who.Tenant != "prod" {
 			t.Fatal(identity.Who, err)
 		}
@@ -556,7 +556,7 @@ func TestOutputLeaksNoSecrets(t *testing.T) {
 			}
 		}
 	}
-	identity, err := fleet.LoadIdentity(dir)
+	identity, err := operatorclient.LoadIdentity(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

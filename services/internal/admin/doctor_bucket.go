@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/envelope"
 	"github.com/nstance-kit/nstance/services/contract/keys"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
@@ -151,7 +151,7 @@ func (a *app) describeEnd(check string, cert *x509.Certificate, before time.Dura
 func (a *app) checkIdentity(dir string) finding {
 	const check = "your certificate"
 	next := "make one with nstance-admin cluster register-operator --output-dir " + dir
-	identity, err := fleet.LoadIdentity(dir)
+	identity, err := operatorclient.LoadIdentity(dir)
 	if err != nil {
 		return finding{check, false, err.Error(), next}
 	}

@@ -73,14 +73,16 @@ func Run(ctx context.Context, c Config) error {
 	}
 	client := mgr.GetClient()
 	problems := &scope.Problems{}
+	var set *shards.Set
 	keeper := identity.New(identity.Options{
 		Client: client, Namespace: c.Environment.Namespace, CAConfigMap: c.Environment.CAConfigMap,
 		CertSecret: c.Environment.CertSecret,
 		KeySecret:  c.Environment.KeySecret, NonceSecret: c.Environment.NonceSecret, Cluster: c.Settings.Cluster,
 		Tenant: c.Settings.Tenant,
 		Rand:   rand.Reader, Now: time.Now, Recorder: mgr.GetEventRecorder(name), Problems: problems, Log: log,
+		Replaced: func() { set.Reconnect() },
 	})
-	set := shards.New(shards.Options{Credentials: keeper.Credentials, Now: time.Now, Log: log,
+	set = shards.New(shards.Options{TLS: keeper.TLS, Now: time.Now, Log: log,
 		Dial: append([]grpc.DialOption{grpc.WithStatsHandler(keeper.RenewalRequests())}, c.Dial...)})
 	set.Configure(operatorAddrs(c.Settings))
 	stop, err := registerCollectors(set, keeper)

@@ -30,10 +30,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
 	"github.com/aws/aws-sdk-go-v2/service/ssm"
 	"google.golang.org/grpc"
-	grpccredentials "google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/keyring"
@@ -298,24 +297,23 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
 	t.Helper()
-	cert, roots, err := local.Identity(t.Context(), state, cluster, "")
+	identity, err := local.Identity(t.Context(), state, cluster, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "8993"),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+	client := operatorclient.New(operatorclient.Options{Addresses: []string{net.JoinHostPort(host, "8993")},
+		TLS: func() (*tls.Config, error) {
+			config, err := identity.Config("", time.Now)
+			if err == nil {
+				config.VerifyConnection = nil // the shard is not known here
+			}
+			return config, err
+		},
+		Dial: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dial(ctx, "tcp", address)
-		}),
-		// nstance-operator uses the same parameters.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second,
-			PermitWithoutStream: true}),
-		grpc.WithTransportCredentials(grpccredentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13,
-			Certificates: []tls.Certificate{cert}, RootCAs: roots, ServerName: host})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return nstancev1.NewOperatorServiceClient(conn)
+		})}})
+	t.Cleanup(client.Close)
+	return client.API()
 }
 
 // KeepRefreshing makes the leader look for a new configuration every second instead of every three minutes, until the

@@ -25,8 +25,7 @@ type Error struct {
 	// Hint says what to do next. It may be empty.
 	Hint string
 
-	leader string // operator address of the leader, if a server named one
-	err    error
+	err error
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("shard %s: %s", e.Shard, e.Message) }
@@ -70,19 +69,23 @@ func refuse(shard string, code codes.Code, hint, format string, args ...any) *Er
 }
 
 // asError converts any error to an Error.
-func asError(shard string, err error) *Error { return explain(shard, "", err, nil, time.Time{}) }
+func asError(shard string, err error) *Error { return explainError(shard, err, time.Time{}) }
 
 // doctor returns the command line that examines a shard without a leader.
 func doctor(shard string) string {
 	return "nstance-admin doctor --shard " + shard + " --storage-bucket BUCKET"
 }
 
-// explain converts the error of a call to an Error. addr is the address that was called. cause says why no connection
-// was made, or is nil.
-func explain(shard, addr string, err, cause error, now time.Time) *Error {
+// explainError converts the error of a call to an Error.
+func explainError(shard string, err error, now time.Time) *Error {
 	var own *Error
 	if errors.As(err, &own) {
 		return own
+	}
+	addr := ""
+	var failed *operatorclient.Error
+	if errors.As(err, &failed) {
+		addr, err = failed.Addr, failed.Err
 	}
 	e := &Error{Shard: shard, Code: status.Code(err), Message: status.Convert(err).Message(), err: err}
 	switch {
@@ -95,20 +98,21 @@ func explain(shard, addr string, err, cause error, now time.Time) *Error {
 		return e
 	}
 	if notLeader := notleader.FromError(err); notLeader != nil {
-		e.leader = notLeader.GetOperatorAddr()
+		leader := notLeader.GetOperatorAddr()
 		e.Message = fmt.Sprintf("%s is not the leader", addr)
-		if e.leader == "" {
+		if leader == "" {
 			e.Hint = "the shard has no leader at the moment; try again in a few seconds, or find out why: " +
 				doctor(shard)
 		} else {
-			e.Message += fmt.Sprintf(", %s at %s is", notLeader.GetLeaderId(), e.leader)
+			e.Message += fmt.Sprintf(", %s at %s is", notLeader.GetLeaderId(), leader)
 			e.Hint = "leadership is moving; try again in a few seconds"
 		}
 		return e
 	}
-	if cause != nil {
-		e.err = cause
-		e.Message, e.Hint = explainHandshake(addr, cause, now)
+	var handshake *operatorclient.HandshakeError
+	if errors.As(err, &handshake) {
+		e.err = handshake.Cause
+		e.Message, e.Hint = explainHandshake(addr, handshake.Cause, now)
 		return e
 	}
 	e.Hint = hint(e.Code)
@@ -139,11 +143,11 @@ func explainHandshake(addr string, cause error, now time.Time) (message, hint st
 	var host x509.HostnameError
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
-	var ended *ExpiredError
+	var ended *operatorclient.ExpiredError
 	switch {
 	case errors.As(cause, &ended):
 		return cause.Error(), "make a new one with: nstance-admin cluster register-operator --output-dir DIR"
-	case errors.Is(cause, ErrNoIdentity):
+	case errors.Is(cause, operatorclient.ErrNoIdentity):
 		return cause.Error(),
 			"make one with: nstance-admin cluster register-operator --output-dir DIR; name it with " +
 				"--identity-dir or NSTANCE_ADMIN_IDENTITY_DIR"

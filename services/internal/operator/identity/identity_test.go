@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -34,6 +35,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -361,7 +363,7 @@ func TestErrorsNameWhatIsMissing(t *testing.T) {
 		}, "has no key nonce.jwt"},
 		"refused nonce": {func(t *testing.T, w *testShard) {
 			w.edit(t, "nstance-operator-nonce", func(s *corev1.Secret) { s.Data[identity.NonceKey] = []byte("a.b.c") })
-		}, "shard a: rpc error: code = InvalidArgument"},
+		}, ": rpc error: code = InvalidArgument"},
 		"expired": {func(t *testing.T, w *testShard) {
 			if _, err := w.ensure(t.Context()); err != nil {
 				t.Fatal(err)
@@ -847,7 +849,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 	addr, _ := cluster.Serve(t, "a", witness{seen: seen})
 	k := identitytest.Keeper(t, cluster, "default")
 	call := func() time.Time {
-		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(k.Credentials("a")))
+		conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(
+			operatorclient.NewCredentials(func() (*tls.Config, error) { return k.TLS("a") })))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -858,7 +861,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 		}
 		return <-seen
 	}
-	first := call()
+	first, replaced := call(), 0
+	k.Replaced = func() { replaced++ }
 	if err := k.Renew(t.Context(), func(context.Context, ed25519.PublicKey) (
 		*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 		return &nstancev1.OperatorServiceRenewCertificateResponse{
@@ -867,8 +871,8 @@ func TestConnectionsUseTheRenewedCertificate(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if second := call(); !second.Equal(first.Add(time.Hour)) {
-		t.Errorf("certificates until %v and %v", first, second)
+	if second := call(); !second.Equal(first.Add(time.Hour)) || replaced != 1 {
+		t.Errorf("certificates until %v and %v, %d calls of Replaced", first, second, replaced)
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +34,7 @@ const (
 	NextPrivateKey = "next.key"
 )
 
-// Options configures a [Keeper]. All fields are required.
+// Options configures a [Keeper]. All fields are required, except Replaced.
 type Options struct {
 	// Client reads from the API server, not from a cache.
 	Client    client.Client
@@ -53,6 +51,8 @@ type Options struct {
 	// Problems receives what is wrong with the ConfigMap and the Secrets.
 	Problems *scope.Problems
 	Log      *slog.Logger
+	// Replaced is called after another identity has replaced the current one. Optional.
+	Replaced func()
 }
 
 // Keeper manages the operator's identity. [Keeper.Ensure] and [Keeper.Run] must not run at the same time. The other
@@ -65,9 +65,6 @@ type Keeper struct {
 	current    atomic.Pointer[Identity]
 	// sent is the CA bundle that came with the current certificate. Only Ensure, Run and Renew use it.
 	sent []byte
-
-	mu    sync.Mutex
-	conns map[net.Conn]*Identity // open connections and the identity that each was made with
 }
 
 // New returns a Keeper without an identity.
@@ -116,8 +113,7 @@ func (k *Keeper) Ensure(ctx context.Context, shards map[string]string) error {
 			return err
 		}
 	}
-	k.current.Store(identity)
-	k.closeOthers(identity) // of an identity that has expired
+	k.use(identity)
 	k.Log.Info("loaded the operator's identity", "operator", identity.Who.ID.String(), "cluster", identity.Who.Cluster,
 		"tenant", identity.Who.Tenant,
 		"expires", identity.Leaf.NotAfter)

@@ -3,6 +3,7 @@ package identity
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,13 +12,13 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 )
 
-// registerTimeout limits the registration with one shard, including the connection.
+// registerTimeout limits the registration with one shard, including the search for the leader.
 const registerTimeout = 10 * time.Second
 
 // register asks the shards for a certificate, one after the other, and stores the first one that it gets.
@@ -82,28 +83,19 @@ func (k *Keeper) readNonce(ctx context.Context, reason error) (string, error) {
 	return string(text), nil
 }
 
-// registerWithShard registers with one shard at the given address. If that server is a standby and knows the leader's
-// address, registerWithShard then tries the leader once.
+// registerWithShard registers with the leader of one shard. addr is the address of any of its servers.
 func (k *Keeper) registerWithShard(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
-	nonce string) (*nstancev1.RegisterOperatorResponse, error) {
-	var answer *nstancev1.RegisterOperatorResponse
-	err := notleader.Follow(addr, (*nstancev1.NotLeader).GetRegistrationAddr, func(addr string) (err error) {
-		answer, err = k.registerAt(ctx, shard, addr, key, nonce)
+	nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	client := operatorclient.New(operatorclient.Options{Addresses: []string{addr},
+		LeaderAddr: (*nstancev1.NotLeader).GetRegistrationAddr,
+		TLS:        func() (*tls.Config, error) { return k.anonymousTLS(shard) }})
+	defer client.Close()
+	err = client.Call(ctx, func(ctx context.Context, to *grpc.ClientConn) (err error) {
+		answer, err = nstancev1.NewRegistrationServiceClient(to).RegisterOperator(ctx,
+			&nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key.Public().(ed25519.PublicKey)})
 		return err
 	})
 	return answer, err
-}
-
-func (k *Keeper) registerAt(ctx context.Context, shard, addr string, key ed25519.PrivateKey,
-	nonce string) (answer *nstancev1.RegisterOperatorResponse, err error) {
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(k.transport(shard, false)),
-		grpc.WithDisableServiceConfig())
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = conn.Close() }() // fails only if it was closed before
-	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
-	defer cancel()
-	return nstancev1.NewRegistrationServiceClient(conn).RegisterOperator(ctx,
-		&nstancev1.RegisterOperatorRequest{Nonce: nonce, PublicKey: key.Public().(ed25519.PublicKey)})
 }

@@ -165,8 +165,7 @@ func (k *Keeper) Renew(ctx context.Context, renew Renewer) error {
 		return err
 	}
 	k.roots.Store(roots)
-	k.current.Store(identity)
-	k.closeOthers(identity)
+	k.use(identity)
 	if err := k.replaceKey(ctx, secret, key); err != nil {
 		k.Log.Warn("the next start completes the renewal", "error", err)
 	}

@@ -23,9 +23,8 @@ func (k *Keeper) checkSecrets(ctx context.Context) error {
 		return err
 	}
 	if next := k.newerIdentity(certificate); next != nil {
-		k.current.Store(next)
+		k.use(next)
 		k.keepSent(certificate)
-		k.closeOthers(next)
 		k.Log.Info("using the newer identity in the Secret", "secret", k.CertSecret, "operator", next.Who.ID.String(),
 			"expires", next.Leaf.NotAfter)
 	}

@@ -23,12 +23,20 @@ var _ grpc.ClientConnInterface = leaderClient{}
 
 // Invoke implements grpc.ClientConnInterface.
 func (c leaderClient) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	conn, err := c.connection()
+	if err != nil && method == nstancev1.OperatorService_RenewCertificate_FullMethodName {
+		// After an interrupted renewal, a leader refuses all other calls with the replaced key: there is no session.
+		client := c.newClient()
+		defer client.Close()
+		return client.Call(limited, func(ctx context.Context, to *grpc.ClientConn) error {
+			return to.Invoke(ctx, method, args, reply, opts...)
+		})
+	}
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	since, began := c.mark(), c.now()
 	err = conn.Invoke(limited, method, args, reply, opts...)
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil {

@@ -10,9 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -20,13 +18,8 @@ import (
 )
 
 const (
-	// The operator pings a connection that has had no traffic for pingAfter. It closes the connection if the answer
-	// takes longer than pingTimeout. gRPC allows no shorter pingAfter.
-	pingAfter, pingTimeout = 10 * time.Second, 3 * time.Second
-	// connectTimeout limits the time to make a new connection, including TLS and the first answer.
-	connectTimeout = 10 * time.Second
-	// maxMessage is the largest message accepted, in bytes.
-	maxMessage = 16 << 20
+	// firstAnswer limits the time to make a new connection, including TLS and the first answer.
+	firstAnswer = 10 * time.Second
 	// relist is the time after which the operator lists all instances again. A random delay of up to a tenth is added.
 	// Lists are needed because not every change of an instance causes an event.
 	relist = time.Minute
@@ -37,24 +30,9 @@ const (
 	resubscribe = 250 * time.Millisecond
 )
 
-// session connects to an address. If the server there is a leader, session mirrors the leader's state until the
-// connection ends. met reports whether the server was a leader. The error is never nil.
-func (s *shard) session(ctx context.Context, addr string) (met bool, err error) {
-	// With "passthrough", gRPC dials exactly this address. TLS checks that the certificate is for the host in the
-	// address.
-	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
-		grpc.WithTransportCredentials(s.set.options.Credentials(s.id)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout,
-			PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
-		grpc.WithDisableServiceConfig(), // only the operator's own retries
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithIdleTimeout(0),
-	}, s.set.options.Dial...)...)
-	if err != nil {
-		return false, fmt.Errorf("connect: %w", err)
-	}
-	defer func() { _ = conn.Close() }() // fails only if it was closed before
+// session mirrors the state of the leader until the connection ends. met reports whether the server was a leader. The
+// error is never nil.
+func (s *shard) session(ctx context.Context, conn *grpc.ClientConn) (met bool, err error) {
 	client := nstancev1.NewOperatorServiceClient(conn)
 	if err := s.verifyLeader(ctx, client); err != nil {
 		return false, err
@@ -72,7 +50,7 @@ func (s *shard) session(ctx context.Context, addr string) (met bool, err error) 
 
 // verifyLeader makes a call that only a leader answers.
 func (s *shard) verifyLeader(ctx context.Context, client nstancev1.OperatorServiceClient) error {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
 	answer, err := client.GetConfigStatus(ctx, &nstancev1.GetConfigStatusRequest{})
 	if err == nil {

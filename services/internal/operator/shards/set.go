@@ -2,6 +2,7 @@ package shards
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"maps"
 	"slices"
@@ -9,16 +10,14 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 )
 
 // Options configures [New]. All fields are required except Dial.
 type Options struct {
-	// Credentials returns the credentials for connections to a shard. Each handshake with them uses the current client
-	// certificate.
-	Credentials func(shard string) credentials.TransportCredentials
-	Now         func() time.Time
-	Log         *slog.Logger
+	// TLS returns the configuration of a handshake with a server of a shard.
+	TLS func(shard string) (*tls.Config, error)
+	Now func() time.Time
+	Log *slog.Logger
 	// Dial holds additional options for every connection.
 	Dial []grpc.DialOption
 }
@@ -78,6 +77,15 @@ func (s *Set) Configure(addrs map[string]string) {
 	slices.Sort(changed)
 	for _, id := range changed {
 		s.notifyAll(Change{Shard: id, Kind: ShardState})
+	}
+}
+
+// Reconnect makes all shards connect again, with the present client certificate.
+func (s *Set) Reconnect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.shards {
+		one.setAddress(one.address())
 	}
 }
 

@@ -2,6 +2,8 @@ package shards_test
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"log/slog"
 	"net"
 	"slices"
@@ -13,8 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -40,7 +40,7 @@ func newTestCluster(t *testing.T) *testCluster {
 	keeper := identitytest.Keeper(t, cluster.cluster, "default")
 	began := time.Now()
 	cluster.set = shards.New(shards.Options{
-		Credentials: func(shard string) credentials.TransportCredentials { return keeper.Credentials(shard) },
+		TLS: keeper.TLS,
 		Now: func() time.Time {
 			return fleettest.Now.Add(time.Since(began))
 		}, Log: slog.New(slog.DiscardHandler),
@@ -312,6 +312,51 @@ func TestShardsAreAddedAndRemoved(t *testing.T) {
 	cluster.wait("the refusal", func() bool { return strings.Contains(cluster.shard("c").State().Err, "wrong peer") })
 }
 
+// TestRenewsWithoutSession checks that a renewal reaches a leader that refuses all other calls.
+func TestRenewsWithoutSession(t *testing.T) {
+	cluster := newTestCluster(t)
+	a := cluster.startLeader("a")
+	a.Do(func() {
+		a.Before = func(method string) error {
+			if method == "RenewCertificate" {
+				return status.Error(codes.AlreadyExists, "reached")
+			}
+			return status.Error(codes.PermissionDenied, "registered with another key")
+		}
+	})
+	cluster.set.Configure(map[string]string{"a": a.addr})
+	cluster.start()
+	cluster.wait("the refusal", func() bool { return strings.Contains(cluster.shard("a").State().Err, "another key") })
+	_, err := cluster.shard("a").API().RenewCertificate(t.Context(),
+		&nstancev1.OperatorServiceRenewCertificateRequest{})
+	if status.Code(err) != codes.AlreadyExists {
+		t.Error(err)
+	}
+}
+
+// TestReconnect checks that Reconnect makes a new connection, and that the shard stays reachable.
+func TestReconnect(t *testing.T) {
+	cluster := newTestCluster(t)
+	cluster.set.SetGrace(10 * time.Second)
+	a := cluster.startLeader("a").snapshot([]string{"web"})
+	cluster.set.Configure(map[string]string{"a": a.addr})
+	cluster.start()
+	cluster.wait("synced", func() bool { return cluster.shard("a").State().Synced })
+	a.snapshot([]string{"web", "new"})
+	cluster.set.Reconnect()
+	cluster.wait("a second connection", func() (again bool) {
+		a.Do(func() {
+			again = len(slices.DeleteFunc(slices.Clone(a.Calls), func(call string) bool {
+				return call != "GetConfigStatus"
+			})) == 2
+		})
+		if !cluster.shard("a").State().Reachable {
+			t.Fatal("the shard became unreachable")
+		}
+		return again
+	})
+}
+
 func TestOwnChangesAreVisibleImmediately(t *testing.T) {
 	cluster := newTestCluster(t)
 	const id = "wrk0000000001r0000000000000000"
@@ -452,7 +497,7 @@ func TestSilenceIsNoticed(t *testing.T) {
 // that those who wait for the shard can say why.
 func TestFirstFailureIsNotified(t *testing.T) {
 	set := shards.New(shards.Options{Now: time.Now, Log: slog.New(slog.DiscardHandler),
-		Credentials: func(string) credentials.TransportCredentials { return insecure.NewCredentials() }})
+		TLS: func(string) (*tls.Config, error) { return nil, errors.New("no certificate") }})
 	set.Configure(map[string]string{"a": "127.0.0.1:1"})
 	if one, _ := set.Shard("a"); one.State().Err != "" {
 		t.Errorf("before the first attempt: %q", one.State().Err)

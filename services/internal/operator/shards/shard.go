@@ -2,6 +2,7 @@ package shards
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"sync"
@@ -11,15 +12,15 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
-	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 const (
 	// grace is how long a shard may be disconnected before it counts as unreachable. The operator notices a silent
-	// server only after pingAfter and pingTimeout, which are 13 s together. So the shard becomes unreachable 17 s after
-	// its last sign of life.
+	// server only after [operatorclient.PingAfter] and [operatorclient.PingTimeout], which are 13 s together. So the
+	// shard becomes unreachable 17 s after its last sign of life.
 	grace = 4 * time.Second
 	// settled is the length of a session after which the reconnect delay is reset.
 	settled = 5 * time.Second
@@ -90,56 +91,62 @@ func (s *shard) run(ctx context.Context) {
 	delays := &backoff.ExponentialBackOff{InitialInterval: 300 * time.Millisecond, RandomizationFactor: 0.5,
 		Multiplier: 2, MaxInterval: 5 * time.Second}
 	delays.Reset()
-	reported, hint := "", ""
+	reported := ""
 	for ctx.Err() == nil {
-		addr, followed := s.address(), hint != ""
-		if followed {
-			addr = hint
-		}
-		began := s.now()
-		met, err := s.runSession(ctx, addr)
+		lasted, err := s.connect(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		s.setOffline(err, s.set.grace)
 		if err.Error() != reported {
 			reported = err.Error()
-			s.log.Warn("no session with the shard's leader; trying again", "address", addr, "error", err)
+			s.log.Warn("no session with the shard's leader; trying again", "error", err)
 		}
-		// The error of a standby contains the leader's address. Try that address next, without a pause. If that attempt
-		// fails too, return to the configured address.
-		hint = notleader.FromError(err).GetOperatorAddr()
-		if hint != "" && hint != addr && !followed {
-			continue
-		}
-		hint = ""
-		lasted := s.now().Sub(began) >= settled
-		if met && lasted {
+		if lasted {
 			reported = ""
 			delays.Reset()
 		}
-		if met && lasted || errors.Is(err, errAddressChanged) {
+		if lasted || errors.Is(err, errReconnect) {
 			continue // no delay: usually another server is already the leader
 		}
 		_ = tasks.Sleep(ctx, delays.NextBackOff())
 	}
 }
 
-// errAddressChanged ends a session because the shard has a new address in the configuration file.
-var errAddressChanged = errors.New("the shard's address has changed")
+// errReconnect ends a session because the shard has a new address in the configuration file, or the operator has a new
+// certificate.
+var errReconnect = errors.New("the shard's address or the operator's certificate has changed")
 
-// runSession runs one session. met reports whether a leader answered. The error is never nil.
-func (s *shard) runSession(ctx context.Context, addr string) (met bool, err error) {
+// newClient returns a client that begins at the configured address.
+func (s *shard) newClient() *operatorclient.Client {
+	return operatorclient.New(operatorclient.Options{Addresses: []string{s.address()},
+		TLS:  func() (*tls.Config, error) { return s.set.options.TLS(s.id) },
+		Dial: s.set.options.Dial})
+}
+
+// connect finds the leader and runs a session with it. lasted reports whether a session lasted for some time. The error
+// is never nil.
+func (s *shard) connect(ctx context.Context) (lasted bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
-	s.endSession = func() { cancel(errAddressChanged) }
+	s.endSession = func() { cancel(errReconnect) }
 	s.mu.Unlock()
-	met, err = s.session(ctx, addr)
-	if cause := context.Cause(ctx); cause != nil && errors.Is(cause, errAddressChanged) {
-		err = cause
+	client := s.newClient()
+	defer client.Close()
+	err = client.Call(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
+		began := s.now()
+		met, err := s.session(ctx, conn)
+		if met {
+			lasted = lasted || s.now().Sub(began) >= settled
+			s.setOffline(err, s.set.grace)
+		}
+		return err
+	})
+	if errors.Is(context.Cause(ctx), errReconnect) {
+		err = errReconnect
 	}
-	return met, err
+	return lasted, err
 }
 
 // setOnline records a connection to a leader.

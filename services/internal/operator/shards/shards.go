@@ -42,7 +42,7 @@ type Shard interface {
 	// Drains returns the instances whose nodes must be drained before the leader deletes them, sorted by ID.
 	Drains() []Drain
 	// API returns a client of the shard's leader. A call takes at most 10 seconds. While the shard is unreachable,
-	// calls fail immediately with Unavailable.
+	// all calls except RenewCertificate fail immediately with Unavailable.
 	API() nstancev1.OperatorServiceClient
 }
 

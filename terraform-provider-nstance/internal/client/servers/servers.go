@@ -11,14 +11,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/nstance-kit/nstance/services/api/notleader"
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
@@ -87,13 +85,30 @@ func (c *Connection) Identity() (operatorclient.Identity, error) {
 	return loadIdentity(c.settings)
 }
 
+// loadIdentity reads and checks an identity. Its errors never contain the key.
+func loadIdentity(s Settings) (identity operatorclient.Identity, err error) {
+	switch {
+	case s.IdentityDir != "":
+		identity, err = operatorclient.LoadIdentity(s.IdentityDir)
+	case len(s.CA)+len(s.Certificate)+len(s.PrivateKey) == 0:
+		return identity, ErrNoIdentity
+	default:
+		identity, err = operatorclient.ParseIdentity([]byte(s.CA), []byte(s.Certificate), []byte(s.PrivateKey))
+	}
+	if err == nil {
+		_, err = identity.Config("", time.Now)
+	}
+	if err != nil {
+		return identity, fmt.Errorf("%w: %w", ErrIdentity, err)
+	}
+	return identity, nil
+}
+
 // Client is the operator API of one shard.
 type Client = nstancev1.OperatorServiceClient
 
-// Call calls `do` with a client of the shard's leader. It does not know which server leads, so it calls `do` for one
-// server after the other until one answers as the leader. If a server says that another server is the leader, Call
-// tries that server next, at most once. Call returns the gRPC errors of the API and the errors of this package. It
-// takes at most 30 s.
+// Call calls `do` with a client of the shard's leader, as [operatorclient.Client.Call] does. It returns the gRPC errors
+// of the API and the errors of this package. It takes at most 30 s.
 func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context.Context, client Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -101,30 +116,30 @@ func (c *Connection) Call(ctx context.Context, shard string, do func(ctx context
 	if err != nil {
 		return err
 	}
-	queue, err := c.addresses(ctx, shard, identity.Who.Cluster)
+	addrs, err := c.addresses(ctx, shard, identity.Who.Cluster)
 	if err != nil {
 		return err
 	}
-	var failures []error
-	for followed := false; len(queue) > 0; {
-		addr := queue[0]
-		queue = queue[1:]
-		err := try(ctx, identity, shard, addr, do)
-		if status.Code(err) != codes.Unavailable && !errors.Is(err, ErrUnreachable) {
-			return err
-		}
-		failures = append(failures, fmt.Errorf("%s: %w", addr, err))
-		if leader := notleader.FromError(err).GetOperatorAddr(); leader != "" && leader != addr && !followed {
-			followed = true
-			queue = append([]string{leader}, slices.DeleteFunc(queue, func(a string) bool { return a == leader })...)
-		}
+	client := operatorclient.New(operatorclient.Options{Addresses: addrs, TLS: func() (*tls.Config, error) {
+		return identity.Config(shard, time.Now)
+	}})
+	defer client.Close()
+	err = client.Call(ctx, func(ctx context.Context, to *grpc.ClientConn) error {
+		return do(ctx, nstancev1.NewOperatorServiceClient(to))
+	})
+	var failed *operatorclient.Error
+	switch {
+	case status.Code(err) == codes.Unavailable:
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	case errors.As(err, &failed):
+		return failed.Err
 	}
-	return fmt.Errorf("%w: %w", ErrUnreachable, errors.Join(failures...))
+	return err
 }
 
 func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]string, error) {
 	if addrs := c.settings.Addresses[shard]; len(addrs) > 0 {
-		return slices.Clone(addrs), nil
+		return addrs, nil
 	}
 	if err := c.bucket.CheckHome(ctx, shard); err != nil {
 		return nil, fmt.Errorf("%w %s: its lock names a leader in another bucket: %w", ErrNoAddress, shard, err)
@@ -143,23 +158,6 @@ func (c *Connection) addresses(ctx context.Context, shard, cluster string) ([]st
 		return nil, fmt.Errorf("%w %s: its lock, of %s, names none", ErrNoAddress, shard, lock.LeaderID)
 	}
 	return []string{lock.Addresses.Operator}, nil
-}
-
-func try(ctx context.Context, identity operatorclient.Identity, shard, addr string,
-	do func(context.Context, Client) error) error {
-	creds := operatorclient.NewCredentials(func() (*tls.Config, error) { return identity.Config(shard, time.Now), nil })
-	// "passthrough" makes gRPC dial the address unchanged. The server certificate must match the host of the address.
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds),
-		grpc.WithDisableServiceConfig())
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUnreachable, err)
-	}
-	defer func() { _ = conn.Close() }() // the connection is not used again
-	err = do(ctx, nstancev1.NewOperatorServiceClient(conn))
-	if cause := creds.Failure(); cause != nil && status.Code(err) == codes.Unavailable {
-		return fmt.Errorf("%w: %w", ErrUnreachable, cause)
-	}
-	return err
 }
 
 // Advice returns what a user can do about an error of [Connection.Call].

@@ -1,0 +1,269 @@
+package operatorclient
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/api/notleader"
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+)
+
+const (
+	// A client pings a connection that has had no traffic for PingAfter. It closes the connection if the answer takes
+	// longer than PingTimeout. gRPC allows no shorter PingAfter.
+	PingAfter, PingTimeout = 10 * time.Second, 3 * time.Second
+	// connectTimeout limits the time to make a connection, including TLS.
+	connectTimeout = 5 * time.Second
+	// maxMessage is the largest accepted answer in bytes. It has room for a list of about 20,000 instances.
+	maxMessage = 16 << 20
+)
+
+// Options configure [New]. TLS and Addresses are required.
+type Options struct {
+	// TLS returns the configuration of a handshake, such as [Identity.Config] does. It is called for each handshake, so
+	// that a renewed certificate is used without a restart.
+	TLS func() (*tls.Config, error)
+	// Addresses are host:port pairs of the shard's servers, to be tried in turn. The certificate of a server must match
+	// the host.
+	Addresses []string
+	// LeaderAddr returns the address to follow from the answer of a standby. The default is the address of the operator
+	// API.
+	LeaderAddr func(*nstancev1.NotLeader) string
+	// Dial holds additional options of every connection.
+	Dial []grpc.DialOption
+}
+
+// Client calls the leader of one shard. It is safe for concurrent use. The caller must call Close.
+type Client struct {
+	options Options
+
+	mu    sync.Mutex
+	conns map[string]*conn // by address
+	// first is the address to try first: the one that last answered as the leader.
+	first string
+}
+
+// conn is a connection to one server. It is closed after its last call, once a call has found it unavailable.
+type conn struct {
+	*grpc.ClientConn
+	credentials *Credentials
+	calls       int
+}
+
+// New returns a Client without connections.
+func New(o Options) *Client {
+	if o.LeaderAddr == nil {
+		o.LeaderAddr = (*nstancev1.NotLeader).GetOperatorAddr
+	}
+	return &Client{options: o, conns: map[string]*conn{}}
+}
+
+// Close closes the connections.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range c.conns {
+		_ = one.Close() // fails only if it is closed already
+	}
+	clear(c.conns)
+}
+
+// Error says why no server answered a call as the leader, or with which error the leader answered.
+type Error struct {
+	// Addr is the address of the server whose failure explains the call's failure, and Err is that failure: of the last
+	// server that was tried, unless an earlier one named a leader.
+	Addr string
+	Err  error
+	// Tried holds the failures of all servers that were tried, in that order.
+	Tried []*Error
+}
+
+func (e *Error) Error() string {
+	if len(e.Tried) < 2 {
+		return fmt.Sprintf("%s: %v", e.Addr, e.Err)
+	}
+	errs := make([]error, len(e.Tried))
+	for i, one := range e.Tried {
+		errs[i] = one
+	}
+	return errors.Join(errs...).Error()
+}
+
+// Unwrap returns the failures of all servers.
+func (e *Error) Unwrap() (errs []error) {
+	errs = append(errs, e.Err)
+	for _, one := range e.Tried {
+		errs = append(errs, one.Err)
+	}
+	return errs
+}
+
+// GRPCStatus returns the status of Err.
+func (e *Error) GRPCStatus() *status.Status { return status.Convert(e.Err) }
+
+// HandshakeError says why there is no connection to a server. Its gRPC code is Unavailable.
+type HandshakeError struct{ Cause error }
+
+func (e *HandshakeError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *HandshakeError) Unwrap() error { return e.Cause }
+
+// GRPCStatus returns the code Unavailable with the cause.
+func (e *HandshakeError) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
+
+// Call runs `do` with a connection to the shard's leader. It does not know which server leads, so it runs `do` for one
+// server after the other until the result is not Unavailable, each server at most once. If a server says that another
+// server leads, Call tries that one next, but only once. So `do` must be safe to repeat. A failure of `do` is returned
+// as an *[Error].
+func (c *Client) Call(ctx context.Context, do func(context.Context, *grpc.ClientConn) error) error {
+	queue := c.addresses()
+	if len(queue) == 0 {
+		return status.Error(codes.Unavailable, "no address of a server is known")
+	}
+	var failed *Error
+	var tried []*Error
+	for followed := false; len(queue) > 0; {
+		addr := queue[0]
+		queue = queue[1:]
+		err := c.try(ctx, addr, do)
+		if err == nil {
+			c.prefer(addr)
+			return nil
+		}
+		one := &Error{Addr: addr, Err: err}
+		switch status.Code(err) {
+		case codes.Unavailable:
+			c.prefer("")
+		case codes.DeadlineExceeded:
+			c.prefer(append(queue, "")[0]) // the server may be suspended, so the next call begins with another one
+			return one
+		default:
+			return one
+		}
+		tried = append(tried, one)
+		if failed == nil || c.leaderIn(failed) == "" {
+			failed = one
+		}
+		if leader := c.leaderIn(one); leader != "" && leader != addr && !followed && ctx.Err() == nil {
+			followed, failed = true, nil // the leader's own failure is the relevant one
+			queue = append([]string{leader}, without(queue, leader)...)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return &Error{Addr: failed.Addr, Err: failed.Err, Tried: tried}
+}
+
+// leaderIn returns the address of the leader that a standby's answer names, or "".
+func (c *Client) leaderIn(e *Error) string { return c.options.LeaderAddr(notleader.FromError(e.Err)) }
+
+func (c *Client) try(ctx context.Context, addr string, do func(context.Context, *grpc.ClientConn) error) error {
+	to, err := c.connect(addr)
+	if err != nil {
+		return err
+	}
+	err = do(ctx, to.ClientConn)
+	unavailable := status.Code(err) == codes.Unavailable
+	if cause := to.credentials.Failure(); cause != nil && unavailable {
+		err = &HandshakeError{cause}
+	}
+	c.release(addr, to, unavailable)
+	return err
+}
+
+// connect returns a connection to an address. The caller must release it.
+func (c *Client) connect(addr string) (*conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	to := c.conns[addr]
+	if to == nil {
+		credentials := NewCredentials(c.options.TLS)
+		// With "passthrough", gRPC dials the address unchanged. The host in the address must match the server's
+		// certificate.
+		made, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
+			grpc.WithTransportCredentials(credentials),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: PingAfter, Timeout: PingTimeout,
+				PermitWithoutStream: true}),
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig,
+				MinConnectTimeout: connectTimeout}),
+			grpc.WithDisableServiceConfig(),          // Call does the retries
+			grpc.WithContextDialer(credentials.Dial), // gRPC uses HTTPS_PROXY only with its own dialer
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+			grpc.WithIdleTimeout(0),
+		}, c.options.Dial...)...)
+		if err != nil {
+			return nil, err
+		}
+		to = &conn{ClientConn: made, credentials: credentials}
+		c.conns[addr] = to
+	}
+	to.calls++
+	return to, nil
+}
+
+// release gives back a connection. If the connection is unavailable, later calls make a new one.
+func (c *Client) release(addr string, to *conn, unavailable bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	to.calls--
+	if unavailable && c.conns[addr] == to {
+		delete(c.conns, addr)
+	}
+	if c.conns[addr] != to && to.calls == 0 {
+		_ = to.Close() // fails only if Close has closed it
+	}
+}
+
+// addresses returns the addresses in the order in which they are tried.
+func (c *Client) addresses() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.first == "" {
+		return slices.Clone(c.options.Addresses)
+	}
+	return append([]string{c.first}, without(c.options.Addresses, c.first)...)
+}
+
+// prefer sets the address that the next call tries first, "" for the order of the options.
+func (c *Client) prefer(addr string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.first = addr
+}
+
+func without(addrs []string, addr string) []string {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a string) bool { return a == addr })
+}
+
+// API returns a client of the leader's operator API. Each of its calls is a [Client.Call]. It cannot open streams: use
+// Call for them.
+func (c *Client) API() nstancev1.OperatorServiceClient {
+	return nstancev1.NewOperatorServiceClient(unary{c})
+}
+
+type unary struct{ *Client }
+
+// Invoke implements grpc.ClientConnInterface.
+func (c unary) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return c.Call(ctx, func(ctx context.Context, to *grpc.ClientConn) error {
+		return to.Invoke(ctx, method, args, reply, opts...)
+	})
+}
+
+// NewStream implements grpc.ClientConnInterface. It always fails.
+func (unary) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "a stream must be opened with Client.Call")
+}
