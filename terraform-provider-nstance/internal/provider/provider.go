@@ -17,11 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/ephemeral/encryptionkey"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/ephemeral/operatoridentity"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/ephemeral/operatornonce"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function/configmerge"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function/configvalidate"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function/grouphash"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function/instanceid"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function/jsoncdecode"
+	functions "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/function"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/cluster"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/group"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/operator"
@@ -66,6 +62,5 @@ func (p *Provider) EphemeralResources(context.Context) []func() ephemeral.Epheme
 
 // Functions implements provider.ProviderWithFunctions.
 func (p *Provider) Functions(context.Context) []func() function.Function {
-	return []func() function.Function{configvalidate.New, configmerge.New, jsoncdecode.New, grouphash.New,
-		instanceid.New}
+	return functions.All()
 }

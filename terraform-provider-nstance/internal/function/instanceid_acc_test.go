@@ -1,4 +1,4 @@
-package instanceid_test
+package function_test
 
 import (
 	"fmt"
@@ -11,8 +11,6 @@ import (
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
-
-func TestMain(m *testing.M) { acctest.Main(m) }
 
 func TestAccInstanceIDParse(t *testing.T) {
 	acctest.Acceptance(t)

@@ -1,4 +1,4 @@
-package grouphash_test
+package function_test
 
 import (
 	"fmt"
@@ -14,8 +14,6 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
 
-func TestMain(m *testing.M) { acctest.Main(m) }
-
 func TestAccGroupHash(t *testing.T) {
 	acctest.Acceptance(t)
 	dir, err := os.Getwd()
@@ -29,7 +27,7 @@ func TestAccGroupHash(t *testing.T) {
 				"/../../../"+path, group)
 	}
 	const document = "examples/config-tmux.jsonc"
-	src, err := os.ReadFile("../../../../" + document)
+	src, err := os.ReadFile("../../../" + document)
 	if err != nil {
 		t.Fatal(err)
 	}

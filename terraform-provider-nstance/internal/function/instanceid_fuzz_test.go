@@ -1,4 +1,4 @@
-package instanceid
+package function
 
 import (
 	"crypto/rand"

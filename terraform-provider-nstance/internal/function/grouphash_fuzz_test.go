@@ -1,4 +1,4 @@
-package grouphash
+package function
 
 import (
 	"strings"

@@ -1,4 +1,4 @@
-package jsoncdecode_test
+package function_test
 
 import (
 	"fmt"
@@ -9,8 +9,6 @@ import (
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
-
-func TestMain(m *testing.M) { acctest.Main(m) }
 
 func TestAccJSONCDecode(t *testing.T) {
 	acctest.Acceptance(t)

@@ -1,4 +1,4 @@
-package configmerge_test
+package function_test
 
 import (
 	"regexp"

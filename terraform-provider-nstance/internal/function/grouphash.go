@@ -1,5 +1,4 @@
-// Package grouphash implements the provider function group_hash.
-package grouphash
+package function
 
 import (
 	"context"
@@ -16,33 +15,19 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 )
 
-// Function implements group_hash. The result depends on the arguments only.
-type Function struct{}
-
-// New returns the function.
-func New() function.Function { return Function{} }
-
-// Metadata implements function.Function.
-func (Function) Metadata(_ context.Context, _ function.MetadataRequest, resp *function.MetadataResponse) {
-	resp.Name = "group_hash"
-}
-
-// Definition implements function.Function.
-func (Function) Definition(_ context.Context, _ function.DefinitionRequest, resp *function.DefinitionResponse) {
-	resp.Definition = function.Definition{
-		Summary: "Computes the hashes of a group",
-		MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. " +
-			"Returns an object with `infra` and `runtime`. A change of `infra` replaces the group's instances, in " +
-			"waves of up to max_surge. A change of `runtime` is sent to the running instances.",
-		Parameters: []function.Parameter{
-			function.DynamicParameter{Name: "config",
-				MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
-					"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."},
-			function.StringParameter{Name: "group", MarkdownDescription: "The group, as `tenant/name`."},
-		},
-		Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,
-			"runtime": types.StringType}},
-	}
+var groupHash = function.Definition{
+	Summary: "Computes the hashes of a group",
+	MarkdownDescription: "Computes the hashes of a static group in a shard configuration, as the servers do. " +
+		"Returns an object with `infra` and `runtime`. A change of `infra` replaces the group's instances, in " +
+		"waves of up to max_surge. A change of `runtime` is sent to the running instances.",
+	Parameters: []function.Parameter{
+		function.DynamicParameter{Name: "config",
+			MarkdownDescription: "The configuration: the value of `config` of an `nstance_shard`, such as " +
+				"`provider::nstance::jsonc_decode(file(\"dev-1.jsonc\"))`."},
+		function.StringParameter{Name: "group", MarkdownDescription: "The group, as `tenant/name`."},
+	},
+	Return: function.ObjectReturn{AttributeTypes: map[string]attr.Type{"infra": types.StringType,
+		"runtime": types.StringType}},
 }
 
 type hashes struct {
@@ -50,8 +35,7 @@ type hashes struct {
 	Runtime string `tfsdk:"runtime"`
 }
 
-// Run implements function.Function.
-func (Function) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
+func hashGroup(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
 	var doc types.Dynamic
 	var name string
 	if resp.Error = req.Arguments.Get(ctx, &doc, &name); resp.Error != nil {

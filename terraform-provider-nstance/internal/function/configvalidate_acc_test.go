@@ -1,4 +1,4 @@
-package configvalidate_test
+package function_test
 
 import (
 	"fmt"
@@ -10,8 +10,6 @@ import (
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
 )
-
-func TestMain(m *testing.M) { acctest.Main(m) }
 
 func TestAccConfigValidate(t *testing.T) {
 	acctest.Acceptance(t)
