@@ -37,4 +37,6 @@ func (f run) Definition(_ context.Context, _ function.DefinitionRequest, resp *f
 }
 
 // Run implements function.Function.
-func (f run) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) { f.run(ctx, req, resp) }
+func (f run) Run(ctx context.Context, req function.RunRequest, resp *function.RunResponse) {
+	f.run(ctx, req, resp)
+}

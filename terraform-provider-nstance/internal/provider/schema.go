@@ -159,10 +159,7 @@ func (p *Provider) Schema(_ context.Context, _ provider.SchemaRequest, resp *pro
 						Optional: true, ElementType: types.StringType,
 						Validators: []validator.Map{
 							mapvalidator.KeysAre(name.Valid("shard", ident.ValidateName)),
-							mapvalidator.ValueStringsAre(name.Valid("address", func(s string) error {
-								_, err := endpoints.ParseAddrs(s)
-								return err
-							})),
+							mapvalidator.ValueStringsAre(name.Parsed("address", endpoints.ParseAddrs)),
 						},
 					},
 					"identity_dir": schema.StringAttribute{

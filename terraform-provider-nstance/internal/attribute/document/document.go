@@ -215,6 +215,35 @@ func membersOf(v tftypes.Value) (members map[string]tftypes.Value, ok bool) {
 	return members, v.As(&members) == nil
 }
 
+// Attributes returns the attributes of a plan, state or configuration by name. It returns nil for a null value.
+func Attributes(raw tftypes.Value) map[string]tftypes.Value {
+	members, _ := membersOf(raw)
+	return members
+}
+
+// Replaced returns a copy of an object in which the given attributes are replaced.
+func Replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
+	out := maps.Clone(Attributes(raw)) // As shares the map of the value
+	maps.Copy(out, with)
+	return tftypes.NewValue(raw.Type(), out)
+}
+
+// Text returns a value with a text.
+func Text(s string) tftypes.Value { return tftypes.NewValue(tftypes.String, s) }
+
+// TextOf returns the text of an attribute, or "" if it is not set.
+func TextOf(v tftypes.Value) string { return valueOf[string](v) }
+
+// FlagOf returns the value of a boolean attribute, or false if it is not set.
+func FlagOf(v tftypes.Value) bool { return valueOf[bool](v) }
+
+func valueOf[T any](v tftypes.Value) (value T) {
+	if v.IsKnown() && !v.IsNull() {
+		_ = v.As(&value) // fails for another type, which the schema excludes
+	}
+	return value
+}
+
 // Of returns the value of a function's argument.
 func Of(ctx context.Context, argument types.Dynamic) (tftypes.Value, error) {
 	if under := argument.UnderlyingValue(); under != nil {

@@ -18,6 +18,14 @@ func List(names []string) string { return "`" + strings.Join(names, "`, `") + "`
 // such as "shard".
 func Valid(what string, check func(string) error) validator.String { return valid{what, check} }
 
+// Parsed returns a validator that accepts a text if parse returns no error.
+func Parsed[T any](what string, parse func(string) (T, error)) validator.String {
+	return Valid(what, func(text string) error {
+		_, err := parse(text)
+		return err
+	})
+}
+
 type valid struct {
 	what  string
 	check func(string) error

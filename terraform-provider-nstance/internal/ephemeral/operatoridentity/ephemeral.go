@@ -106,10 +106,7 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 			"ttl": schema.StringAttribute{
 				MarkdownDescription: "How long the certificate lasts. It must outlast the run. Default: `1h`.",
 				Optional:            true,
-				Validators: []validator.String{name.Valid("ttl", func(s string) error {
-					_, err := registration.ParseTTL(s)
-					return err
-				})},
+				Validators:          []validator.String{name.Parsed("ttl", registration.ParseTTL)},
 			},
 			"operator_id": schema.StringAttribute{MarkdownDescription: "ID of the operator.", Computed: true},
 			"private_key_pem": schema.StringAttribute{MarkdownDescription: "The operator's private key, in PEM " +

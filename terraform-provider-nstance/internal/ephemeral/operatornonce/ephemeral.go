@@ -12,7 +12,7 @@ import (
 
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral"
 	"github.com/hashicorp/terraform-plugin-framework/ephemeral/schema"
-	"github.com/hashicorp/terraform-plugin-framework/path"
+	"github.com/hashicorp/terraform-plugin-framework/schema/validator"
 	"github.com/hashicorp/terraform-plugin-framework/types"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -22,6 +22,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 )
 
@@ -31,10 +32,7 @@ type Resource struct{ bucket *bucket.Connection }
 // New returns the resource, not yet configured.
 func New() ephemeral.EphemeralResource { return &Resource{} }
 
-var (
-	_ ephemeral.EphemeralResourceWithConfigure      = (*Resource)(nil)
-	_ ephemeral.EphemeralResourceWithValidateConfig = (*Resource)(nil)
-)
+var _ ephemeral.EphemeralResourceWithConfigure = (*Resource)(nil)
 
 type model struct {
 	ClusterID  types.String `tfsdk:"cluster_id"`
@@ -64,13 +62,16 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 			"let this resource depend on the `nstance_cluster`.\n\nEvery plan makes a nonce too, so the credentials " +
 			"of a plan must be able to read the encryption key.",
 		Attributes: map[string]schema.Attribute{
-			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true},
+			"cluster_id": schema.StringAttribute{MarkdownDescription: "Name of the cluster.", Required: true,
+				Validators: []validator.String{name.Valid("cluster_id", ident.ValidateClusterName)}},
 			"tenant": schema.StringAttribute{MarkdownDescription: "Tenant of the operator. Default: `default`.",
-				Optional: true},
+				Optional: true, Validators: []validator.String{name.Valid("tenant", ident.ValidateTenantName)}},
 			"role": schema.StringAttribute{MarkdownDescription: "What the operator may do: `viewer`, `operator` or " +
-				"`admin`. Default: `operator`.", Optional: true},
+				"`admin`. Default: `operator`.", Optional: true,
+				Validators: []validator.String{name.Valid("role", checkRole)}},
 			"expiry": schema.StringAttribute{
-				MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true},
+				MarkdownDescription: "How long the nonce can be used, such as `30m`. Default: `3h`.", Optional: true,
+				Validators: []validator.String{name.Parsed("expiry", parseExpiry)}},
 			"nonce": schema.StringAttribute{
 				MarkdownDescription: "The nonce, a JWT.",
 				Computed:            true,
@@ -82,31 +83,6 @@ func (r *Resource) Schema(_ context.Context, _ ephemeral.SchemaRequest, resp *ep
 			"expires_at": schema.StringAttribute{MarkdownDescription: "When the nonce expires (RFC 3339).",
 				Computed: true},
 		},
-	}
-}
-
-// ValidateConfig implements ephemeral.EphemeralResourceWithValidateConfig.
-func (r *Resource) ValidateConfig(ctx context.Context, req ephemeral.ValidateConfigRequest,
-	resp *ephemeral.ValidateConfigResponse) {
-	var m model
-	resp.Diagnostics.Append(req.Config.Get(ctx, &m)...)
-	for _, c := range []struct {
-		name  string
-		value types.String
-		check func(string) error
-	}{
-		{"cluster_id", m.ClusterID, ident.ValidateClusterName},
-		{"tenant", m.Tenant, ident.ValidateTenantName},
-		{"role", m.Role, checkRole},
-		{"expiry", m.Expiry, func(s string) error { _, err := parseExpiry(s); return err }},
-	} {
-		if c.value.IsNull() || c.value.IsUnknown() {
-			continue
-		}
-		if err := c.check(c.value.ValueString()); err != nil {
-			resp.Diagnostics.Append(diagnostic.Failure{What: "Invalid " + c.name, Why: err, Do: "Correct " + c.name +
-				"."}.At(path.Root(c.name)))
-		}
 	}
 }
 

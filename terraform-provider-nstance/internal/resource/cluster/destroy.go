@@ -34,7 +34,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	}
 	what := "Cannot destroy cluster " + m.ID.ValueString()
-	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
+	state, err := r.Bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
@@ -58,7 +58,7 @@ func (r *Resource) inUse(ctx context.Context, state *clusterstate.State, what st
 	}
 	if len(shards) > 0 {
 		return diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.Config(shards[0])),
+			What: what, Where: r.Bucket.Place(keys.Config(shards[0])),
 			Why: fmt.Errorf("these shards have a configuration: %s: without the CA and the secrets their servers and "+
 				"agents cannot work", strings.Join(shards, ", ")),
 			Do: "Nothing was changed. Destroy the shards first (let every nstance_shard depend on the " +
@@ -76,7 +76,7 @@ func (r *Resource) inUse(ctx context.Context, state *clusterstate.State, what st
 		return nil
 	}
 	return diagnostic.Failure{
-		What: what, Where: r.bucket.Place(keys.InstancePrefix(instances[0].Shard)),
+		What: what, Where: r.Bucket.Place(keys.InstancePrefix(instances[0].Shard)),
 		Why: fmt.Errorf(
 			"there are records of %d instances, such as %s in shard %s: without the CA their agents cannot connect",
 			len(instances), instances[0].ID, instances[0].Shard),
@@ -89,8 +89,8 @@ func (r *Resource) inUse(ctx context.Context, state *clusterstate.State, what st
 // warnOfDestroy returns a warning that names what a destroy of the cluster removes although other resources and
 // programs may use it. It returns nil if there is nothing of that kind, or if the bucket cannot be read.
 func (r *Resource) warnOfDestroy(ctx context.Context, m model) (warning diag.Diagnostic) {
-	r.bucket.Glance(ctx, func(ctx context.Context) {
-		state, err := r.bucket.Shard(ctx, m.ID.ValueString(), "")
+	r.Bucket.Glance(ctx, func(ctx context.Context) {
+		state, err := r.Bucket.Shard(ctx, m.ID.ValueString(), "")
 		if err != nil {
 			return
 		}
@@ -113,7 +113,7 @@ func (r *Resource) warnOfDestroy(ctx context.Context, m model) (warning diag.Dia
 		}
 		warning = diagnostic.Failure{
 			What:  "The destroy of cluster " + m.ID.ValueString() + " removes what others may use",
-			Where: r.bucket.Place("cluster/"),
+			Where: r.Bucket.Place("cluster/"),
 			Why:   errors.New("besides the CA it removes\n* " + strings.Join(lines, "\n* ")),
 			Do: "Go on if nothing needs them any more. If only the address in Terraform changed, write a moved block " +
 				"instead.",
@@ -133,10 +133,10 @@ func few(names []string) string {
 
 // userSecrets returns the names of the secrets that a destroy removes and that are not the cluster's own, sorted.
 func (r *Resource) userSecrets(ctx context.Context, cluster string) []string {
-	if !r.bucket.Sealed() {
+	if !r.Bucket.Sealed() {
 		return nil // a service keeps them
 	}
-	secrets, err := r.bucket.SealedSecrets(ctx, cluster, keyring.Ring{})
+	secrets, err := r.Bucket.SealedSecrets(ctx, cluster, keyring.Ring{})
 	if err != nil {
 		return nil
 	}
@@ -152,7 +152,7 @@ func (r *Resource) userSecrets(ctx context.Context, cluster string) []string {
 
 // operators returns the operators that are not removed, as tenant/ID.
 func (r *Resource) operators(ctx context.Context, state *clusterstate.State) (names []string) {
-	store, err := r.bucket.Store(ctx)
+	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		return nil
 	}
@@ -179,7 +179,7 @@ func (r *Resource) operators(ctx context.Context, state *clusterstate.State) (na
 // remove deletes the operators, the secrets, the keys of agents, the journal and the CA of the cluster. It deletes
 // the CA's key last: after an interruption, the CA's certificate can still be derived from that key.
 func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluster, fingerprint string) error {
-	store, err := r.bucket.Store(ctx)
+	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluste
 	}
 	prefixes := []string{keys.OperatorPrefix(), keys.AgentKeyPrefix(), keys.ClusterJournalPrefix(),
 		keys.ProbePrefix(keys.ClusterProbeShard)}
-	if r.bucket.Sealed() {
+	if r.Bucket.Sealed() {
 		prefixes = append(prefixes, keys.SecretPrefix())
 	}
 	caKey := keys.ClusterSecret(secretstore.CAKey)
@@ -216,14 +216,14 @@ func (r *Resource) remove(ctx context.Context, state *clusterstate.State, cluste
 			return err
 		}
 	}
-	if r.bucket.Sealed() {
+	if r.Bucket.Sealed() {
 		if err := store.Delete(ctx, keys.ClusterCA()); err != nil {
 			return err
 		}
 		return store.Delete(ctx, caKey)
 	}
 	// A service has secrets of other programs under the same prefix, so only the cluster's own are deleted.
-	secrets, err := r.bucket.Secrets(ctx, cluster, keyring.Ring{})
+	secrets, err := r.Bucket.Secrets(ctx, cluster, keyring.Ring{})
 	if err != nil {
 		return err
 	}

@@ -43,13 +43,13 @@ func keyChanges(before, after model) bool {
 // ring returns the encryption keys of the provider's settings. If the resource itself sets a key, this key becomes the
 // current one, and the others are old.
 func (r *Resource) ring(ctx context.Context, config model) (keyring.Ring, error) {
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return keyring.Ring{}, err
 	}
 	var key envelope.Key
 	if source, ok := config.keySource(ctx); ok {
-		key, err = r.bucket.Key(ctx, source)
+		key, err = r.Bucket.Key(ctx, source)
 	} else if !config.EncryptionKeyWO.IsNull() {
 		if key, err = keyring.Parse([]byte(config.EncryptionKeyWO.ValueString())); err != nil {
 			err = fmt.Errorf("encryption_key_wo: %w", err)
@@ -72,13 +72,13 @@ func (r *Resource) reseal(ctx context.Context, before, config model) error {
 	}
 	var errs []error
 	if source, ok := before.keySource(ctx); ok {
-		old, err := r.bucket.Key(ctx, source)
+		old, err := r.Bucket.Key(ctx, source)
 		if err == nil {
 			ring.Old = append(ring.Old, old)
 		}
 		errs = append(errs, err)
 	}
-	secrets, err := r.bucket.SealedSecrets(ctx, config.ID.ValueString(), ring)
+	secrets, err := r.Bucket.SealedSecrets(ctx, config.ID.ValueString(), ring)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 		// The apply may have the permission that the plan lacks, so this is only a warning.
 		diags.Append(diagnostic.Failure{
 			What:  "The change of the encryption key of cluster " + before.ID.ValueString() + " is not checked",
-			Where: r.bucket.SecretPlace(secretstore.CAKey), Why: err,
+			Where: r.Bucket.SecretPlace(secretstore.CAKey), Why: err,
 			Do: "Make sure that apply can read the present key: from the source that it has now, or from the " +
 				"provider's old_encryption_keys.",
 		}.Warning())
@@ -120,7 +120,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 	}
 	diags.Append(diagnostic.Failure{
 		What:  "Cannot change the encryption key of cluster " + before.ID.ValueString(),
-		Where: r.bucket.Place(keys.ClusterSecret(secretstore.CAKey)),
+		Where: r.Bucket.Place(keys.ClusterSecret(secretstore.CAKey)),
 		Why: errors.Join(
 			fmt.Errorf("it is sealed with the key %s, and no key that can be read during apply is that key",
 				before.EncryptionKeyID.ValueString()), err),
@@ -136,7 +136,7 @@ func (r *Resource) checkKeyChange(ctx context.Context, before, config model) (di
 // encryption_key_wo while the secrets are sealed with it, because the apply may overwrite it. The error names the
 // sources that cannot be read.
 func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasting []envelope.Key, err error) {
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	errs := []error{err}
 	lasting = ring.Old
 	versioned := false
@@ -149,7 +149,7 @@ func (r *Resource) lastingKeys(ctx context.Context, before, config model) (lasti
 	}
 	for _, m := range []model{before, config} {
 		if source, ok := m.keySource(ctx); ok {
-			key, err := r.bucket.Key(ctx, source)
+			key, err := r.Bucket.Key(ctx, source)
 			if err == nil {
 				lasting = append(lasting, key)
 			}

@@ -22,31 +22,20 @@ import (
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // Resource implements the Terraform resource nstance_cluster.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "cluster"}} }
 
 var (
-	_ resource.ResourceWithConfigure      = (*Resource)(nil)
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
 	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
-	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
 )
-
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_cluster"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
-}
 
 func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
@@ -59,7 +48,7 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 		do = "Remove ca_certificate_pem and ca_private_key_pem_wo to take over the CA that the cluster has, or use " +
 			"another bucket or prefix."
 	}
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+	return diagnostic.Failure{What: what, Where: r.Bucket.Place(key), Why: err, Do: do}.Error()
 }
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
@@ -98,9 +87,9 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	if req.State.Raw.IsNull() {
 		resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
 		if cluster := plan.ID.ValueString(); cluster != "" {
-			r.bucket.Glance(ctx, func(ctx context.Context) {
-				if err := r.bucket.CheckCluster(ctx, cluster); err != nil {
-					resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("id"), err))
+			r.Bucket.Glance(ctx, func(ctx context.Context) {
+				if err := r.Bucket.CheckCluster(ctx, cluster); err != nil {
+					resp.Diagnostics.Append(r.Bucket.ForeignCluster(cluster, path.Root("id"), err))
 				}
 			})
 		}
@@ -128,7 +117,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		if warning := r.warnOfDestroy(ctx, before); warning != nil {
 			resp.Diagnostics.Append(warning)
 		}
-	case r.bucket.Known() && r.bucket.Sealed() && keyChanges(before, plan):
+	case r.Bucket.Known() && r.Bucket.Sealed() && keyChanges(before, plan):
 		resp.Diagnostics.Append(r.checkKeyChange(ctx, before, config)...)
 	}
 	if !destroys && !resp.Diagnostics.HasError() && rotationDue(plan, before, time.Now()) {
@@ -139,7 +128,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	defer func() { resp.Diagnostics.Append(r.Bucket.Remember(ctx, resp.Private)...) }()
 	var plan, config model
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
@@ -152,7 +141,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
 		return
 	}
-	state, err := r.bucket.Cluster(ctx, cluster, ring)
+	state, err := r.Bucket.Cluster(ctx, cluster, ring)
 	if err == nil {
 		err = r.ensure(ctx, state, config)
 	}
@@ -210,7 +199,7 @@ func (r *Resource) observe(ctx context.Context, state *clusterstate.State, m *mo
 	m.CAFingerprint = types.StringValue(authority.Fingerprint(ca))
 	m.CANotAfter = types.StringValue(ca.NotAfter.UTC().Format(time.RFC3339))
 	m.CAKeyID = types.StringValue(hex.EncodeToString(ca.SubjectKeyId))
-	if m.EncryptionKeyID, err = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID); err != nil {
+	if m.EncryptionKeyID, err = r.Bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID); err != nil {
 		return diag.Diagnostics{r.failure(what, keys.ClusterSecret(secretstore.CAKey), err)}
 	}
 	return nil
@@ -222,14 +211,14 @@ func (r *Resource) damaged(ctx context.Context, m model,
 	readBundle func(context.Context) ([]*x509.Certificate, error)) diag.Diagnostic {
 	failure := diagnostic.Failure{
 		What:  "The CA of cluster " + m.ID.ValueString() + " cannot be read",
-		Where: r.bucket.Place(keys.ClusterCA()),
+		Where: r.Bucket.Place(keys.ClusterCA()),
 		Do:    "Delete the object: the next apply derives it from the CA's key.",
 	}
 	if _, failure.Why = readBundle(ctx); !errors.Is(failure.Why, clusterstate.ErrDamaged) {
-		failure.Where = r.bucket.SecretPlace(secretstore.CAKey)
+		failure.Where = r.Bucket.SecretPlace(secretstore.CAKey)
 		failure.Do = "Restore the object from a backup or from an older version of it: no second CA is made, because " +
 			"no agent that runs would trust it."
-		_, failure.Why = r.bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID)
+		_, failure.Why = r.Bucket.KeyID(ctx, secretstore.CAKey, m.EncryptionKeyID)
 	}
 	if !errors.Is(failure.Why, clusterstate.ErrDamaged) {
 		return nil
@@ -245,17 +234,17 @@ func sameCertificate(text string, cert *x509.Certificate) bool {
 
 // Read implements resource.Resource.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	if !r.bucket.Known() {
+	if !r.Bucket.Known() {
 		return // planning must work without the bucket
 	}
-	defer r.bucket.AfterRead(ctx, resp)
+	defer r.Bucket.AfterRead(ctx, resp)
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
 	what := "Cannot read cluster " + m.ID.ValueString()
-	store, err := r.bucket.Store(ctx)
+	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
@@ -269,7 +258,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	}
 	if err == nil {
 		var exists bool
-		exists, err = r.bucket.HasSecret(ctx, m.ID.ValueString(), secretstore.CAKey)
+		exists, err = r.Bucket.HasSecret(ctx, m.ID.ValueString(), secretstore.CAKey)
 		switch {
 		case errors.Is(err, bucket.ErrUnknown):
 			return // planning must work without the secrets store
@@ -281,7 +270,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterSecret(secretstore.CAKey), err))
 		return
 	}
-	state, err := r.bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
+	state, err := r.Bucket.Cluster(ctx, m.ID.ValueString(), keyring.Ring{})
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return
@@ -299,13 +288,13 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 
 // copied warns if the bucket is not the home of the cluster's shards. It describes the first such shard.
 func (r *Resource) copied(ctx context.Context, state *clusterstate.State) (diags diag.Diagnostics) {
-	r.bucket.Glance(ctx, func(ctx context.Context) {
+	r.Bucket.Glance(ctx, func(ctx context.Context) {
 		shards, err := state.Shards(ctx)
 		if err != nil {
 			return
 		}
 		for _, shard := range shards {
-			if failure, ok := r.bucket.NotHome(r.bucket.CheckHome(ctx, shard)); ok {
+			if failure, ok := r.Bucket.NotHome(r.Bucket.CheckHome(ctx, shard)); ok {
 				diags.Append(failure.Warning())
 				return
 			}
@@ -325,7 +314,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		return
 	}
 	what := "Cannot update cluster " + plan.ID.ValueString()
-	if r.bucket.Sealed() && keyChanges(before, plan) {
+	if r.Bucket.Sealed() && keyChanges(before, plan) {
 		if err := r.reseal(ctx, before, config); err != nil {
 			resp.Diagnostics.Append(r.failure("Cannot seal all secrets of cluster "+plan.ID.ValueString()+
 				" under the new key", keys.SecretPrefix(), err))
@@ -340,7 +329,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 			return
 		}
 	}
-	state, err := r.bucket.Cluster(ctx, plan.ID.ValueString(), ring)
+	state, err := r.Bucket.Cluster(ctx, plan.ID.ValueString(), ring)
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, keys.ClusterCA(), err))
 		return

@@ -65,7 +65,7 @@ func (r *Resource) rotateCA(ctx context.Context, state *clusterstate.State, clus
 	}
 	diags.Append(diagnostic.Failure{
 		What:  fmt.Sprintf("The CA of cluster %s is being replaced", cluster),
-		Where: r.bucket.Place(keys.ClusterCA()),
+		Where: r.Bucket.Place(keys.ClusterCA()),
 		Why: fmt.Errorf("the new CA is %s; the next step waits until these follow: %s", rotation.Step,
 			describeFollowing(following)),
 		Do: "Apply again in ten minutes, until ca_rotating is false. The cluster works with both CAs until then.",

@@ -24,7 +24,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // model holds the attributes of the resource nstance_cluster.
@@ -45,11 +45,6 @@ type model struct {
 	EncryptionKeyID        types.String `tfsdk:"encryption_key_id"`
 }
 
-// UpgradeState implements resource.ResourceWithUpgradeState.
-func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
-	return upgrade.States()
-}
-
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	computed := func(doc string) schema.StringAttribute {
@@ -60,7 +55,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 		}
 	}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "The keys that all shards of a cluster share: the CA and the key that signs " +
 			"registration nonces. They are sealed in the bucket, or kept in the service that the provider's " +
 			"`secrets` names. The resource uses existing keys, and makes missing ones.\n\nDestroying the resource " +

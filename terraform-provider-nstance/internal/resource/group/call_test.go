@@ -10,6 +10,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 )
 
 // full returns a group in which every field is set.
@@ -137,9 +138,9 @@ func TestComplete(t *testing.T) {
 // TestReplaced checks that a copy with other attributes leaves the original as it was.
 func TestReplaced(t *testing.T) {
 	typ := tftypes.Object{AttributeTypes: map[string]tftypes.Type{"id": tftypes.String}}
-	before := tftypes.NewValue(typ, map[string]tftypes.Value{"id": textValue("old")})
-	after := replaced(before, map[string]tftypes.Value{"id": textValue("new")})
-	if from, to := textOf(attributesOf(before)["id"]), textOf(attributesOf(after)["id"]); from != "old" || to != "new" {
+	before := tftypes.NewValue(typ, map[string]tftypes.Value{"id": document.Text("old")})
+	after := document.Replaced(before, map[string]tftypes.Value{"id": document.Text("new")})
+	if from, to := document.TextOf(document.Attributes(before)["id"]), document.TextOf(document.Attributes(after)["id"]); from != "old" || to != "new" {
 		t.Errorf("the original became %q, the copy is %q", from, to)
 	}
 }

@@ -8,12 +8,13 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 )
 
 // ValidateConfig implements resource.ResourceWithValidateConfig.
 func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfigRequest,
 	resp *resource.ValidateConfigResponse) {
-	resp.Diagnostics.Append(readSpec(attributesOf(req.Config.Raw)).diagnostics()...)
+	resp.Diagnostics.Append(readSpec(document.Attributes(req.Config.Raw)).diagnostics()...)
 }
 
 // ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state only, and does not call a server.
@@ -21,7 +22,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 	if req.Plan.Raw.IsNull() || req.State.Raw.IsNull() || req.Plan.Raw.Equal(req.State.Raw) {
 		return
 	}
-	attributes, state := attributesOf(req.Plan.Raw), attributesOf(req.State.Raw)
+	attributes, state := document.Attributes(req.Plan.Raw), document.Attributes(req.State.Raw)
 	after, before := readSpec(attributes), readSpec(state)
 	if !after.known || len(after.problems) > 0 {
 		return // the apply validates again
@@ -32,7 +33,7 @@ func (r *Resource) ModifyPlan(_ context.Context, req resource.ModifyPlanRequest,
 		for _, name := range []string{"etag", "infra_hash", "runtime_hash", "settings"} {
 			keep[name] = state[name]
 		}
-		resp.Plan.Raw = replaced(req.Plan.Raw, keep)
+		resp.Plan.Raw = document.Replaced(req.Plan.Raw, keep)
 		return
 	}
 	if rolls(canonical(before.spec), canonical(after.spec)) && len(resp.RequiresReplace) == 0 {

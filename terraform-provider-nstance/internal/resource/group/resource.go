@@ -21,7 +21,9 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 const (
@@ -30,28 +32,16 @@ const (
 )
 
 // Resource implements the Terraform resource nstance_group.
-type Resource struct{ servers *servers.Connection }
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "group"}} }
 
 var (
-	_ resource.ResourceWithConfigure      = (*Resource)(nil)
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
 	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
-	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
 )
-
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_group"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.servers = servers.Of(req.ProviderData)
-}
 
 // key identifies a group.
 type key struct{ shard, tenant, name string }
@@ -78,7 +68,7 @@ func parseKey(text string) (key, error) {
 }
 
 func keyOf(attributes map[string]tftypes.Value) key {
-	return key{textOf(attributes["shard"]), textOf(attributes["tenant"]), textOf(attributes["name"])}
+	return key{document.TextOf(attributes["shard"]), document.TextOf(attributes["tenant"]), document.TextOf(attributes["name"])}
 }
 
 func failure(what string, k key, err error) diag.Diagnostic {
@@ -89,7 +79,7 @@ func failure(what string, k key, err error) diag.Diagnostic {
 // tenant returns the tenant of the provider's operator identity. It returns a diagnostic if the identity cannot be
 // read, or if k names another tenant.
 func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
-	identity, err := r.servers.Identity()
+	identity, err := r.Servers.Identity()
 	if err != nil {
 		return "", failure("Cannot look after", k, err)
 	}
@@ -107,7 +97,7 @@ func (r *Resource) tenant(k key) (string, diag.Diagnostic) {
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	attributes := attributesOf(req.Plan.Raw)
+	attributes := document.Attributes(req.Plan.Raw)
 	k, want := keyOf(attributes), readSpec(attributes)
 	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
 		return
@@ -131,7 +121,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 		resp.Diagnostics.Append(failure("Cannot create", k, err))
 		return
 	}
-	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	resp.State.Raw = document.Replaced(req.Plan.Raw, computed(k, group))
 	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Create); diagnose != nil {
 		// This is a warning because an error would mark the group as tainted, and the next apply would destroy it.
 		resp.Diagnostics.AddWarning(diagnose.Summary(), diagnose.Detail())
@@ -159,8 +149,8 @@ func (r *Resource) exists(ctx context.Context, k key, err error) diag.Diagnostic
 
 // Update implements resource.Resource.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	attributes := attributesOf(req.Plan.Raw)
-	k, want, have := keyOf(attributes), readSpec(attributes), readSpec(attributesOf(req.State.Raw))
+	attributes := document.Attributes(req.Plan.Raw)
+	k, want, have := keyOf(attributes), readSpec(attributes), readSpec(document.Attributes(req.State.Raw))
 	if resp.Diagnostics.Append(want.diagnostics()...); resp.Diagnostics.HasError() {
 		return
 	}
@@ -204,7 +194,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 		resp.Diagnostics.Append(failure("Cannot update", k, err))
 		return
 	}
-	resp.State.Raw = replaced(req.Plan.Raw, computed(k, group))
+	resp.State.Raw = document.Replaced(req.Plan.Raw, computed(k, group))
 	if diagnose := r.wait(ctx, req.Plan.GetAttribute, k, timeouts.Value.Update); diagnose != nil {
 		resp.Diagnostics.Append(diagnose)
 	}
@@ -212,10 +202,10 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 
 // Read implements resource.Resource. Changes that other clients made to the group are shown as drift.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	attributes := attributesOf(req.State.Raw)
+	attributes := document.Attributes(req.State.Raw)
 	k := keyOf(attributes)
 	imported := attributes["etag"].IsNull()
-	if !r.servers.Known(k.shard) && !imported {
+	if !r.Servers.Known(k.shard) && !imported {
 		return // planning must work without a server
 	}
 	if _, diagnose := r.tenant(k); diagnose != nil {
@@ -262,12 +252,12 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 			return
 		}
 	}
-	resp.State.Raw = replaced(req.State.Raw, update)
+	resp.State.Raw = document.Replaced(req.State.Raw, update)
 }
 
 // Delete implements resource.Resource.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	k := keyOf(attributesOf(req.State.Raw))
+	k := keyOf(document.Attributes(req.State.Raw))
 	if _, diagnose := r.tenant(k); diagnose != nil {
 		resp.Diagnostics.Append(diagnose)
 		return
@@ -291,7 +281,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		}.Warning())
 		return
 	}
-	err = r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
+	err = r.Servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
 		_, err := client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Group: k.name, ExpectedEtag: group.GetEtag()})
 		return err
 	})
@@ -308,8 +298,8 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 // terminating, it is a warning: the group goes with the shard.
 func (r *Resource) withoutServer(ctx context.Context, k key, err error) diag.Diagnostic {
 	terminating := false
-	r.servers.Bucket().Glance(ctx, func(ctx context.Context) {
-		state, err := r.servers.Bucket().Shard(ctx, "", k.shard)
+	r.Servers.Bucket().Glance(ctx, func(ctx context.Context) {
+		state, err := r.Servers.Bucket().Shard(ctx, "", k.shard)
 		if err != nil {
 			return
 		}

@@ -19,13 +19,8 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
-
-// UpgradeState implements resource.ResourceWithUpgradeState.
-func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
-	return upgrade.States()
-}
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
@@ -92,7 +87,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed: true,
 	}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "A dynamic group of a shard. It is managed through the operator API of the shard's " +
 			"servers, so the provider needs an `operator` block. Changes made elsewhere show as drift. Put " +
 			"`spec.size` into `ignore_changes` if something else scales the group. A static group is part of an " +

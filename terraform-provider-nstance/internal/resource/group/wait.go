@@ -80,7 +80,7 @@ type fleet struct {
 
 func (r *Resource) fleet(ctx context.Context, k key) (fleet, error) {
 	var out fleet
-	err := r.servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
+	err := r.Servers.Call(ctx, k.shard, func(ctx context.Context, client servers.Client) error {
 		answer, err := client.ListInstances(ctx, &nstancev1.ListInstancesRequest{Group: k.name})
 		if err != nil {
 			return err

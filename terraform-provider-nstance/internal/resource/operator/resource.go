@@ -21,6 +21,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // writer is the prefix of the name by which records identify this resource as their writer.
@@ -29,28 +30,16 @@ const writer = "terraform-operator"
 var errRenewBefore = errors.New("renew_before is not shorter than ttl")
 
 // Resource implements the Terraform resource nstance_operator.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "operator"}} }
 
 var (
-	_ resource.ResourceWithConfigure      = (*Resource)(nil)
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
 	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
-	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
 )
-
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_operator"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
-}
 
 func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 	do := bucket.Advice(err)
@@ -64,21 +53,21 @@ func (r *Resource) failure(what, key string, err error) diag.Diagnostic {
 		do = "Create the cluster first: let the operator depend on the nstance_cluster (cluster_id = " +
 			"nstance_cluster.<name>.id), or check the provider's storage."
 	}
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(key), Why: err, Do: do}.Error()
+	return diagnostic.Failure{What: what, Where: r.Bucket.Place(key), Why: err, Do: do}.Error()
 }
 
 // state returns the state of the cluster, with the keys that are needed to issue certificates.
 func (r *Resource) state(ctx context.Context, m model) (*clusterstate.State, error) {
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return r.bucket.Cluster(ctx, m.ClusterID.ValueString(), ring)
+	return r.Bucket.Cluster(ctx, m.ClusterID.ValueString(), ring)
 }
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	defer func() { resp.Diagnostics.Append(r.Bucket.Remember(ctx, resp.Private)...) }()
 	var m model
 	if resp.Diagnostics.Append(req.Plan.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
@@ -130,10 +119,10 @@ func (m model) key() (ident.ID, string, error) {
 // If the operator renewed its certificate itself, the state keeps the older certificate, which is valid until it
 // expires.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	if !r.bucket.Known() {
+	if !r.Bucket.Known() {
 		return // planning must work without the bucket
 	}
-	defer r.bucket.AfterRead(ctx, resp)
+	defer r.Bucket.AfterRead(ctx, resp)
 	var m model
 	if resp.Diagnostics.Append(req.State.Get(ctx, &m)...); resp.Diagnostics.HasError() {
 		return
@@ -144,7 +133,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure(what, key, err))
 		return
 	}
-	state, err := r.bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{})
+	state, err := r.Bucket.Cluster(ctx, m.ClusterID.ValueString(), keyring.Ring{})
 	if err != nil {
 		resp.Diagnostics.Append(r.failure(what, key, err))
 		return
@@ -157,7 +146,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 	case errors.Is(err, clusterstate.ErrDamaged):
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("The record of operator %s cannot be read", m.ID.ValueString()),
-			Where: r.bucket.Place(key), Why: err,
+			Where: r.Bucket.Place(key), Why: err,
 			Do: "Servers refuse the operator. Restore the object from a backup or from an older version of it. Or " +
 				"delete the object: the next apply then registers another operator.",
 		}.Warning())
@@ -263,7 +252,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		errors.Is(err, authority.ErrSignature):
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("Operator %s was not removed, because its record is damaged", m.ID.ValueString()),
-			Where: r.bucket.Place(key), Why: err,
+			Where: r.Bucket.Place(key), Why: err,
 			Do: "Servers refuse the operator. Do not restore an older version of the object: it would permit the " +
 				"operator again.",
 		}.Warning())

@@ -23,8 +23,8 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 type model struct {
@@ -42,11 +42,6 @@ type model struct {
 
 const defaultTTL = "30d"
 
-// UpgradeState implements resource.ResourceWithUpgradeState.
-func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
-	return upgrade.States()
-}
-
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	fixed := []planmodifier.String{stringplanmodifier.RequiresReplace()}
@@ -55,7 +50,7 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 			PlanModifiers: []planmodifier.String{stringplanmodifier.UseStateForUnknown()}}
 	}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "An operator of a tenant (a Kubernetes operator, a pipeline, a person). It is " +
 			"registered by its public key directly in the bucket, without a nonce and without a server. The private " +
 			"key stays where it was made. Before the certificate expires, a plan renews it (see " +
@@ -79,28 +74,19 @@ func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *res
 				Required: true,
 				PlanModifiers: []planmodifier.String{stringplanmodifier.RequiresReplaceIf(otherKey,
 					"another key is another operator", "another key is another operator")},
-				Validators: []validator.String{name.Valid("public key", func(s string) error {
-					_, err := registration.ParsePublicKey(s)
-					return err
-				})},
+				Validators: []validator.String{name.Parsed("public key", registration.ParsePublicKey)},
 			},
 			"ttl": schema.StringAttribute{
 				MarkdownDescription: "How long the operator's certificate lasts, such as `12h` or `30d`. Default: " +
 					"`" + defaultTTL +
 					"`. A change renews the certificate.", Optional: true, Computed: true,
-				Default: stringdefault.StaticString(defaultTTL),
-				Validators: []validator.String{name.Valid("ttl", func(s string) error {
-					_, err := registration.ParseTTL(s)
-					return err
-				})},
+				Default:    stringdefault.StaticString(defaultTTL),
+				Validators: []validator.String{name.Parsed("ttl", registration.ParseTTL)},
 			},
 			"renew_before": schema.StringAttribute{
 				MarkdownDescription: "A plan renews the certificate when it is valid for less than this time. " +
 					"Default: a third of `ttl`.", Optional: true,
-				Validators: []validator.String{name.Valid("renew_before", func(s string) error {
-					_, err := config.ParseDuration(s)
-					return err
-				})},
+				Validators: []validator.String{name.Parsed("renew_before", config.ParseDuration)},
 			},
 			"id": issued(
 				"ID of the operator. It is imported by `cluster/tenant/id`; the certificate is then renewed."),

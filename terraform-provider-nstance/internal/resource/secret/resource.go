@@ -26,21 +26,19 @@ import (
 	"github.com/nstance-kit/nstance/services/store/secretstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // Resource implements the Terraform resource nstance_secret.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "secret"}} }
 
 var (
-	_ resource.ResourceWithConfigure    = (*Resource)(nil)
-	_ resource.ResourceWithModifyPlan   = (*Resource)(nil)
-	_ resource.ResourceWithImportState  = (*Resource)(nil)
-	_ resource.ResourceWithUpgradeState = (*Resource)(nil)
+	_ resource.ResourceWithModifyPlan  = (*Resource)(nil)
+	_ resource.ResourceWithImportState = (*Resource)(nil)
 )
 
 type model struct {
@@ -51,26 +49,11 @@ type model struct {
 	EncryptionKeyID types.String `tfsdk:"encryption_key_id"`
 }
 
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_secret"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
-}
-
-// UpgradeState implements resource.ResourceWithUpgradeState.
-func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
-	return upgrade.States()
-}
-
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "A secret for instances, sealed in the bucket, or in the service that the provider's " +
 			"`secrets` names. Files of kind `secret` in a template name the secret as their `source`.",
 		Attributes: map[string]schema.Attribute{
@@ -111,7 +94,7 @@ func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
 		do = fmt.Sprintf("Give a value of 1 to %d bytes; let the secret depend on the resource that makes the value.",
 			secretstore.MaxValue)
 	}
-	return diagnostic.Failure{What: what, Where: r.bucket.SecretPlace(name), Why: err, Do: do}.Error()
+	return diagnostic.Failure{What: what, Where: r.Bucket.SecretPlace(name), Why: err, Do: do}.Error()
 }
 
 // put stores the value, and returns the ID of the key that sealed it.
@@ -120,14 +103,14 @@ func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition)
 	if m.ValueWO.IsUnknown() {
 		return none, fmt.Errorf("%w: the value is not known yet", secretstore.ErrInvalid)
 	}
-	if err := r.bucket.CheckCluster(ctx, m.ClusterID.ValueString()); err != nil {
+	if err := r.Bucket.CheckCluster(ctx, m.ClusterID.ValueString()); err != nil {
 		return none, err
 	}
-	ring, err := r.bucket.Ring(ctx)
+	ring, err := r.Bucket.Ring(ctx)
 	if err != nil {
 		return none, err
 	}
-	secrets, err := r.bucket.Secrets(ctx, m.ClusterID.ValueString(), ring)
+	secrets, err := r.Bucket.Secrets(ctx, m.ClusterID.ValueString(), ring)
 	if err != nil {
 		return none, err
 	}
@@ -135,7 +118,7 @@ func (r *Resource) put(ctx context.Context, m model, cond secretstore.Condition)
 		cond); err != nil {
 		return none, err
 	}
-	if !r.bucket.Sealed() {
+	if !r.Bucket.Sealed() {
 		return none, nil
 	}
 	return types.StringValue(ring.Current.ID().String()), nil
@@ -156,16 +139,16 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	if resp.Diagnostics.HasError() || cluster == "" || plan.ClusterID.Equal(before.ClusterID) {
 		return
 	}
-	r.bucket.Glance(ctx, func(ctx context.Context) {
-		if err := r.bucket.CheckCluster(ctx, cluster); err != nil {
-			resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("cluster_id"), err))
+	r.Bucket.Glance(ctx, func(ctx context.Context) {
+		if err := r.Bucket.CheckCluster(ctx, cluster); err != nil {
+			resp.Diagnostics.Append(r.Bucket.ForeignCluster(cluster, path.Root("cluster_id"), err))
 		}
 	})
 }
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	defer func() { resp.Diagnostics.Append(r.Bucket.Remember(ctx, resp.Private)...) }()
 	var config, plan model
 	resp.Diagnostics.Append(req.Config.Get(ctx, &config)...)
 	resp.Diagnostics.Append(req.Plan.Get(ctx, &plan)...)
@@ -177,7 +160,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	switch {
 	case errors.Is(err, secretstore.ErrExists):
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: fmt.Sprintf("Secret %s exists", name), Where: r.bucket.SecretPlace(name),
+			What: fmt.Sprintf("Secret %s exists", name), Where: r.Bucket.SecretPlace(name),
 			Why: errors.New("this resource did not store it"),
 			Do: fmt.Sprintf(
 				"If this resource should manage it, import it: terraform import <address of the nstance_secret> "+
@@ -213,17 +196,17 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 // Read implements resource.Resource. It has no encryption key to decrypt the value, so it cannot detect that the value
 // has changed.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	if !r.bucket.Known() {
+	if !r.Bucket.Known() {
 		return // planning must work without the bucket
 	}
-	defer r.bucket.AfterRead(ctx, resp)
+	defer r.Bucket.AfterRead(ctx, resp)
 	var m model
 	resp.Diagnostics.Append(req.State.Get(ctx, &m)...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
 	name := m.Name.ValueString()
-	exists, err := r.bucket.HasSecret(ctx, m.ClusterID.ValueString(), name)
+	exists, err := r.Bucket.HasSecret(ctx, m.ClusterID.ValueString(), name)
 	switch {
 	case errors.Is(err, bucket.ErrUnknown):
 		return // planning must work without the secrets store
@@ -231,11 +214,11 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.State.RemoveResource(ctx)
 		return
 	case err == nil:
-		m.EncryptionKeyID, err = r.bucket.KeyID(ctx, name, m.EncryptionKeyID)
+		m.EncryptionKeyID, err = r.Bucket.KeyID(ctx, name, m.EncryptionKeyID)
 	}
 	if errors.Is(err, clusterstate.ErrDamaged) {
 		resp.Diagnostics.Append(diagnostic.Failure{
-			What: fmt.Sprintf("Secret %s cannot be opened", name), Where: r.bucket.SecretPlace(name), Why: err,
+			What: fmt.Sprintf("Secret %s cannot be opened", name), Where: r.Bucket.SecretPlace(name), Why: err,
 			Do: "Change value_wo_version: the apply then stores the value again. Or restore the object from a backup " +
 				"or from an older version of it.",
 		}.Warning())
@@ -256,7 +239,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	}
 	name := m.Name.ValueString()
-	secrets, err := r.bucket.Secrets(ctx, m.ClusterID.ValueString(), keyring.Ring{})
+	secrets, err := r.Bucket.Secrets(ctx, m.ClusterID.ValueString(), keyring.Ring{})
 	if err == nil {
 		err = secrets.Delete(ctx, name)
 	}

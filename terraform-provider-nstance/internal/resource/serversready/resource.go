@@ -29,20 +29,18 @@ import (
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/name"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/machinegroup/all"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/poll"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // Resource implements the Terraform resource nstance_servers_ready.
-type Resource struct{ bucket *bucket.Connection }
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
-
-var _ resource.ResourceWithConfigure = (*Resource)(nil)
+func New() resource.Resource { return &Resource{base.Resource{Name: "servers_ready"}} }
 
 type model struct {
 	Shard        types.String       `tfsdk:"shard"`
@@ -60,21 +58,11 @@ type machineGroupModel struct {
 	Project types.String `tfsdk:"project"`
 }
 
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_servers_ready"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket = bucket.Of(req.ProviderData)
-}
-
 // Schema implements resource.Resource.
 func (r *Resource) Schema(_ context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
 	replace := []planmodifier.String{stringplanmodifier.RequiresReplace()}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "Waits until a server of the given generation is ready. An apply thus fails if an " +
 			"image or a setting keeps new servers from becoming ready. The error has the server's reason. If " +
 			"the cloud refuses to start a machine for a server, twice or for a minute, the error has the cloud's " +
@@ -153,7 +141,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 // because another server may become ready. The cloud's final refusal of a machine in the group also ends the wait.
 func (r *Resource) wait(ctx context.Context, shard, generation string, place *machineGroupModel, limit time.Duration) (
 	string, diag.Diagnostic) {
-	state, err := r.bucket.Shard(ctx, "", shard)
+	state, err := r.Bucket.Shard(ctx, "", shard)
 	if err != nil {
 		return "", r.failure(shard, "Cannot wait for a server of shard "+shard, err,
 			"Check the provider's storage and credentials.")
@@ -162,7 +150,7 @@ func (r *Resource) wait(ctx context.Context, shard, generation string, place *ma
 	defer cancel()
 	var machineGroup machinegroup.Group
 	if place != nil {
-		machineGroup = all.Open(ctx, place.place(), r.bucket.Access())
+		machineGroup = all.Open(ctx, place.place(), r.Bucket.Access())
 	}
 	watch := machinegroup.NewWatch(machineGroup, time.Now)
 	var last record.ServerReport
@@ -223,7 +211,7 @@ func (m *machineGroupModel) place() machinegroup.Place {
 }
 
 func (r *Resource) failure(shard, what string, why error, do string) diag.Diagnostic {
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.ServerReport(shard)), Why: why, Do: do}.Error()
+	return diagnostic.Failure{What: what, Where: r.Bucket.Place(keys.ServerReport(shard)), Why: why, Do: do}.Error()
 }
 
 // Read implements resource.Resource. It changes nothing: a server that was ready once is not checked again.

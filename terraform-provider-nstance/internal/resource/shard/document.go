@@ -2,7 +2,6 @@ package shard
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 
@@ -45,22 +44,11 @@ func (d document) name() string {
 	return d.shard.Server.Shard
 }
 
-// attributesOf returns the attributes of a plan, state or configuration by name. It returns nil for a null value.
-func attributesOf(raw tftypes.Value) map[string]tftypes.Value {
-	var out map[string]tftypes.Value
-	if raw.IsKnown() && !raw.IsNull() {
-		if err := raw.As(&out); err != nil {
-			panic("shard: " + err.Error()) // not reached: a resource is an object
-		}
-	}
-	return out
-}
-
 // read decodes and validates the known part of the attribute config with the servers' own decoder. The result also
 // holds the diagnostics.
 func read(raw tftypes.Value) document {
 	var d document
-	v := attributesOf(raw)["config"]
+	v := docs.Attributes(raw)["config"]
 	if !v.IsKnown() {
 		d.unknown = []string{""}
 		return d
@@ -132,36 +120,11 @@ func groups(s *config.Shard) map[string]tftypes.Value {
 	hashes, settings := map[string]tftypes.Value{}, map[string]tftypes.Value{}
 	for key, group := range merged {
 		hashes[key.String()] = tftypes.NewValue(typ.ElementType, map[string]tftypes.Value{
-			"infra":   textValue(group.InfraHash),
-			"runtime": textValue(group.RuntimeHash),
+			"infra":   docs.Text(group.InfraHash),
+			"runtime": docs.Text(group.RuntimeHash),
 		})
-		settings[key.String()] = textValue(full.SettingsOf(key, config.Groups{}).Document())
+		settings[key.String()] = docs.Text(full.SettingsOf(key, config.Groups{}).Document())
 	}
 	return map[string]tftypes.Value{"group_hashes": tftypes.NewValue(typ, hashes),
 		"group_settings": tftypes.NewValue(tftypes.Map{ElementType: tftypes.String}, settings)}
-}
-
-// replaced returns a copy of an object in which the given attributes are replaced.
-func replaced(raw tftypes.Value, with map[string]tftypes.Value) tftypes.Value {
-	out := maps.Clone(attributesOf(raw)) // As shares the map of the value
-	for name, v := range with {
-		out[name] = v
-	}
-	return tftypes.NewValue(raw.Type(), out)
-}
-
-func textValue(s string) tftypes.Value { return tftypes.NewValue(tftypes.String, s) }
-
-// flagOf returns the value of a boolean attribute, or false if it is not set.
-func flagOf(v tftypes.Value) bool {
-	var b bool
-	return v.IsKnown() && !v.IsNull() && v.As(&b) == nil && b
-}
-
-func textOf(v tftypes.Value) string {
-	var s string
-	if v.IsKnown() && !v.IsNull() && v.As(&s) == nil {
-		return s
-	}
-	return ""
 }

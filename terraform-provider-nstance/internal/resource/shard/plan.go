@@ -16,6 +16,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 )
 
@@ -28,9 +29,9 @@ func (r *Resource) ValidateConfig(_ context.Context, req resource.ValidateConfig
 // ModifyPlan implements resource.ResourceWithModifyPlan. It compares plan and state. It looks into the bucket
 // only for a new name of the cluster, and for what operators set at run time.
 func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanRequest, resp *resource.ModifyPlanResponse) {
-	protected := flagOf(attributesOf(req.State.Raw)["deletion_protection"])
+	protected := docs.FlagOf(docs.Attributes(req.State.Raw)["deletion_protection"])
 	if req.Plan.Raw.IsNull() && protected {
-		resp.Diagnostics.Append(protectedError(textOf(attributesOf(req.State.Raw)["shard"])))
+		resp.Diagnostics.Append(protectedError(docs.TextOf(docs.Attributes(req.State.Raw)["shard"])))
 	}
 	if req.Plan.Raw.IsNull() && !protected {
 		resp.Diagnostics.Append(endsWarning(read(req.State.Raw))...)
@@ -44,10 +45,10 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 		resp.Diagnostics.Append(after.diags...) // errors in values that were unknown to ValidateConfig
 		return
 	}
-	if cluster := after.cluster(); cluster != textOf(attributesOf(req.State.Raw)["cluster_id"]) {
-		r.bucket.Glance(ctx, func(ctx context.Context) {
+	if cluster := after.cluster(); cluster != docs.TextOf(docs.Attributes(req.State.Raw)["cluster_id"]) {
+		r.Bucket.Glance(ctx, func(ctx context.Context) {
 			if err := r.checkCluster(ctx, after); err != nil {
-				resp.Diagnostics.Append(r.bucket.ForeignCluster(cluster, path.Root("config"), err))
+				resp.Diagnostics.Append(r.Bucket.ForeignCluster(cluster, path.Root("config"), err))
 			}
 		})
 		if resp.Diagnostics.HasError() {
@@ -56,10 +57,10 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 	}
 	planned := map[string]tftypes.Value{}
 	if name := after.name(); name != "" {
-		planned["shard"] = textValue(name)
+		planned["shard"] = docs.Text(name)
 	}
 	if cluster := after.cluster(); cluster != "" {
-		planned["cluster_id"] = textValue(cluster)
+		planned["cluster_id"] = docs.Text(cluster)
 	}
 	if after.groupsKnown {
 		maps.Copy(planned, groups(after.shard))
@@ -71,7 +72,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			resp.Diagnostics.AddWarning(summary+" in shard "+after.name(), detail)
 		}
 	}
-	if state := attributesOf(req.State.Raw); state != nil {
+	if state := docs.Attributes(req.State.Raw); state != nil {
 		before := read(req.State.Raw)
 		if after.groupsKnown {
 			planned["rolling_groups"] = rolling(before, after, state)
@@ -85,7 +86,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			}
 		}
 		if len(resp.RequiresReplace) > 0 && protected {
-			resp.Diagnostics.Append(protectedError(textOf(state["shard"])))
+			resp.Diagnostics.Append(protectedError(docs.TextOf(state["shard"])))
 			return
 		}
 		if len(resp.RequiresReplace) > 0 {
@@ -108,7 +109,7 @@ func (r *Resource) ModifyPlan(ctx context.Context, req resource.ModifyPlanReques
 			resp.Diagnostics.Append(r.overridden(ctx, before, after)...)
 		}
 	}
-	resp.Plan.Raw = replaced(req.Plan.Raw, planned)
+	resp.Plan.Raw = docs.Replaced(req.Plan.Raw, planned)
 }
 
 // endsWarning returns the warning of a plan that destroys or replaces a shard. It returns nil if the shard has no
@@ -142,8 +143,8 @@ func (r *Resource) overridden(ctx context.Context, before, after document) (diag
 	if before.shard == nil || bytes.Equal(before.body, after.body) {
 		return nil
 	}
-	r.bucket.Glance(ctx, func(ctx context.Context) {
-		state, err := r.bucket.Shard(ctx, after.cluster(), after.name())
+	r.Bucket.Glance(ctx, func(ctx context.Context) {
+		state, err := r.Bucket.Shard(ctx, after.cluster(), after.name())
 		if err != nil {
 			return
 		}
@@ -168,7 +169,7 @@ func (r *Resource) checkSecrets(ctx context.Context, before, after document) dia
 		return nil
 	}
 	from, to := bucket.StoreOf(before.shard.Cluster.Secrets), bucket.StoreOf(after.shard.Cluster.Secrets)
-	if from == to || r.bucket.CanUse(ctx, after.shard.Cluster) {
+	if from == to || r.Bucket.CanUse(ctx, after.shard.Cluster) {
 		return nil
 	}
 	return diag.Diagnostics{diagnostic.Failure{

@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/poll"
 )
@@ -31,20 +32,20 @@ const parallel = 32
 // instances, and then deletes the remaining objects of the shard. In a copy of the shard's home, it refuses, or with
 // force_destroy deletes only the objects.
 func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp *resource.DeleteResponse) {
-	attributes := attributesOf(req.State.Raw)
-	name := textOf(attributes["shard"])
+	attributes := docs.Attributes(req.State.Raw)
+	name := docs.TextOf(attributes["shard"])
 	limit, diags := timeout(ctx, req.State.GetAttribute, timeouts.Value.Delete, defaultDelete)
 	resp.Diagnostics.Append(diags...)
 	if diags.HasError() {
 		return
 	}
-	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
+	state, err := r.Bucket.Shard(ctx, docs.TextOf(attributes["cluster_id"]), name)
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot destroy shard "+name, name, err))
 		return
 	}
-	force := flagOf(attributes["force_destroy"])
-	failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name))
+	force := docs.FlagOf(attributes["force_destroy"])
+	failure, copied := r.Bucket.NotHome(r.Bucket.CheckHome(ctx, name))
 	if copied && !force {
 		failure.Do += " To give up this copy, delete its objects, and let Terraform forget its resources " +
 			"(terraform state rm), or set force_destroy = true, apply, and destroy again."
@@ -52,7 +53,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 		return
 	}
 	token, terminating, failed := r.terminate(ctx, state, read(req.State.Raw), name,
-		objstore.Token(textOf(attributes["etag"])))
+		objstore.Token(docs.TextOf(attributes["etag"])))
 	if failed != nil {
 		resp.Diagnostics.Append(failed)
 		return
@@ -90,7 +91,7 @@ func (r *Resource) Delete(ctx context.Context, req resource.DeleteRequest, resp 
 	case errors.Is(err, context.DeadlineExceeded):
 		resp.Diagnostics.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("Shard %s was not empty after %s", name, limit),
-			Where: r.bucket.Place(keys.InstancePrefix(name)),
+			Where: r.Bucket.Place(keys.InstancePrefix(name)),
 			Why:   fmt.Errorf("%s; %s", &shard, &leader),
 			Do: "The configuration is marked as terminating, so the leader continues. Check that a server of the " +
 				"shard runs and read its log, then destroy again to wait for the rest. Set timeouts.delete to wait " +
@@ -127,7 +128,7 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 		return "", nil, r.failure(what, name, err)
 	case token != seen:
 		return "", nil, diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.Config(name)), Why: fmt.Errorf(
+			What: what, Where: r.Bucket.Place(keys.Config(name)), Why: fmt.Errorf(
 				"the plan was made from version %s, and the bucket has version %s now", seen, token),
 			Do: "Another program changed the configuration after the plan was made. Nothing was written. Review the " +
 				"change with a new plan, then destroy again.",
@@ -135,7 +136,7 @@ func (r *Resource) terminate(ctx context.Context, state *clusterstate.State, hav
 	}
 	if have.shard == nil {
 		return "", nil, diagnostic.Failure{
-			What: what, Where: r.bucket.Place(keys.Config(name)), Why: errors.New(
+			What: what, Where: r.Bucket.Place(keys.Config(name)), Why: errors.New(
 				"the configuration in the bucket is not valid, so the servers would not read it"),
 			Do: "Apply a valid configuration, then destroy again.",
 		}.Error()
@@ -243,7 +244,7 @@ func (c *contents) String() string {
 // keeps the election lock while a server leads, because that server would write the lock again.
 func (r *Resource) remove(ctx context.Context, leader *leaderWatch, token objstore.Token) error {
 	name := leader.shard
-	store, err := r.bucket.Store(ctx)
+	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		return err
 	}

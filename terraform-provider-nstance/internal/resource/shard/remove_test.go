@@ -10,6 +10,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 // TestRemoveChecksAgain checks that remove deletes nothing if the configuration was changed while the shard was
@@ -18,12 +19,12 @@ func TestRemoveChecksAgain(t *testing.T) {
 	const name = "dev-1"
 	ctx := t.Context()
 	at := objstore.Location{Provider: "file", Bucket: t.TempDir()}
-	r := &Resource{bucket: bucket.New(bucket.Settings{Storage: &at})}
-	store, err := r.bucket.Store(ctx)
+	r := &Resource{base.Resource{Bucket: bucket.New(bucket.Settings{Storage: &at})}}
+	store, err := r.Bucket.Store(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	state, err := r.bucket.Shard(ctx, "example", name)
+	state, err := r.Bucket.Shard(ctx, "example", name)
 	if err != nil {
 		t.Fatal(err)
 	}

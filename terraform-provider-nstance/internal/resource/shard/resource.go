@@ -23,7 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/diagnostic"
 	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 const (
@@ -35,40 +35,25 @@ const (
 )
 
 // Resource implements the Terraform resource nstance_shard.
-type Resource struct {
-	bucket  *bucket.Connection
-	servers *servers.Connection
-}
+type Resource struct{ base.Resource }
 
 // New returns the resource, not yet configured.
-func New() resource.Resource { return &Resource{} }
+func New() resource.Resource { return &Resource{base.Resource{Name: "shard"}} }
 
 var (
-	_ resource.ResourceWithConfigure      = (*Resource)(nil)
 	_ resource.ResourceWithValidateConfig = (*Resource)(nil)
 	_ resource.ResourceWithModifyPlan     = (*Resource)(nil)
 	_ resource.ResourceWithImportState    = (*Resource)(nil)
-	_ resource.ResourceWithUpgradeState   = (*Resource)(nil)
 )
 
-// Metadata implements resource.Resource.
-func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
-	resp.TypeName = req.ProviderTypeName + "_shard"
-}
-
-// Configure implements resource.ResourceWithConfigure.
-func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
-	r.bucket, r.servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
-}
-
 func (r *Resource) failure(what, name string, err error) diag.Diagnostic {
-	return diagnostic.Failure{What: what, Where: r.bucket.Place(keys.Config(name)), Why: err,
+	return diagnostic.Failure{What: what, Where: r.Bucket.Place(keys.Config(name)), Why: err,
 		Do: bucket.Advice(err)}.Error()
 }
 
 // Create implements resource.Resource.
 func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp *resource.CreateResponse) {
-	defer func() { resp.Diagnostics.Append(r.bucket.Remember(ctx, resp.Private)...) }()
+	defer func() { resp.Diagnostics.Append(r.Bucket.Remember(ctx, resp.Private)...) }()
 	want := read(req.Plan.Raw)
 	resp.Diagnostics.Append(want.diags.Errors()...)
 	if resp.Diagnostics.HasError() {
@@ -85,7 +70,7 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 	}
 	values := computed(want, token)
 	values["rolling_groups"] = rollingGroups(nil)
-	resp.State.Raw = replaced(req.Plan.Raw, values)
+	resp.State.Raw = docs.Replaced(req.Plan.Raw, values)
 	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Create, defaultCreate)
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
@@ -98,13 +83,13 @@ func (r *Resource) Create(ctx context.Context, req resource.CreateRequest, resp 
 
 // Update implements resource.Resource.
 func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp *resource.UpdateResponse) {
-	want, state := read(req.Plan.Raw), attributesOf(req.State.Raw)
+	want, state := read(req.Plan.Raw), docs.Attributes(req.State.Raw)
 	resp.Diagnostics.Append(want.diags.Errors()...)
 	if resp.Diagnostics.HasError() {
 		return
 	}
 	for attribute, name := range map[string]string{"shard": want.name(), "cluster_id": want.cluster()} {
-		if have := textOf(state[attribute]); name != have {
+		if have := docs.TextOf(state[attribute]); name != have {
 			resp.Diagnostics.Append(diagnostic.Failure{
 				What: fmt.Sprintf("The %s changes from %q to %q", attribute, have, name),
 				Why:  errors.New("the name was not known when the plan was made, and a shard cannot be renamed"),
@@ -116,7 +101,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	if resp.Diagnostics.HasError() {
 		return
 	}
-	token := objstore.Token(textOf(state["etag"]))
+	token := objstore.Token(docs.TextOf(state["etag"]))
 	before := read(req.State.Raw)
 	changed := !bytes.Equal(want.body, before.body)
 	if changed {
@@ -129,7 +114,7 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 	}
 	values := computed(want, token)
 	values["rolling_groups"] = rolling(before, want, state)
-	resp.State.Raw = replaced(req.Plan.Raw, values)
+	resp.State.Raw = docs.Replaced(req.Plan.Raw, values)
 	limit, diags := timeout(ctx, req.Plan.GetAttribute, timeouts.Value.Update, defaultUpdate)
 	if resp.Diagnostics.Append(diags...); diags.HasError() {
 		return
@@ -142,8 +127,8 @@ func (r *Resource) Update(ctx context.Context, req resource.UpdateRequest, resp 
 
 func computed(d document, token objstore.Token) map[string]tftypes.Value {
 	values := groups(d.shard)
-	maps.Copy(values, map[string]tftypes.Value{"shard": textValue(d.name()), "cluster_id": textValue(d.cluster()),
-		"etag": textValue(string(token))})
+	maps.Copy(values, map[string]tftypes.Value{"shard": docs.Text(d.name()), "cluster_id": docs.Text(d.cluster()),
+		"etag": docs.Text(string(token))})
 	return values
 }
 
@@ -152,11 +137,11 @@ func computed(d document, token objstore.Token) map[string]tftypes.Value {
 // of one of the two would empty the shard.
 func (r *Resource) existing(ctx context.Context, want document) (bool, diag.Diagnostics) {
 	name := want.name()
-	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	state, err := r.Bucket.Shard(ctx, want.cluster(), name)
 	if err != nil {
 		return true, diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
 	}
-	if !r.bucket.Claim(keys.Config(name)) {
+	if !r.Bucket.Claim(keys.Config(name)) {
 		return true, diag.Diagnostics{r.existsError(name, errors.New("another nstance_shard of this run creates it"))}
 	}
 	_, token, err := state.ReadConfig(ctx, name)
@@ -173,7 +158,7 @@ func (r *Resource) existing(ctx context.Context, want document) (bool, diag.Diag
 // existsError is the error of a resource that creates a shard that has a configuration.
 func (r *Resource) existsError(name string, why error) diag.Diagnostic {
 	return diagnostic.Failure{
-		What: fmt.Sprintf("Shard %s has a configuration already", name), Where: r.bucket.Place(keys.Config(name)),
+		What: fmt.Sprintf("Shard %s has a configuration already", name), Where: r.Bucket.Place(keys.Config(name)),
 		Why: why,
 		Do: fmt.Sprintf(
 			"If the resource was renamed, write a moved block from its former address. If an apply was interrupted, "+
@@ -190,12 +175,12 @@ func (r *Resource) existsError(name string, why error) diag.Diagnostic {
 func (r *Resource) write(ctx context.Context, want document, token objstore.Token) (objstore.Token, diag.Diagnostics) {
 	name := want.name()
 	if err := r.checkCluster(ctx, want); err != nil {
-		return "", diag.Diagnostics{r.bucket.ForeignCluster(want.cluster(), path.Root("cluster_id"), err)}
+		return "", diag.Diagnostics{r.Bucket.ForeignCluster(want.cluster(), path.Root("cluster_id"), err)}
 	}
 	fail := func(err error) (objstore.Token, diag.Diagnostics) {
 		return "", diag.Diagnostics{r.failure("Cannot write the configuration of shard "+name, name, err)}
 	}
-	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	state, err := r.Bucket.Shard(ctx, want.cluster(), name)
 	if err != nil {
 		return fail(err)
 	}
@@ -214,7 +199,7 @@ func (r *Resource) write(ctx context.Context, want document, token objstore.Toke
 	case rerr == nil && bytes.Equal(have, want.body):
 		return haveToken, nil // an interrupted apply wrote it
 	}
-	conflict := diagnostic.Failure{Where: r.bucket.Place(keys.Config(name))}
+	conflict := diagnostic.Failure{Where: r.Bucket.Place(keys.Config(name))}
 	switch {
 	case token == "":
 		return "", diag.Diagnostics{r.existsError(name,
@@ -240,20 +225,20 @@ func (r *Resource) checkCluster(ctx context.Context, want document) error {
 	if want.shard == nil || want.cluster() == "" || want.shard.Cluster.Storage != nil {
 		return nil
 	}
-	return r.bucket.CheckCluster(ctx, want.cluster())
+	return r.Bucket.CheckCluster(ctx, want.cluster())
 }
 
 // Read implements resource.Resource. If the bucket holds another version of the configuration than the state, Read
 // copies that version to the state, and the plan shows the differences. Read also warns if the leader has not applied
 // the version in the bucket, because a plan does not show that.
 func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *resource.ReadResponse) {
-	if !r.bucket.Known() {
+	if !r.Bucket.Known() {
 		return // planning must work without the bucket
 	}
-	defer r.bucket.AfterRead(ctx, resp)
-	attributes := attributesOf(req.State.Raw)
-	name, seen := textOf(attributes["shard"]), textOf(attributes["etag"])
-	state, err := r.bucket.Shard(ctx, textOf(attributes["cluster_id"]), name)
+	defer r.Bucket.AfterRead(ctx, resp)
+	attributes := docs.Attributes(req.State.Raw)
+	name, seen := docs.TextOf(attributes["shard"]), docs.TextOf(attributes["etag"])
+	state, err := r.Bucket.Shard(ctx, docs.TextOf(attributes["cluster_id"]), name)
 	if err != nil {
 		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
 		return
@@ -267,7 +252,7 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 		resp.Diagnostics.Append(r.failure("Cannot read the configuration of shard "+name, name, err))
 		return
 	}
-	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+	if failure, copied := r.Bucket.NotHome(r.Bucket.CheckHome(ctx, name)); copied {
 		resp.Diagnostics.Append(failure.Warning())
 	} else {
 		resp.Diagnostics.Append(r.checkApplied(ctx, state, name, token)...)
@@ -280,14 +265,14 @@ func (r *Resource) Read(ctx context.Context, req resource.ReadRequest, resp *res
 // refresh copies body, the configuration in the bucket, to the Terraform state. What means the same as before keeps its
 // form.
 func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token objstore.Token) diag.Diagnostics {
-	attributes, diags := attributesOf(state.Raw), diag.Diagnostics{}
+	attributes, diags := docs.Attributes(state.Raw), diag.Diagnostics{}
 	before := read(state.Raw)
 	s, problems := config.ParseStored(keys.Config(name), body)
-	update := map[string]tftypes.Value{"etag": textValue(string(token))}
+	update := map[string]tftypes.Value{"etag": docs.Text(string(token))}
 	if s == nil {
 		diags.Append(diagnostic.Failure{
 			What:  fmt.Sprintf("The configuration of shard %s in the bucket is not valid", name),
-			Where: r.bucket.Place(keys.Config(name)), Why: problems.Err(),
+			Where: r.Bucket.Place(keys.Config(name)), Why: problems.Err(),
 			Do: "The servers keep the last one that was valid. Apply this configuration to replace it.",
 		}.Warning())
 		tree, _ := config.ParseTree("", body)
@@ -298,9 +283,9 @@ func (r *Resource) refresh(state *tfsdk.State, name string, body []byte, token o
 		if attributes["rolling_groups"].IsNull() {
 			update["rolling_groups"] = rollingGroups(nil)
 		}
-		update["cluster_id"] = textValue(s.Cluster.ID)
+		update["cluster_id"] = docs.Text(s.Cluster.ID)
 	}
-	state.Raw = replaced(state.Raw, update)
+	state.Raw = docs.Replaced(state.Raw, update)
 	return diags
 }
 

@@ -16,13 +16,9 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/types"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
 
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
+	docs "github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/document"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
-
-// UpgradeState implements resource.ResourceWithUpgradeState.
-func (r *Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
-	return upgrade.States()
-}
 
 // Schema implements resource.Resource.
 func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *resource.SchemaResponse) {
@@ -106,7 +102,7 @@ func (r *Resource) Schema(ctx context.Context, _ resource.SchemaRequest, resp *r
 		Computed: true, ElementType: types.StringType,
 	}
 	resp.Schema = schema.Schema{
-		Version: upgrade.Version,
+		Version: base.Version,
 		MarkdownDescription: "One shard's configuration: what its servers run, and the groups of VMs that they keep " +
 			"alive.\n\nDestroying the resource first marks the " +
 			"configuration as terminating, waits until the shard's leader has emptied the shard, and then removes " +
@@ -125,7 +121,7 @@ func hashesType() tftypes.Map {
 func rollingGroups(groups []string) tftypes.Value {
 	out := make([]tftypes.Value, len(groups))
 	for i, name := range groups {
-		out[i] = textValue(name)
+		out[i] = docs.Text(name)
 	}
 	return tftypes.NewValue(tftypes.List{ElementType: tftypes.String}, out)
 }

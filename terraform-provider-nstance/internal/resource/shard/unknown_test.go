@@ -85,7 +85,7 @@ func TestBadConfig(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", name, got, test.want)
 		}
 	}
-	if attributes := attributesOf(tftypes.NewValue(tftypes.Object{}, nil)); attributes != nil {
+	if attributes := docs.Attributes(tftypes.NewValue(tftypes.Object{}, nil)); attributes != nil {
 		t.Errorf("attributes of null: %v", attributes)
 	}
 }

@@ -35,16 +35,16 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		return diags[0]
 	}
 	name := want.name()
-	if failure, copied := r.bucket.NotHome(r.bucket.CheckHome(ctx, name)); copied {
+	if failure, copied := r.Bucket.NotHome(r.Bucket.CheckHome(ctx, name)); copied {
 		if wanted.ValueBool() {
 			return failure.Error()
 		}
 		return failure.Warning()
 	}
-	if _, err := r.servers.Identity(); !wanted.ValueBool() && released.isEmpty() && (err != nil || !changed) {
+	if _, err := r.Servers.Identity(); !wanted.ValueBool() && released.isEmpty() && (err != nil || !changed) {
 		return nil
 	}
-	state, err := r.bucket.Shard(ctx, want.cluster(), name)
+	state, err := r.Bucket.Shard(ctx, want.cluster(), name)
 	if err != nil {
 		return r.failure("Cannot wait for the leader of shard "+name, name, err)
 	}
@@ -81,7 +81,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	case refused != nil:
 		return diagnostic.Failure{
 			What:  fmt.Sprintf("The configuration of shard %s is written, but its leader refuses it", name),
-			Where: r.bucket.Place(keys.Config(name)), Why: refused,
+			Where: r.Bucket.Place(keys.Config(name)), Why: refused,
 			Do: "The shard goes on with the configuration that was applied last. Correct what is named above, and " +
 				"apply again.",
 		}.Error()
@@ -96,7 +96,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 		return diagnostic.Failure{
 			What: fmt.Sprintf("The configuration of shard %s is written, but VMs did not leave the removed subnets "+
 				"within %s", name, limit),
-			Where: r.bucket.Place(keys.InstancePrefix(name)), Why: fmt.Errorf("%w; %s", held, &watch),
+			Where: r.Bucket.Place(keys.InstancePrefix(name)), Why: fmt.Errorf("%w; %s", held, &watch),
 			Do: "The leader goes on replacing them. On-demand instances stay until they are deleted. Apply again to " +
 				"remove the subnets, or set timeouts.update to wait longer.",
 		}.Error()
@@ -104,7 +104,7 @@ func (r *Resource) wait(ctx context.Context, plan tfsdk.Plan, want document, tok
 	return diagnostic.Failure{
 		What: fmt.Sprintf("The configuration of shard %s is written, but its leader did not apply it within %s", name,
 			limit),
-		Where: r.bucket.Place(keys.Leader(name)),
+		Where: r.Bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the lock does not name version %s as applied: %s", token, &watch),
 		Do: "Check that a server of the shard runs and read its log, which names the reason. The configuration stays " +
 			"in the bucket and is applied as soon as a server leads. Set timeouts to wait longer.",
@@ -118,7 +118,7 @@ const settleTime = 10 * time.Second
 // blockedGroups returns a warning that names the groups in which the leader cannot create instances, for example
 // because an image does not exist. It returns nil if it sees no such group within settleTime, or if no leader answers.
 func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnostic {
-	if _, err := r.servers.Identity(); err != nil {
+	if _, err := r.Servers.Identity(); err != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
@@ -126,7 +126,7 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 	var blocked []string
 	_ = poll.Until(ctx, func(ctx context.Context) (bool, error) {
 		var answer *nstancev1.ListGroupsResponse
-		err := r.servers.Call(ctx, name, func(ctx context.Context, client servers.Client) (err error) {
+		err := r.Servers.Call(ctx, name, func(ctx context.Context, client servers.Client) (err error) {
 			answer, err = client.ListGroups(ctx, &nstancev1.ListGroupsRequest{})
 			return err
 		})
@@ -148,7 +148,7 @@ func (r *Resource) blockedGroups(ctx context.Context, name string) diag.Diagnost
 	}
 	return diagnostic.Failure{
 		What:  "The leader of shard " + name + " cannot create all instances",
-		Where: r.bucket.Place(keys.Config(name)), Why: errors.New(strings.Join(blocked, "\n")),
+		Where: r.Bucket.Place(keys.Config(name)), Why: errors.New(strings.Join(blocked, "\n")),
 		Do: "The configuration is applied, and the leader goes on trying. `nstance-admin events` shows when it " +
 			"succeeds.",
 	}.Warning()
@@ -162,7 +162,7 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 	err := leader.readLock(ctx)
 	if errors.Is(err, clusterstate.ErrDamaged) {
 		return diag.Diagnostics{diagnostic.Failure{
-			What: "The lock of shard " + name + " cannot be read", Where: r.bucket.Place(keys.Leader(name)), Why: err,
+			What: "The lock of shard " + name + " cannot be read", Where: r.Bucket.Place(keys.Leader(name)), Why: err,
 			Do: "The plan does not know what the leader has applied. If no server of the shard leads, stop them, " +
 				"delete the object, and start them again.",
 		}.Warning()}
@@ -178,7 +178,7 @@ func (r *Resource) checkApplied(ctx context.Context, state *clusterstate.State, 
 	}
 	return diag.Diagnostics{diagnostic.Failure{
 		What:  fmt.Sprintf("The leader of shard %s has not applied the configuration in the bucket", name),
-		Where: r.bucket.Place(keys.Leader(name)),
+		Where: r.Bucket.Place(keys.Leader(name)),
 		Why:   fmt.Errorf("the bucket has version %s, and %s", token, &leader),
 		Do: "A leader applies a new version within seconds, unless it refuses it. `nstance-admin config " +
 			"status` shows the reasons for a refusal.",
@@ -213,7 +213,7 @@ func (r *Resource) refreshLeader(ctx context.Context, leader *leaderWatch, token
 		return false, errNoLeader // dialing a server that is not there can take long
 	}
 	var answer *nstancev1.RefreshConfigResponse
-	err := r.servers.Call(ctx, leader.shard, func(ctx context.Context, client servers.Client) (err error) {
+	err := r.Servers.Call(ctx, leader.shard, func(ctx context.Context, client servers.Client) (err error) {
 		answer, err = client.RefreshConfig(ctx, &nstancev1.RefreshConfigRequest{})
 		return err
 	})

@@ -1,8 +1,9 @@
-// Package upgrade reads the states of resources that earlier versions of the provider wrote.
+// Package base has what all resources of the provider share: how they are named and configured, and how they read the
+// states that earlier versions of the provider wrote.
 //
 // If a change of a schema makes earlier states invalid, raise [Version]. Also add a conversion of the state to the
 // upgraders of all earlier versions. For a new optional attribute, do neither.
-package upgrade
+package base
 
 import (
 	"context"
@@ -10,13 +11,33 @@ import (
 	"github.com/hashicorp/terraform-plugin-framework/resource"
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 	"github.com/hashicorp/terraform-plugin-go/tftypes"
+
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/bucket"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
 )
 
 // Version is the schema version of all resources. Version 0 is that of providers whose schemas had no version.
 const Version = 1
 
-// States returns the upgraders from all earlier versions. They work for every resource.
-func States() map[int64]resource.StateUpgrader {
+// Resource implements a part of the interfaces of a resource, which embeds it.
+type Resource struct {
+	Name    string // without the provider's name
+	Bucket  *bucket.Connection
+	Servers *servers.Connection
+}
+
+// Metadata implements resource.Resource.
+func (r *Resource) Metadata(_ context.Context, req resource.MetadataRequest, resp *resource.MetadataResponse) {
+	resp.TypeName = req.ProviderTypeName + "_" + r.Name
+}
+
+// Configure implements resource.ResourceWithConfigure.
+func (r *Resource) Configure(_ context.Context, req resource.ConfigureRequest, _ *resource.ConfigureResponse) {
+	r.Bucket, r.Servers = bucket.Of(req.ProviderData), servers.Of(req.ProviderData)
+}
+
+// UpgradeState implements resource.ResourceWithUpgradeState. The upgraders work for every resource.
+func (*Resource) UpgradeState(context.Context) map[int64]resource.StateUpgrader {
 	return map[int64]resource.StateUpgrader{0: {StateUpgrader: fill}}
 }
 

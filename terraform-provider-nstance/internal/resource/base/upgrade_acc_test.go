@@ -1,4 +1,4 @@
-package upgrade_test
+package base_test
 
 import (
 	"encoding/json"
@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/terraform-plugin-go/tfprotov6"
 
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/acctest"
-	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/attribute/upgrade"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/provider"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/resource/base"
 )
 
 func TestMain(m *testing.M) { acctest.Main(m) }
@@ -61,8 +61,8 @@ func TestUpgradeEveryResource(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, schema := range schemas.ResourceSchemas {
-		if schema.Version != upgrade.Version {
-			t.Errorf("%s has schema version %d, want %d", name, schema.Version, upgrade.Version)
+		if schema.Version != base.Version {
+			t.Errorf("%s has schema version %d, want %d", name, schema.Version, base.Version)
 		}
 		text, ok := states[name]
 		if name == "nstance_servers_ready" { // it did not exist in version 0
@@ -118,7 +118,7 @@ func TestAccUpgradeFromVersion0(t *testing.T) {
 		t.Errorf("the apply of three changes:\n%s", out)
 	}
 	for _, r := range readState(t, filepath.Join(cli.Dir, "terraform.tfstate")).Resources {
-		if version := r.Instances[0].SchemaVersion; version != upgrade.Version {
+		if version := r.Instances[0].SchemaVersion; version != base.Version {
 			t.Errorf("after apply, the state of %s has version %d", r.Type, version)
 		}
 	}
