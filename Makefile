@@ -28,7 +28,7 @@ dev-tmux: ## Run an object store and two servers under Overmind, with reload on 
 	@scripts/dev-tmux.sh
 
 dev-tmux-k8s: ## The same with dev-k8s (a Kubernetes API) and nstance-operator
-	@scripts/dev-tmux-k8s.sh
+	@scripts/dev-tmux.sh Procfile.dev-k8s
 
 dev-operator: ## Run nstance-operator against temp/operator/kubeconfig, with reload on change
 	@scripts/dev-operator.sh
@@ -54,7 +54,7 @@ image: ## Build a machine image with Packer (ROLE=server|agent ARCH=arm64|amd64 
 	@scripts/image.sh
 
 image-operator: ## Build the container image of the operator (PUSH=registry.example.com/name:tag pushes it)
-	@VERSION='$(VERSION)' PUSH='$(PUSH)' scripts/image-operator.sh
+	@go -C images/container run . -program nstance-operator -out '$(CURDIR)/bin/nstance-operator-image' -version '$(VERSION)' $(if $(PUSH),-push '$(PUSH)')
 
 release: ## Build everything that a release publishes into dist/ (VERSION=v0.2.0; STRICT=1 fails on warnings, PUSH=1 pushes images)
 	@VERSION='$(VERSION)' STRICT='$(STRICT)' PUSH='$(PUSH)' PLATFORMS='$(PLATFORMS)' scripts/release.sh
@@ -84,13 +84,13 @@ generate: ## Regenerate all generated files
 	@scripts/generate.sh
 
 docs: ## Build the documentation as a static site with search into temp/site
-	@scripts/docs.sh
+	@scripts/test.sh site
 
 lint: ## gofmt, vet, golangci-lint, buf, shellcheck, actionlint, spelling
 	@scripts/lint.sh
 
-vulnerabilities: ## Check dependencies and the Go version against the Go vulnerability database (needs the network)
-	@scripts/vulnerabilities.sh
+vulnerabilities: ## Check whether the programs call vulnerable code of the Go vulnerability database (needs the network)
+	@govulncheck=$$(scripts/tool.sh govulncheck) && $$govulncheck -tags grpcnotrace ./services/... ./terraform-provider-nstance/... && $$govulncheck -C images/container ./...
 
 test: ## Run the tests that need only Go, make and tmux
 	@scripts/test.sh

@@ -18,8 +18,9 @@ heir | alone) test="^TestChaos\$/^$1\$" ;;
 	exit 2
 	;;
 esac
+cd "$(dirname -- "$0")/.."
 # shellcheck source=scripts/system.sh
-. "$(dirname -- "$0")/system.sh"
+. scripts/system.sh
 if [ "$form" = long ]; then
 	run_system "$test" -chaos=long
 fi

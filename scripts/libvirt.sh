@@ -7,8 +7,9 @@
 # boots VMs with the image that images/local/debian.sh wrote to DIRECTORY, side by side, and prints how long they take. With
 # -test.run=TestServerVM it makes a VM for a server instead.
 set -eu
+cd "$(dirname -- "$0")/.."
 # shellcheck source=scripts/system.sh
-. "$(dirname -- "$0")/system.sh"
+. scripts/system.sh
 build_system
 build_guest
 # The test runs in a new network namespace.

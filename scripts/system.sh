@@ -1,8 +1,7 @@
 # shellcheck shell=sh
-# Sourced: build_system builds Nstance and the system tests. run_system TEST FLAG... also runs one of them in place of
-# this shell.
+# Sourced in the root of the repository: build_system builds Nstance and the system tests. run_system TEST FLAG... also
+# runs one of them in place of this shell.
 
-cd "$(dirname -- "$0")/.." || exit 1
 # shellcheck source=scripts/progress.sh
 . scripts/progress.sh
 

@@ -5,6 +5,7 @@
 #   scripts/test.sh rest       everything else: clouds, stacks, Kubernetes, images, faults, benchmarks, lint
 #   scripts/test.sh all        both, as `make test-all`
 #   scripts/test.sh STEP...    some steps (see the end of this file)
+#   scripts/test.sh STEP FLAG...  a step of the system tests with flags, such as -keep, which keeps the directory
 set -eu
 cd "$(dirname -- "$0")/.."
 
@@ -235,47 +236,94 @@ step_web() {
 		-axe="$(scripts/tool.sh axe-core)" -screenshots="${screenshots:-}"
 }
 
-# The documentation as a static site, with checked links; and the commands of pages that can run here.
+# The documentation as a static site in temp/site, with checked links.
+step_site() {
+	site=${site:-$PWD/temp/site}
+	mkdir -p "$site"
+	"$(scripts/tool.sh hugo)" --source docs/site --destination "$site" --cleanDestinationDir --noBuildLock --panicOnWarning --quiet
+	cp "$(scripts/tool.sh minisearch)" "$site/minisearch.js"
+	go test ./tests/site -count=1 -args -site="$site" -chromium="$(command -v chromium || true)"
+	echo "The site is in $site: open $site/index.html, or serve it with: python3 -m http.server -d $site 8000"
+}
+
+# The site, and the commands of pages that can run here.
 step_docs() {
-	scripts/docs.sh "$work/site"
+	site=$work/site
+	step_site
 	scripts/pages-check.sh
 }
 
-# A release of this platform, installed as a stranger would, with nothing but the release.
+# A release of this platform: built two times and compared, then installed as a stranger would, with nothing but the
+# release: signatures, packages, provider and modules from a registry, the chart. It needs root, for the machine that the
+# packages are installed on.
 step_release() {
-	scripts/release-check.sh
+	go -C scripts/release vet ./...
+	go -C scripts/release test ./...
+	go test ./tests/release -count=1 -timeout 20m -v -args -run-release -terraform="$(command -v terraform)"
 }
 
-# A cluster of an earlier version, upgraded part by part under load.
+# system TEST FLAG... builds Nstance and runs a system test, also with the flags from the command line.
+system() (
+	# shellcheck source=scripts/system.sh
+	. scripts/system.sh
+	test=$1
+	shift
+	# shellcheck disable=SC2086 # a list
+	run_system "^$test\$" "$@" $flags
+)
+
+# A cluster of an earlier version, upgraded part by part under load, and back where that is permitted.
 step_upgrade() {
-	terraform=$(scripts/tool.sh tofu) scripts/upgrade.sh
+	old=$(scripts/old.sh)
+	system TestUpgrade -old="$old/bin" -old-root="$old/src" -terraform="$(scripts/tool.sh tofu)"
 }
 
+# Random processes of a shard killed (kill -9) under load: scripts/test.sh kill9 [-rounds=10] [-seed=N] [-keep]
 step_kill9() {
-	scripts/kill9.sh
+	system TestKill9
 }
 
-# The limit of 5 s leaves room for busy machines.
+# How long a shard has no leader after kill -9, SIGSTOP and SIGTERM of the leader:
+#   scripts/test.sh failover [-rounds=30] [-how=kill,pause,stop] [-most=1.5s] [-idle=10m] [-slow=2s -logs=DIR] [-keep]
+#   scripts/test.sh failover -promise=0             without an heir
+#   scripts/test.sh failover -records=5000 [-terminated] [-attach=3s] with instances of a fake EC2; -terminated ends the leader's machine too
+# Without flags, the limit of 5 s leaves room for busy machines.
 step_failover() {
-	scripts/failover.sh -rounds=3 -most=5s
-	scripts/failover.sh -rounds=1 -most=5s -how=kill -records=100
+	if [ -n "$flags" ]; then
+		system TestFailover
+	else
+		system TestFailover -rounds=3 -most=5s
+		system TestFailover -rounds=1 -most=5s -how=kill -records=100
+	fi
 }
 
+# The leader of a cluster as `make up` starts it, paused (SIGSTOP): the standby must take over.
 step_paused() {
-	terraform=$(scripts/tool.sh tofu) scripts/paused.sh
+	system TestPausedLeader -terraform="$(scripts/tool.sh tofu)"
 }
 
+# A server with a copy of the bucket: it must not lead before cluster restore.
 step_copied() {
-	scripts/copied.sh
+	system TestCopiedBucket
 }
 
+# A shard configured in ways that its servers cannot run: it must keep working.
 step_refused() {
-	terraform=$(scripts/tool.sh tofu) scripts/refused.sh
+	system TestRefusedConfiguration -terraform="$(scripts/tool.sh tofu)"
 }
 
+# Every command of docs/how-to/debug.md against real servers and agents, and those of other pages in docs/how-to.
 step_debug() {
-	terraform=$(scripts/tool.sh tofu) scripts/debug.sh
-	scripts/howto.sh
+	system TestDebugStory -terraform="$(scripts/tool.sh tofu)" -promtool="$(scripts/tool.sh promtool)"
+	step_howto
+}
+step_howto() {
+	system TestHowTo -promtool="$(scripts/tool.sh promtool)"
+}
+
+# The CA of a cluster rotated while a client calls it, agents run, and the rotation is interrupted: about 20 minutes.
+step_rotateca() {
+	system TestRotateCA -test.timeout=50m
 }
 
 step_chaos() {
@@ -355,6 +403,15 @@ case ${1:-} in
 rest) eval "set -- $rest" ;;
 all) eval "set -- $basic $rest" ;;
 esac
+steps=
+flags=
+for word; do
+	case $word in
+	-*) flags="$flags $word" ;;
+	*) steps="$steps $word" ;;
+	esac
+done
+eval "set -- $steps"
 summary=
 number=0
 total=$#

@@ -1,6 +1,6 @@
 // Package release builds a release and installs it as a user would, with nothing but the files of the release. It
 // checks the signatures, the packages, the chart, and Terraform's provider and modules. It serves the provider and the
-// modules like a registry. scripts/release-check.sh runs it.
+// modules like a registry. scripts/test.sh release runs it.
 package release
 
 import (
@@ -43,7 +43,7 @@ type dist struct {
 // TestRelease builds a release two times and tests its contents.
 func TestRelease(t *testing.T) {
 	if !*runFlag {
-		t.Log("run by scripts/release-check.sh")
+		t.Log("run by scripts/test.sh release")
 		return
 	}
 	d := dist{dir: filepath.Join(t.TempDir(), "dist"), minisign: filepath.Join(t.TempDir(), "key.pub"),

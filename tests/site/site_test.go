@@ -1,4 +1,4 @@
-// Package site checks the static site that scripts/docs.sh builds from docs/.
+// Package site checks the static site that scripts/test.sh site builds from docs/.
 package site
 
 import (
@@ -39,7 +39,7 @@ func read(t *testing.T) map[string]page {
 	t.Helper()
 	pages := map[string]page{}
 	if *site == "" {
-		t.Log("run by scripts/docs.sh, which builds the site")
+		t.Log("run by scripts/test.sh site, which builds the site")
 		return pages
 	}
 	err := filepath.WalkDir(*site, func(path string, entry fs.DirEntry, err error) error {
@@ -168,7 +168,7 @@ func TestSearchIndex(t *testing.T) {
 // TestSearch types into the search field in Chromium and follows the first result.
 func TestSearch(t *testing.T) {
 	if *site == "" || *chromium == "" {
-		t.Log("run by scripts/docs.sh where Chromium is installed")
+		t.Log("run by scripts/test.sh site where Chromium is installed")
 		return
 	}
 	server := httptest.NewServer(http.FileServer(http.Dir(*site)))

@@ -24,7 +24,7 @@ import (
 // After `nstance-admin cluster restore` it leads, and an orphan waits for a confirmation.
 func TestCopiedBucket(t *testing.T) {
 	copied := new(copiedBucket)
-	runShard(t, "scripts/copied.sh", local.Trial{Environment: copied.environment},
+	runShard(t, "scripts/test.sh copied", local.Trial{Environment: copied.environment},
 		func(ctx context.Context, stack *local.Stack) error {
 			ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("timeout after 3 minutes"))
 			defer cancel()

@@ -23,7 +23,7 @@ var promtoolFlag = flag.String("promtool", "", "promtool, for debug")
 // time: the events, the log, explain, doctor, the metrics, the alert rules and the web page.
 func TestDebugStory(t *testing.T) {
 	trial := local.Trial{MaxVMs: storyRoom}
-	runShard(t, "scripts/debug.sh", trial, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh debug", trial, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 8*time.Minute, errors.New("timeout after 8 minutes"))
 		defer cancel()
 		s := &story{refused: refused{stack: stack}, sick: stack.Dir + "/sick"}

@@ -20,7 +20,7 @@ import (
 	cloudfault "github.com/nstance-kit/nstance/tests/cloud/fakeaws/fault"
 )
 
-// failoverOptions are the flags of scripts/failover.sh.
+// failoverOptions are the flags of scripts/test.sh failover.
 var failoverOptions struct {
 	how        string
 	promise    time.Duration
@@ -76,7 +76,7 @@ func TestFailover(t *testing.T) {
 		}
 		trial.AccessKey, trial.Environment = cloud.access, cloud.environment
 	}
-	runShard(t, "scripts/failover.sh", trial, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh failover", trial, func(ctx context.Context, stack *local.Stack) error {
 		f.stack = stack
 		if err := f.start(ctx); err != nil {
 			return err

@@ -34,7 +34,7 @@ func TestHowTo(t *testing.T) {
 	}))
 	defer collector.Close()
 	trial := local.Trial{Environment: func(string) []string { return tracing(t, collector.URL) }}
-	runShard(t, "scripts/howto.sh", trial, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh howto", trial, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("timeout after 10 minutes"))
 		defer cancel()
 		h := &howTo{stack: stack, dir: filepath.Join(stack.Dir, "howto"), traces: &traces}

@@ -147,7 +147,7 @@ func (h *howTo) pagesAboutDisasters() []guide {
 				after: func(context.Context, string) error {
 					key, err := os.ReadFile(h.file("new.key"))
 					h.key = strings.TrimSpace(string(key))
-					// scripts/rotate-ca.sh waits for all steps.
+					// scripts/test.sh rotateca waits for all steps.
 					h.call("rotate-ca --storage-bucket my-bucket\n", "rotate-ca --storage-bucket dev --no-wait")
 					return err
 				}},

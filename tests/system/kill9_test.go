@@ -34,7 +34,7 @@ func TestKill9(t *testing.T) {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
-	runShard(t, "scripts/kill9.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh kill9", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		fmt.Printf("kill9: -rounds=%d -seed=%d\n", rounds, seed)
 		k := &kill9{stack: stack, rng: rand.New(rand.NewPCG(seed, 0)), killed: map[string]int{}}
 		if err := k.run(ctx, rounds, seed); err != nil {

@@ -22,7 +22,7 @@ var terraformFlag = flag.String("terraform", "", "path of tofu or terraform, for
 // it pauses the leader (SIGSTOP). The standby must lead, and the agents must report to the standby. A killed VM must be
 // replaced, but no other VM. When the first leader continues, it must become a follower.
 func TestPausedLeader(t *testing.T) {
-	runShard(t, "scripts/paused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh paused", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("timeout after 3 minutes"))
 		defer cancel()
 		return pauseLeader(ctx, stack)

@@ -23,7 +23,7 @@ import (
 // If the leader is killed, the next leader must also replace a killed VM. In the end, the corrected configuration must
 // be applied.
 func TestRefusedConfiguration(t *testing.T) {
-	runShard(t, "scripts/refused.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh refused", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Minute, errors.New("timeout after 10 minutes"))
 		defer cancel()
 		r := &refused{stack: stack}

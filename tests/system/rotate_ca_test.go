@@ -38,7 +38,7 @@ const (
 // No call may fail because of a certificate, and no other VM may be replaced. In the end, programs may trust only the
 // new CA, and may accept only nonces of the new key.
 func TestRotateCA(t *testing.T) {
-	runShard(t, "scripts/rotate-ca.sh", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
+	runShard(t, "scripts/test.sh rotateca", local.Trial{}, func(ctx context.Context, stack *local.Stack) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, rotationLimit, fmt.Errorf("no end after %v", rotationLimit))
 		defer cancel()
 		supervising, stop := context.WithCancel(ctx)

@@ -41,7 +41,7 @@ const upgradeSize = 3
 // replaced.
 func TestUpgrade(t *testing.T) {
 	if *oldFlag == "" {
-		t.Log("run by scripts/upgrade.sh, which builds the binaries")
+		t.Log("run by scripts/test.sh upgrade, which builds the binaries")
 		return
 	}
 	u := &upgrade{bin: t.TempDir()}
