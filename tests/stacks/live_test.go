@@ -244,7 +244,7 @@ const missingSecret = "no-such-secret"
 func (f *fleet) refused(t *testing.T, stack *lab.Stack) (kept []ec2.InstanceView) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "identity")
-	if _, err := local.Identity(t.Context(), f.state, f.cluster, dir); err != nil {
+	if _, err := local.Identity(t.Context(), f.state, dir); err != nil {
 		t.Fatal(err)
 	}
 	stack.Write(t, "operator_override.tf", fmt.Sprintf(`

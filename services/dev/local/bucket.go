@@ -146,11 +146,7 @@ func (s *Stack) ProviderOptions() map[string]string {
 
 // Identity registers a new operator of the default tenant in the bucket of a cluster. It returns the operator's
 // identity, and writes it to the files of dir unless dir is empty.
-func Identity(ctx context.Context, state *clusterstate.State, cluster, dir string) (operatorclient.Identity, error) {
-	ca, err := state.LoadCA(ctx)
-	if err != nil {
-		return operatorclient.Identity{}, fmt.Errorf("load the CA: %w", err)
-	}
+func Identity(ctx context.Context, state *clusterstate.State, dir string) (operatorclient.Identity, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return operatorclient.Identity{}, err
@@ -160,17 +156,8 @@ func Identity(ctx context.Context, state *clusterstate.State, cluster, dir strin
 	if err != nil {
 		return operatorclient.Identity{}, err
 	}
-	cert, err := ca.IssueClient(authority.ClientSpec{
-		Identity:  authority.Identity{Role: authority.RoleOperator, Cluster: cluster, Tenant: Tenant, ID: id},
-		PublicKey: public,
-	}, rand.Reader, now)
-	if err != nil {
-		return operatorclient.Identity{}, err
-	}
-	_, err = state.PutOperator(ctx, record.Operator{Schema: record.OperatorSchema, Revision: 1, ID: id,
-		Cluster: cluster, Tenant: Tenant, Writer: id.String(),
-		PublicKey: public, Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter},
-		CreatedAt: now}, "")
+	cert, trusted, err := state.IssueOperator(ctx, record.Operator{ID: id, Tenant: Tenant, Writer: id.String(),
+		PublicKey: public, CreatedAt: now}, "", 0)
 	if err != nil {
 		return operatorclient.Identity{}, fmt.Errorf("register an operator: %w", err)
 	}
@@ -178,7 +165,7 @@ func Identity(ctx context.Context, state *clusterstate.State, cluster, dir strin
 	if err != nil {
 		return operatorclient.Identity{}, err
 	}
-	bundle, certificate := authority.EncodeBundle(ca.Certificate()), authority.EncodeCertificate(cert)
+	bundle, certificate := authority.EncodeBundle(trusted...), authority.EncodeCertificate(cert)
 	if dir != "" {
 		err = errors.Join(os.MkdirAll(dir, 0o700),
 			os.WriteFile(filepath.Join(dir, operatorclient.CAFile), bundle, 0o600),

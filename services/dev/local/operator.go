@@ -42,7 +42,7 @@ func (s *Stack) ConnectAs(ctx context.Context, dir string) (*Operator, error) {
 	if err != nil {
 		return nil, err
 	}
-	identity, err := Identity(ctx, state, Cluster, dir)
+	identity, err := Identity(ctx, state, dir)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/ed25519"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -127,7 +126,7 @@ func (r registered) what() string {
 // register writes the operator's record, then the file with the certificate. If it fails between the two writes, the
 // next run finds the record by the operator's key and issues another certificate.
 func (a *app) register(ctx context.Context, c *cluster, r registration) (registered, error) {
-	ca, bundle, err := c.state.ReadCA(ctx)
+	_, bundle, err := c.state.ReadCA(ctx)
 	if err != nil {
 		return registered{}, noKeysYet(err)
 	}
@@ -155,13 +154,19 @@ func (a *app) register(ctx context.Context, c *cluster, r registration) (registe
 		result.NotAfter = notAfter
 		return result, nil
 	}
-	who := authority.Identity{Role: authority.RoleOperator, Cluster: c.id, Tenant: r.tenant, ID: id}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: key, TTL: r.ttl}, a.Rand, a.Now())
-	if err != nil {
-		return registered{}, err
+	if have.Revision == 0 {
+		have = record.Operator{ID: id, Tenant: r.tenant, PublicKey: key, CreatedAt: a.Now().UTC()}
 	}
 	have.Name, have.Role = cmp.Or(r.name, have.Name), cmp.Or(r.role, have.Role)
-	if err := a.recordOperator(ctx, c, have, token, who, key, cert); err != nil {
+	if have.Writer, err = a.writer(); err != nil {
+		return registered{}, err
+	}
+	cert, _, err := c.state.IssueOperator(ctx, have, token, r.ttl)
+	var superseded *clusterstate.SupersededOperatorError
+	if errors.As(err, &superseded) {
+		err = withHint(err, "another program registers or renews this operator; run the command again")
+	}
+	if err != nil {
 		return registered{}, err
 	}
 	a.journalChange(ctx, c.bucket, record.ClusterEvent{Kind: "operator_registered", Tenant: r.tenant,
@@ -278,29 +283,4 @@ func (a *app) stillGood(r registration, rec record.Operator, trust string) (time
 		return time.Time{}, false
 	}
 	return leaf.NotAfter.UTC(), a.Now().Before(authority.RenewAt(leaf))
-}
-
-// recordOperator puts a new certificate into the operator's record and writes the record. It fails if another writer
-// has changed the record since the caller read it.
-func (a *app) recordOperator(ctx context.Context, c *cluster, have record.Operator, token objstore.Token,
-	who authority.Identity, key ed25519.PublicKey, cert *x509.Certificate) error {
-	writer, err := a.writer()
-	if err != nil {
-		return err
-	}
-	rec := have
-	if rec.Revision == 0 {
-		rec = record.Operator{Schema: record.OperatorSchema, ID: who.ID, Cluster: c.id, Tenant: who.Tenant,
-			PublicKey: key, CreatedAt: a.Now().UTC(), Name: have.Name, Role: have.Role}
-	}
-	rec.Revision++
-	rec.Writer = writer
-	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC(),
-		Trust: c.state.Trust()}
-	_, err = c.state.PutOperator(ctx, rec, token)
-	var superseded *clusterstate.SupersededOperatorError
-	if errors.As(err, &superseded) {
-		return withHint(err, "another program registers or renews this operator; run the command again")
-	}
-	return err
 }

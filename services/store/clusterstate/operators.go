@@ -2,8 +2,10 @@ package clusterstate
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -39,6 +41,31 @@ func (s *State) PutOperator(ctx context.Context, rec record.Operator, token objs
 	}
 	s.noteWritten(key, body, rec.Revision)
 	return newToken, nil
+}
+
+// IssueOperator issues a certificate to an operator, and notes it in the operator's record, of which rec is the present
+// version, with the given token; "" means that the operator is new. It returns the certificate, and the CA certificates
+// that verify servers.
+func (s *State) IssueOperator(ctx context.Context, rec record.Operator, token objstore.Token, ttl time.Duration) (
+	cert *x509.Certificate, bundle []*x509.Certificate, err error) {
+	ca, bundle, err := s.ReadCA(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	who := authority.Identity{Role: authority.RoleOperator, Cluster: s.options.ClusterID, Tenant: rec.Tenant, ID: rec.ID}
+	cert, err = ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, s.options.Rand,
+		s.options.Now())
+	if err != nil {
+		return nil, nil, err
+	}
+	rec.Schema, rec.Cluster = record.OperatorSchema, s.options.ClusterID
+	rec.Revision++
+	rec.Certificate = record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter.UTC(),
+		Trust: s.Trust()}
+	if _, err := s.PutOperator(ctx, rec, token); err != nil {
+		return nil, nil, err
+	}
+	return cert, bundle, nil
 }
 
 // GetOperator reads one record, which may be a tombstone. It returns objstore.ErrNotFound if there is none. If no CA of

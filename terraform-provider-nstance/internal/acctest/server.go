@@ -5,8 +5,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,11 +17,10 @@ import (
 	"time"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/contract/ident"
-	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/registration"
 	"github.com/nstance-kit/nstance/terraform-provider-nstance/internal/client/servers"
 )
 
@@ -190,39 +187,22 @@ func (s *Server) Client(t testing.TB, tenant string) *servers.Connection {
 func (b Bucket) Operator(t testing.TB, tenant string) string {
 	t.Helper()
 	state := b.State(t)
-	ca, err := state.LoadCA(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := ident.NewID(ident.OperatorPrefix, time.Now(), rand.Reader)
+	operator, err := registration.Register(t.Context(), state, tenant, public, 0, "acctest")
 	if err != nil {
 		t.Fatal(err)
 	}
-	who := authority.Identity{Role: authority.RoleOperator, Cluster: Cluster, Tenant: tenant, ID: id}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: public}, rand.Reader, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	rec := record.Operator{
-		Schema: record.OperatorSchema, Revision: 1, ID: id, Cluster: Cluster, Tenant: tenant, Writer: "acctest",
-		PublicKey: public, CreatedAt: time.Now(),
-		Certificate: record.CertificateRef{Serial: authority.Serial(cert), NotAfter: cert.NotAfter},
-	}
-	if _, err := state.PutOperator(t.Context(), rec, objstore.Token("")); err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
+	key, err := authority.EncodePrivateKey(private)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	for name, content := range map[string][]byte{
-		"ca.crt": authority.EncodeCertificate(ca.Certificate()), "identity.crt": authority.EncodeCertificate(cert),
-		"identity.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}),
+		operatorclient.CAFile: authority.EncodeBundle(operator.Bundle...), operatorclient.KeyFile: key,
+		operatorclient.CertificateFile: authority.EncodeCertificate(operator.Certificate),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)

@@ -297,7 +297,7 @@ func (l *Lab) Operator(t *testing.T, state *clusterstate.State, cluster, vpc,
 func NewOperator(t *testing.T, state *clusterstate.State, cluster, host string,
 	dial func(ctx context.Context, network, address string) (net.Conn, error)) nstancev1.OperatorServiceClient {
 	t.Helper()
-	identity, err := local.Identity(t.Context(), state, cluster, "")
+	identity, err := local.Identity(t.Context(), state, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,8 +45,8 @@ type Operator struct {
 
 // Register registers a new operator of a tenant. writer is the prefix of the writer name in the record. Register
 // returns [ErrRegistered] if the tenant already has an operator with the same key.
-func Register(ctx context.Context, state *clusterstate.State, cluster, tenant string, key ed25519.PublicKey,
-	ttl time.Duration, writer string) (Operator, error) {
+func Register(ctx context.Context, state *clusterstate.State, tenant string, key ed25519.PublicKey, ttl time.Duration,
+	writer string) (Operator, error) {
 	all, err := state.ListOperators(ctx, tenant)
 	if err != nil {
 		return Operator{}, err
@@ -61,9 +61,7 @@ func Register(ctx context.Context, state *clusterstate.State, cluster, tenant st
 	if err != nil {
 		return Operator{}, err
 	}
-	rec := record.Operator{Schema: record.OperatorSchema, ID: id, Cluster: cluster, Tenant: tenant, PublicKey: key,
-		CreatedAt: now}
-	return issue(ctx, state, rec, "", ttl, writer)
+	return issue(ctx, state, record.Operator{ID: id, Tenant: tenant, PublicKey: key, CreatedAt: now}, "", ttl, writer)
 }
 
 // Renew issues a new certificate to an operator. It returns [ErrRemoved] if the operator does not exist.
@@ -109,20 +107,9 @@ func checkExisting(rec record.Operator, token objstore.Token, err error, tenant 
 
 func issue(ctx context.Context, state *clusterstate.State, rec record.Operator, token objstore.Token, ttl time.Duration,
 	writer string) (Operator, error) {
-	ca, bundle, err := state.ReadCA(ctx)
+	rec.Writer = incarnation(writer)
+	cert, bundle, err := state.IssueOperator(ctx, rec, token, ttl)
 	if err != nil {
-		return Operator{}, err
-	}
-	who := authority.Identity{Role: authority.RoleOperator, Cluster: rec.Cluster, Tenant: rec.Tenant, ID: rec.ID}
-	cert, err := ca.IssueClient(authority.ClientSpec{Identity: who, PublicKey: rec.PublicKey, TTL: ttl}, rand.Reader,
-		time.Now())
-	if err != nil {
-		return Operator{}, err
-	}
-	rec.Revision++
-	rec.Writer, rec.Certificate = incarnation(writer), record.CertificateRef{Serial: authority.Serial(cert),
-		NotAfter: cert.NotAfter.UTC(), Trust: state.Trust()}
-	if _, err := state.PutOperator(ctx, rec, token); err != nil {
 		return Operator{}, err
 	}
 	return Operator{ID: rec.ID, Certificate: cert, Bundle: bundle}, nil

@@ -48,7 +48,7 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour, "test")
+	first, err := registration.Register(t.Context(), state, "prod", public, time.Hour, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,16 +61,16 @@ func TestLife(t *testing.T) {
 		first.Certificate.PublicKey) || pair.PrivateKey == nil {
 		t.Error("the certificate is of another key")
 	}
-	if _, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour,
+	if _, err := registration.Register(t.Context(), state, "prod", public, time.Hour,
 		"test"); !errors.Is(err, registration.ErrRegistered) || !strings.Contains(err.Error(), first.ID.String()) {
 		t.Errorf("registered twice: %v", err)
 	}
-	if _, err := registration.Register(t.Context(), state, "example", "other", public, time.Hour, "test"); err != nil {
+	if _, err := registration.Register(t.Context(), state, "other", public, time.Hour, "test"); err != nil {
 		t.Errorf("another tenant's: %v", err)
 	}
 	if other, _, err := ed25519.GenerateKey(rand.Reader); err != nil {
 		t.Fatal(err)
-	} else if _, err := registration.Register(t.Context(), state, "example", "prod", other, time.Hour,
+	} else if _, err := registration.Register(t.Context(), state, "prod", other, time.Hour,
 		"test"); err != nil {
 		t.Errorf("another key of the same tenant: %v", err)
 	}
@@ -107,7 +107,7 @@ func TestLife(t *testing.T) {
 	if err := registration.Remove(t.Context(), state, "prod", nobody, "test"); err != nil {
 		t.Errorf("removed nobody: %v", err)
 	}
-	if again, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour,
+	if again, err := registration.Register(t.Context(), state, "prod", public, time.Hour,
 		"test"); err != nil || again.ID == first.ID {
 		t.Errorf("a removed operator's key, registered again: %+v, %v", again, err)
 	}
@@ -127,7 +127,7 @@ func TestRemoveDuringARenewal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	operator, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour, "test")
+	operator, err := registration.Register(t.Context(), state, "prod", public, time.Hour, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,12 +217,12 @@ func TestNothingIsIssuedWithoutARecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	operator, err := registration.Register(t.Context(), state, "example", "prod", public, time.Hour, "test")
+	operator, err := registration.Register(t.Context(), state, "prod", public, time.Hour, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, failing = range []mem.Op{mem.Put, mem.Get, mem.List} {
-		got, err := registration.Register(t.Context(), state, "example", "other", public, time.Hour, "test")
+		got, err := registration.Register(t.Context(), state, "other", public, time.Hour, "test")
 		if !errors.Is(err, down) || got.Certificate != nil {
 			t.Errorf("registered while %s fails: %+v, %v", failing, got, err)
 		}

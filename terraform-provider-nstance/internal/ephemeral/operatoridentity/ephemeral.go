@@ -190,7 +190,7 @@ func (r *Resource) register(ctx context.Context, m *model) (registered, error) {
 	if err != nil {
 		return fail(err)
 	}
-	operator, err := registration.Register(ctx, state, made.Cluster, made.Tenant, public, ttl, writer)
+	operator, err := registration.Register(ctx, state, made.Tenant, public, ttl, writer)
 	if err != nil {
 		return fail(err)
 	}

@@ -92,7 +92,7 @@ func TestAccIdentityRemovesExpiredOperators(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		operator, err := registration.Register(t.Context(), state, acctest.Cluster, "default", public, time.Hour,
+		operator, err := registration.Register(t.Context(), state, "default", public, time.Hour,
 			of.writer)
 		if err != nil {
 			t.Fatal(err)

@@ -223,7 +223,7 @@ func TestAccOperatorRefusals(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if _, err := registration.Register(context.Background(), b.State(t), acctest.Cluster, "default",
+					if _, err := registration.Register(context.Background(), b.State(t), "default",
 						public, time.Hour, "test"); err != nil {
 						t.Fatal(err)
 					}

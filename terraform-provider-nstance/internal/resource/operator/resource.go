@@ -95,7 +95,7 @@ func (r *Resource) register(ctx context.Context, m model) (registration.Operator
 	if err != nil {
 		return registration.Operator{}, err
 	}
-	return registration.Register(ctx, state, m.ClusterID.ValueString(), m.Tenant.ValueString(), key, ttl, writer)
+	return registration.Register(ctx, state, m.Tenant.ValueString(), key, ttl, writer)
 }
 
 func (m *model) set(o registration.Operator) {
