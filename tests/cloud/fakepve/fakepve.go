@@ -66,6 +66,7 @@ type vm struct {
 	id      int
 	node    string
 	pool    string
+	inHA    bool
 	conf    map[string]string
 	process *exec.Cmd
 	exited  chan struct{} // closed when process has ended
@@ -271,6 +272,14 @@ func (c *Cluster) Migrate(id int, node string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.vms[id].node = node
+}
+
+// ManageByHA adds a VM to the resources that the cluster's high availability manages. From then on, a task that stops
+// the VM ends before the VM is off.
+func (c *Cluster) ManageByHA(id int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.vms[id].inHA = true
 }
 
 // SetConfig changes a setting of a VM, as an administrator would. An empty value removes it.

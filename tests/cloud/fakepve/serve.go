@@ -79,6 +79,10 @@ func (c *Cluster) handle(r *http.Request) (any, Fault, *apiError) {
 	case in.fault.Status != 0:
 		return nil, in.fault, &apiError{status: in.fault.Status, text: in.fault.Text}
 	}
+	if r.ContentLength > 0 && r.Method != http.MethodPost && r.Method != http.MethodPut {
+		return nil, in.fault, &apiError{status: http.StatusNotImplemented, text: "Unexpected content for method '" +
+			r.Method + "'"}
+	}
 	var err error
 	if in.Values, in.content, err = readParams(r); err != nil {
 		return nil, in.fault, &apiError{status: http.StatusBadRequest, text: err.Error()}

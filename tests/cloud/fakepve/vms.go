@@ -408,8 +408,13 @@ func (c *Cluster) stop(in request) (any, *apiError) {
 			failed = v.checkLock()
 		}
 		if failed == nil && v.isRunning() {
-			_ = v.process.Process.Kill() // it may end at the same time
-			exited = v.exited
+			kill := func() { _ = v.process.Process.Kill() } // it may end at the same time
+			if v.inHA {
+				time.AfterFunc(50*taskTime, kill)
+			} else {
+				kill()
+				exited = v.exited
+			}
 		}
 		c.mu.Unlock()
 		if failed != nil {
@@ -429,6 +434,8 @@ func (c *Cluster) destroy(in request) (any, *apiError) {
 		return nil, failed
 	case v.conf["protection"] == "1":
 		return nil, die("can't remove VM %d - protection mode enabled", v.id)
+	case v.inHA && in.Get("purge") != "1":
+		return nil, die("unable to remove VM %d - used in HA resources and purge parameter not set.", v.id)
 	case v.isRunning():
 		return nil, die("VM %d is running - destroy failed", v.id)
 	}

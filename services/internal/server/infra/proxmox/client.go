@@ -160,8 +160,8 @@ const taskSoonest, taskLatest = 20 * time.Millisecond, time.Second
 
 // wait waits until a task has ended, and returns its failure. A task can fail after the call that started it succeeded.
 func (c *client) wait(ctx context.Context, upid string) error {
-	parts := strings.Split(upid, ":")
-	if len(parts) < 8 || parts[0] != "UPID" {
+	parts := strings.SplitN(upid, ":", 3)
+	if len(parts) < 3 {
 		return fmt.Errorf("the answer %q is not the ID of a task", upid)
 	}
 	for tries := 1; ; tries++ {
@@ -174,9 +174,7 @@ func (c *client) wait(ctx context.Context, upid string) error {
 		case err != nil:
 			return fmt.Errorf("ask for the result of task %s: %w", upid, &lostError{err})
 		case task.Status != "stopped":
-			if err := sleep(ctx, reconnect.Backoff(taskSoonest, taskLatest, tries)); err != nil {
-				return &lostError{err}
-			}
+			sleep(ctx, reconnect.Backoff(taskSoonest, taskLatest, tries))
 		case task.Exit == "OK" || strings.HasPrefix(task.Exit, "WARNINGS:"):
 			return nil
 		default:
@@ -190,14 +188,11 @@ type lostError struct{ error }
 
 func (e *lostError) Unwrap() error { return e.error }
 
-func sleep(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
+// sleep pauses, but not longer than ctx lasts.
+func sleep(ctx context.Context, pause time.Duration) {
 	select {
-	case <-timer.C:
-		return nil
+	case <-time.After(pause):
 	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -267,7 +262,6 @@ func (c *client) failOver(ctx context.Context, try func(endpoint *url.URL) (agai
 		at := (first + i) % len(c.endpoints)
 		var again bool
 		if again, err = try(c.endpoints[at]); !unanswered(err) || errors.Is(ctx.Err(), context.Canceled) {
-			c.current.Store(int64(at))
 			break
 		}
 		c.current.Store(int64((at + 1) % len(c.endpoints)))
@@ -292,7 +286,7 @@ func unanswered(err error) bool {
 		return true
 	}
 	return answer.foreign || answer.status > http.StatusInternalServerError && answer.status < 595 ||
-		answer.status == http.StatusInternalServerError && strings.Contains(answer.text, "no quorum")
+		strings.Contains(answer.text, "no quorum")
 }
 
 // maxAnswer bounds the size of an answer.

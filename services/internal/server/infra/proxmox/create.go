@@ -212,8 +212,7 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 	}
 	vm, err := p.start(ctx, r.Node, o, config)
 	class := infra.ClassOf(p.client.classify(o.what, err))
-	if err != nil && class != infra.Indeterminate && class != infra.Conflict && class != infra.NotFound &&
-		!errors.Is(err, errChanged) {
+	if err != nil && class != infra.Indeterminate {
 		if deleteErr := p.deleteVM(ctx, r.Node, o.vmid, o.Tags); deleteErr != nil {
 			p.log.Warn("a VM that could not be started stays", "vmid", o.vmid, "error", deleteErr)
 		}
@@ -251,9 +250,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		if infra.ClassOf(p.client.classify(o.what, err)) != infra.Throttled {
 			return infra.VM{}, err
 		}
-		if sleepErr := sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries)); sleepErr != nil {
-			return infra.VM{}, errors.Join(sleepErr, err)
-		}
+		sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries))
 	}
 	// Read the configuration again after the start, because another server may have marked the VM as deleted just
 	// before.
@@ -316,11 +313,7 @@ func (p *Provider) writeMetadata(ctx context.Context, node string, vmid int, con
 	if err != nil {
 		return err
 	}
-	if err := p.writeConfig(ctx, node, vmid, config.digest, url.Values{"description": {description}}); err != nil {
-		return err
-	}
-	p.remember(vmid, config)
-	return nil
+	return p.writeConfig(ctx, node, vmid, config.digest, url.Values{"description": {description}})
 }
 
 // writeConfig changes settings of a VM. It fails as errChanged if the VM's configuration no longer has the given

@@ -1,11 +1,15 @@
 package proxmox_test
 
 import (
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
+	"github.com/nstance-kit/nstance/services/internal/server/infra/proxmox"
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
 )
 
@@ -60,8 +64,16 @@ func TestVMIDIsUsed(t *testing.T) {
 		wantClass(t, err, infra.Conflict, "the VMID is used")
 		_, err = p.FindByInstance(t.Context(), owner, req.Tags.Instance)
 		wantClass(t, err, infra.NotFound, "not an instance")
-		if states := list(t, p); len(states) != 0 {
-			t.Errorf("listed: %v", states)
+		wantClass(t, p.Delete(t.Context(), vm), infra.Invalid, "not an instance")
+		for _, online := range []bool{true, false} {
+			pve.SetOnline(node, online)
+			if states := list(t, p); len(states) != 0 {
+				t.Errorf("listed: %v", states)
+			}
+		}
+		pve.SetOnline(node, true)
+		if ids := pve.VMs(); len(ids) != 1 {
+			t.Errorf("VMs %v", ids)
 		}
 		pve.RemoveVM(id)
 	}
@@ -134,13 +146,7 @@ func TestTwoServersFinish(t *testing.T) {
 	req := request(t)
 	pve.Inject(fakepve.Fault{Call: configCall, Before: func() { create(t, other, req) }})
 	vm := create(t, p, req)
-	starts := 0
-	for _, call := range pve.Calls() {
-		if call == startCall {
-			starts++
-		}
-	}
-	if starts != 1 || vm.State != infra.Running {
+	if starts := count(pve, startCall); starts != 1 || vm.State != infra.Running {
 		t.Errorf("%d starts, state %s", starts, vm.State)
 	}
 }
@@ -217,10 +223,99 @@ func TestLockedTemplate(t *testing.T) {
 	_, err = p.Create(t.Context(), req)
 	wantClass(t, err, infra.Indeterminate, "clone template 9001 on node pve1: 500 VM is locked (backup)")
 	pve.SetConfig(9001, "lock", "")
-	pve.Inject(fakepve.Fault{Call: startCall, TaskFails: timeout}) // repeated by the provider
-	if vm := create(t, p, req); vm.State != infra.Running {
+	pve.Inject(fakepve.Fault{Call: startCall, TaskFails: timeout}) // repeated by the provider, after a pause
+	began := time.Now()
+	vm := create(t, p, req)
+	if took := time.Since(began); vm.State != infra.Running || took < 250*time.Millisecond {
+		t.Errorf("the VM is %s after %s", vm.State, took)
+	}
+}
+
+// TestThrottled checks that the provider reports a call that was throttled, and no other failure.
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	options, problems := contract.ParseOptions(rawOptions(t, pve))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	throttled := 0
+	p, err := proxmox.New(proxmox.Config{Options: options, Throttled: func(string) { throttled++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"got timeout", "VM is locked (backup)"} {
+		pve.Inject(fakepve.Fault{Call: cloneCall, TaskFails: text})
+		if _, err := p.Create(t.Context(), request(t)); err == nil || throttled != 1 {
+			t.Errorf("%s: %v, %d throttled calls", text, err, throttled)
+		}
+	}
+}
+
+// TestStartSucceeds checks results of the start task that are no failure.
+func TestStartSucceeds(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	for _, text := range []string{"WARNINGS: 1", "VM 1000001 already running"} {
+		pve.Inject(fakepve.Fault{Call: startCall, TaskFails: text})
+		if vm := create(t, p, request(t)); vm.State != infra.Running {
+			t.Errorf("%s: the VM is %s", text, vm.State)
+		}
+	}
+}
+
+// TestStartIsNotWrittenDown makes the call fail that stores that a VM was started. The VM runs nevertheless. Only half a
+// minute after the start it is certain that the VM has ended.
+func TestStartIsNotWrittenDown(t *testing.T) {
+	t.Parallel()
+	pve, ahead := fakepve.Start(t), new(atomic.Int64)
+	p := openWith(t, rawOptions(t, pve), ahead)
+	req := request(t)
+	pve.Inject(fakepve.Fault{Call: startCall, Then: func() {
+		pve.Inject(fakepve.Fault{Call: configCall, Status: 500, Text: "unable to write"})
+	}})
+	vm := create(t, p, req)
+	if vm.State != infra.Running {
 		t.Errorf("the VM is %s", vm.State)
 	}
+	pve.Kill(vmid(t, vm))
+	for _, test := range []struct {
+		ahead int64
+		want  infra.State
+	}{{0, infra.Pending}, {31, infra.Stopped}} {
+		ahead.Store(test.ahead)
+		if vm := find(t, p, req); vm.State != test.want {
+			t.Errorf("after %d s the VM is %s", test.ahead, vm.State)
+		}
+	}
+}
+
+// TestNoTask answers a call without the ID of a task. Create must not take the call for done.
+func TestNoTask(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	for _, answer := range []string{`{"data":null}`, `{"data":"UPID:pve1"}`} {
+		raw := rawOptions(t, pve)
+		raw["endpoints"] = ""
+		addEndpoint(t, raw, forward(t, pve, func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.HasSuffix(r.URL.Path, "/clone") {
+				return false
+			}
+			_, _ = w.Write([]byte(answer))
+			return true
+		}))
+		_, err := openWith(t, raw, new(atomic.Int64)).Create(t.Context(), request(t))
+		wantClass(t, err, infra.Indeterminate, "is not the ID of a task")
+	}
+}
+
+// TestTemplateWithCloudInitInItsTags makes a VM from a template that has no cloud-init drive, but the tag cloudinit.
+func TestTemplateWithCloudInitInItsTags(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	pve.SetConfig(9001, "tags", "cloudinit")
+	create(t, open(t, pve), request(t))
 }
 
 // TestStuckClone checks a VM that stays locked after its clone was interrupted. The VM counts as existing, and the
@@ -240,6 +335,44 @@ func TestStuckClone(t *testing.T) {
 	_, err = p.Create(t.Context(), req)
 	wantClass(t, err, infra.Indeterminate, "qm unlock")
 	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "qm unlock")
+}
+
+// TestBackup locks a VM that runs, as a backup does. Only Delete fails, and does not advise to unlock the VM.
+func TestBackup(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	vm := create(t, p, req)
+	pve.SetConfig(vmid(t, vm), "lock", "backup")
+	for _, state := range []infra.State{find(t, p, req).State, create(t, p, req).State, list(t, p)[vm.ProviderID]} {
+		if state != infra.Running {
+			t.Errorf("the VM is %s", state)
+		}
+	}
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "VM is locked (backup)")
+}
+
+// TestBrokenMetadata damages the metadata of a VM. The VM must not count as gone, and must not be deleted.
+func TestBrokenMetadata(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	vm := create(t, p, req)
+	description := pve.Config(vmid(t, vm))["description"]
+	pve.SetConfig(vmid(t, vm), "description", description[:len(description)-1])
+	_, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance)
+	wantClass(t, err, infra.Indeterminate, "description")
+	_, err = open(t, pve).List(t.Context(), owner)
+	wantClass(t, err, infra.Indeterminate, "description")
+	_, err = p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "description")
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "description")
+	pve.SetConfig(vmid(t, vm), "description", description)
+	if vm := find(t, p, req); vm.State != infra.Running {
+		t.Errorf("the VM is %s", vm.State)
+	}
 }
 
 // TestFullStorage asks for a VM while one storage is full: either that of its disk or that of its userdata.
@@ -307,12 +440,15 @@ func TestRefused(t *testing.T) {
 			"VM uses local storage"},
 		"cloud-init": {func(r *infra.CreateRequest) { r.Args["template"] = "cloudinit" }, "has a cloud-init drive"},
 		"twice":      {func(r *infra.CreateRequest) { r.Args["template"] = "twice" }, "both templates"},
+		"no VM":      {func(r *infra.CreateRequest) { r.Args["template"] = "web" }, `no VM template "web"`},
 	} {
 		pve.AddTemplate(9101, "pve1", "only")
 		pve.AddTemplate(9102, "pve1", "cloudinit")
 		pve.SetConfig(9102, "ide0", "local-lvm:vm-9102-cloudinit,media=cdrom")
 		pve.AddTemplate(9103, "pve1", "twice")
 		pve.AddTemplate(9104, "pve1", "twice")
+		pve.AddVM(9105, "pve1", "web")
+		pve.Broadcast()
 		req := request(t)
 		test.change(&req)
 		_, err := p.Create(t.Context(), req)
@@ -321,10 +457,16 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: volumes stay: %v", name, volumes)
 		}
 	}
+	pve.SetOnline("pve1", false)
+	req := request(t)
+	req.Subnet, req.Args["template"] = "pve2/vmbr0", "shared"
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Invalid, "on a node that is online")
+	pve.SetOnline("pve1", true)
 	raw := rawOptions(t, pve)
 	raw["pool"] = "none"
 	pve.GrantPool("none")
-	_, err := openWith(t, raw, new(atomic.Int64)).Create(t.Context(), request(t))
+	_, err = openWith(t, raw, new(atomic.Int64)).Create(t.Context(), request(t))
 	wantClass(t, err, infra.Invalid, "pool 'none' does not exist")
 }
 
@@ -343,6 +485,25 @@ func TestUserdata(t *testing.T) {
 	}
 	if seed != "pve1 local:iso/nstance-"+req.Tags.Instance.String()+".iso" {
 		t.Errorf("the userdata is in %q", seed)
+	}
+	// The userdata of another shard's VM, or of another instance with the same VMID, must stay.
+	if err := p.RemoveUserdata(t.Context(), infra.Owner{Cluster: "c", Shard: "other"}, req.Tags.Instance); err != nil {
+		t.Error(err)
+	}
+	description := pve.Config(vmid(t, vm))["description"]
+	pve.SetConfig(vmid(t, vm), "description", strings.ReplaceAll(description, req.Tags.Instance.String(),
+		request(t).Tags.Instance.String()))
+	if err := p.RemoveUserdata(t.Context(), owner, req.Tags.Instance); err != nil {
+		t.Error(err)
+	}
+	pve.SetConfig(vmid(t, vm), "description", description)
+	for _, call := range []string{configCall, seedCall} {
+		pve.Inject(fakepve.Fault{Call: call, Status: 500, Text: "storage 'local' does not exist"})
+		err := p.RemoveUserdata(t.Context(), owner, req.Tags.Instance)
+		wantClass(t, err, infra.Invalid, "storage 'local' does not exist")
+		if _, still := pve.Volumes()[seed]; !still {
+			t.Error("the userdata are gone")
+		}
 	}
 	for range 2 {
 		if err := p.RemoveUserdata(t.Context(), owner, req.Tags.Instance); err != nil {

@@ -107,10 +107,7 @@ func (p *Provider) markDeleted(ctx context.Context, node string, vmid int, want 
 		// settings, the node may start the VM at boot, or refuse to delete the VM.
 		form := url.Values{"description": {description}, "onboot": {"0"}, "protection": {"0"},
 			"tags": {ownerTag(config.metadata.Tags.Owner) + ";" + config.metadata.Tags.Instance.String()}}
-		if err = p.writeConfig(ctx, node, vmid, config.digest, form); err == nil {
-			p.remember(vmid, config)
-			return nil
-		} else if !errors.Is(err, errChanged) {
+		if err = p.writeConfig(ctx, node, vmid, config.digest, form); !errors.Is(err, errChanged) {
 			return err
 		}
 	}
@@ -131,9 +128,7 @@ func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 		if live.Status == "stopped" {
 			return nil
 		}
-		if err := sleep(ctx, taskLatest); err != nil {
-			return err
-		}
+		sleep(ctx, taskLatest)
 	}
 }
 
@@ -152,7 +147,7 @@ func (p *Provider) collect(ctx context.Context, inv inventory) {
 	for _, vmid := range old {
 		node := inv.guests[vmid].Node
 		config, err := p.readConfig(ctx, node, vmid)
-		if err == nil && config.ok && !config.metadata.Deleted.IsZero() {
+		if err == nil && !config.metadata.Deleted.IsZero() {
 			err = p.client.run(ctx, http.MethodDelete, url.Values{"purge": {"1"}}, "nodes", node, "qemu", vmid)
 		}
 		if err != nil {

@@ -1,8 +1,10 @@
 package proxmox_test
 
 import (
+	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/tests/cloud/fakepve"
@@ -12,7 +14,7 @@ import (
 // everything.
 func TestLostDelete(t *testing.T) {
 	t.Parallel()
-	for _, call := range []string{configCall, stopCall, "DELETE /nodes/{node}/storage/{storage}/content/{volume}"} {
+	for _, call := range []string{configCall, stopCall, seedCall} {
 		for _, received := range []bool{true, false} {
 			pve := fakepve.Start(t)
 			p := open(t, pve)
@@ -42,12 +44,113 @@ func TestDeletedStaysADay(t *testing.T) {
 	if states := list(t, p); states[first.ProviderID] != infra.Deleted {
 		t.Errorf("listed: %v", states)
 	}
+	pve.ManageByHA(vmid(t, first))
 	ahead.Store(25 * 60 * 60)
 	if err := p.Delete(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
 	if ids := pve.VMs(); len(ids) != 1 || ids[0] != vmid(t, second) {
 		t.Errorf("VMs %v, want %s only", ids, second.ProviderID)
+	}
+}
+
+// TestDeleteWithHA deletes a VM that the cluster's high availability manages: the stop task ends before the VM is off.
+func TestDeleteWithHA(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	vm := create(t, p, request(t))
+	pve.ManageByHA(vmid(t, vm))
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	if volumes := pve.Volumes(); len(volumes) > 0 {
+		t.Errorf("volumes stay: %v", volumes)
+	}
+}
+
+// TestVMIDOfDeletedIsUsed gives the VMID of a deleted VM to a VM that is not an instance. This VM must stay.
+func TestVMIDOfDeletedIsUsed(t *testing.T) {
+	t.Parallel()
+	pve, ahead := fakepve.Start(t), new(atomic.Int64)
+	p := openWith(t, rawOptions(t, pve), ahead)
+	first, second := create(t, p, request(t)), create(t, p, request(t))
+	if err := p.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	pve.RemoveVM(vmid(t, first))
+	pve.AddVM(vmid(t, first), "pve1", "somebody")
+	ahead.Store(25 * 60 * 60)
+	if err := p.Delete(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	if name := pve.Config(vmid(t, first))["name"]; name != "somebody" {
+		t.Errorf("the name of the VM is %q", name)
+	}
+}
+
+// TestDeletedOnNodeDown takes a node down on which a VM was marked as deleted and not stopped, and another VM was cloned
+// and not started. Both VMs may run there.
+func TestDeletedOnNodeDown(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req, unstarted := request(t), request(t)
+	vm := create(t, p, req)
+	pve.Inject(fakepve.Fault{Call: stopCall, RequestLost: true})
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "EOF")
+	if vm := find(t, p, req); vm.State != infra.Deleting {
+		t.Errorf("the VM is %s", vm.State)
+	}
+	pve.Inject(fakepve.Fault{Call: uploadCall, RequestLost: true})
+	_, err := p.Create(t.Context(), unstarted)
+	wantClass(t, err, infra.Indeterminate, "EOF")
+	pve.SetOnline("pve1", false)
+	for _, req := range []infra.CreateRequest{req, unstarted} {
+		vm := find(t, p, req)
+		if listed := list(t, p)[vm.ProviderID]; vm.State != infra.Unknown || listed != infra.Unknown {
+			t.Errorf("the VM is %s, listed as %s", vm.State, listed)
+		}
+	}
+}
+
+// TestOneCallAtATime makes two calls for the same VM at the same time. Each call must wait for the other one, so that
+// neither fails because the other one changes the VM.
+func TestOneCallAtATime(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	// during starts a call just before the request that the call before must not lose.
+	during := func(after string, call func() error) (done chan error) {
+		done = make(chan error, 1)
+		pve.Inject(fakepve.Fault{Call: after, Then: func() {
+			pve.Inject(fakepve.Fault{Call: configCall, Before: func() {
+				ended := make(chan struct{})
+				go func() {
+					done <- call()
+					close(ended)
+				}()
+				select {
+				case <-ended:
+				case <-time.After(300 * time.Millisecond): // it waits, as it should
+				}
+			}})
+		}})
+		return done
+	}
+	removed := during(startCall, func() error { return p.RemoveUserdata(t.Context(), owner, req.Tags.Instance) })
+	vm := create(t, p, req)
+	if err := <-removed; err != nil {
+		t.Error(err)
+	}
+	pve.Kill(vmid(t, vm))
+	if vm := find(t, p, req); vm.State != infra.Stopped {
+		t.Errorf("the VM is %s", vm.State)
+	}
+	deleted := during(stopCall, func() error { return p.Delete(t.Context(), vm) })
+	if err := errors.Join(p.Delete(t.Context(), vm), <-deleted); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,10 +3,13 @@ package proxmox_test
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -52,7 +55,7 @@ func TestMigrationDuringList(t *testing.T) {
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	vm := create(t, p, request(t))
-	pve.Inject(fakepve.Fault{Call: "GET /nodes/{node}/qemu", Before: func() { pve.Migrate(vmid(t, vm), "pve2") }})
+	pve.Inject(fakepve.Fault{Call: listCall, Before: func() { pve.Migrate(vmid(t, vm), "pve2") }})
 	if states := list(t, p); states[vm.ProviderID] != infra.Unknown {
 		t.Errorf("listed: %v, want one VM in an unknown state", states)
 	}
@@ -99,9 +102,93 @@ func TestNodeGoesDown(t *testing.T) {
 	pve := fakepve.Start(t)
 	p := open(t, pve)
 	vm := create(t, p, request(t))
-	pve.Inject(fakepve.Fault{Call: "GET /nodes/{node}/qemu", Status: 595, Text: "No route to host"})
+	pve.Inject(fakepve.Fault{Call: listCall, Status: 595, Text: "No route to host"})
 	if states := list(t, p); states[vm.ProviderID] != infra.Unknown {
 		t.Errorf("listed: %v, want one VM in an unknown state", states)
+	}
+}
+
+// TestNodeFails lets a node answer with an error. Nothing is known then: List must fail, and must not leave out VMs.
+func TestNodeFails(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	vm := create(t, p, request(t))
+	pve.Kill(vmid(t, vm)) // List asks for the metadata of a VM that is off
+	for _, call := range []string{listCall, readCall} {
+		pve.Inject(fakepve.Fault{Call: call, Status: 500, Text: "unable to read"})
+		_, err := p.List(t.Context(), owner)
+		wantClass(t, err, infra.Indeterminate, "unable to read")
+	}
+	// The node goes down, or the VM leaves it.
+	for text, status := range map[string]int{"No route to host": 595,
+		"Configuration file 'nodes/pve1/x' does not exist": 500} {
+		pve.Inject(fakepve.Fault{Call: readCall, Status: status, Text: text})
+		if states := list(t, p); states[vm.ProviderID] != infra.Unknown {
+			t.Errorf("%s: listed %v, want one VM in an unknown state", text, states)
+		}
+	}
+}
+
+// TestCallsOfList counts how often List reads the metadata of VMs: not of VMs that are known to run, not of VMs on a
+// node that is down, and not of VMs of other people, even if they look like an instance.
+func TestCallsOfList(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	create(t, p, request(t))
+	onDead := request(t)
+	onDead.Subnet = "pve2/vmbr0"
+	create(t, p, onDead)
+	pve.SetOnline("pve2", false)
+	pve.AddVM(500, "pve1", "somebody")
+	pve.SetConfig(500, "description", "nstance/1 {")
+	for _, p := range []*proxmox.Provider{p, open(t, pve)} {
+		for range 2 {
+			if states := list(t, p); len(states) != 2 {
+				t.Errorf("listed: %v", states)
+			}
+		}
+	}
+	calls := count(pve, readCall)
+	list(t, p)
+	if more := count(pve, readCall) - calls; more > 0 {
+		t.Errorf("%d calls", more)
+	}
+}
+
+// TestEditedTags removes a tag of a VM. A server that starts while the VM's node is down does not know which instance it
+// is, so no instance counts as gone.
+func TestEditedTags(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	req := request(t)
+	vm := create(t, open(t, pve), req)
+	pve.SetOnline("pve1", false)
+	for _, tags := range []string{"nstance.c.s", req.Tags.Instance.String(), ""} {
+		pve.SetConfig(vmid(t, vm), "tags", tags)
+		p := open(t, pve)
+		_, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance)
+		wantClass(t, err, infra.Indeterminate, "node pve1 is offline")
+		if states := list(t, p); len(states) > 0 {
+			t.Errorf("%q: listed %v", tags, states)
+		}
+	}
+}
+
+// TestProviderIDs asks for VMs that are not instances, such as a VM that a person made.
+func TestProviderIDs(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	for _, id := range []string{"", "x", "-1", "9001", "1000000", "1000000000"} {
+		_, err := p.Get(t.Context(), id)
+		wantClass(t, err, infra.Invalid, "not the VMID of an instance")
+		wantClass(t, p.Delete(t.Context(), infra.VM{ProviderID: id}), infra.Invalid, "not the VMID of an instance")
+	}
+	for _, id := range []string{"1000001", "999999999"} {
+		_, err := p.Get(t.Context(), id)
+		wantClass(t, err, infra.NotFound, "")
 	}
 }
 
@@ -144,13 +231,7 @@ func TestLostAnswerIsNotSentElsewhere(t *testing.T) {
 	pve.Inject(fakepve.Fault{Call: cloneCall, AnswerLost: true})
 	_, err := p.Create(t.Context(), request(t))
 	wantClass(t, err, infra.Indeterminate, "EOF")
-	clones := 0
-	for _, call := range pve.Calls() {
-		if call == cloneCall {
-			clones++
-		}
-	}
-	if clones != 1 {
+	if clones := count(pve, cloneCall); clones != 1 {
 		t.Errorf("%d clones, want 1", clones)
 	}
 	pve.AwaitTasks(t.Context())
@@ -203,6 +284,29 @@ func TestNextEndpointAfterFaults(t *testing.T) {
 		"500 without JSON":        proxy(answer(http.StatusInternalServerError, "<html>")),
 		"404 of a proxy":          proxy(http.NotFound),
 		"200 without JSON":        proxy(answer(http.StatusOK, "<html>")),
+		"502 for a read": proxy(forward(t, pve, func(w http.ResponseWriter, r *http.Request) bool {
+			bad := r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/config")
+			if bad {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+			return bad
+		})),
+		"ends before the first change": func(t *testing.T) string {
+			t.Helper()
+			var listener net.Listener
+			server := httptest.NewUnstartedServer(forward(t, pve, func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.HasSuffix(r.URL.Path, "/access/permissions") {
+					w.Header().Set("Connection", "close")
+					_ = listener.Close()
+				}
+				return false
+			}))
+			listener = server.Listener
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			sum := sha256.Sum256(server.Certificate().Raw)
+			return server.URL + " " + fmt.Sprintf("%X", sum)
+		},
 		"no quorum": proxy(func(w http.ResponseWriter, r *http.Request) {
 			answer := `{"data": []}`
 			if strings.HasSuffix(r.URL.Path, "/cluster/status") {
@@ -231,6 +335,124 @@ func TestNextEndpointAfterFaults(t *testing.T) {
 	}
 }
 
+// forward returns a handler that sends each request to the cluster, unless the function instead has answered it.
+func forward(t *testing.T, pve *fakepve.Cluster, instead func(http.ResponseWriter, *http.Request) bool) http.HandlerFunc {
+	t.Helper()
+	target, err := url.Parse(pve.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.Transport = &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // a test
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !instead(w, r) {
+			proxy.ServeHTTP(w, r)
+		}
+	}
+}
+
+// addEndpoint starts a server, and adds it to the options as the last endpoint.
+func addEndpoint(t *testing.T, raw map[string]string, serve http.HandlerFunc) {
+	t.Helper()
+	server := httptest.NewTLSServer(serve)
+	t.Cleanup(server.Close)
+	sum := sha256.Sum256(server.Certificate().Raw)
+	raw["endpoints"] = strings.TrimPrefix(raw["endpoints"]+","+server.URL, ",")
+	raw["fingerprints"] += "," + fmt.Sprintf("%X", sum)
+}
+
+func hang(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// TestErrorOfANodeIsAnAnswer lets calls fail at a cluster whose second endpoint hangs. The provider must return the
+// error, and must not ask the second endpoint.
+func TestErrorOfANodeIsAnAnswer(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	vm := create(t, open(t, pve), request(t))
+	ask := func(p *proxmox.Provider) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := p.Get(ctx, vm.ProviderID)
+		return err
+	}
+	raw := rawOptions(t, pve)
+	addEndpoint(t, raw, hang)
+	p := openWith(t, raw, new(atomic.Int64))
+	for text, status := range map[string]int{"unable to read": 500, "No route to host": 595, "not allowed": 403} {
+		pve.Inject(fakepve.Fault{Call: statusCall, Status: status, Text: text})
+		if err := ask(p); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want %q", err, text)
+		}
+		if err := ask(p); err != nil {
+			t.Errorf("after %q: %v", text, err)
+		}
+	}
+	// An answer without a body is an answer too.
+	raw = rawOptions(t, pve)
+	raw["endpoints"] = ""
+	addEndpoint(t, raw, forward(t, pve, func(w http.ResponseWriter, r *http.Request) bool {
+		bad := strings.HasSuffix(r.URL.Path, "/config")
+		if bad {
+			w.WriteHeader(599)
+		}
+		return bad
+	}))
+	addEndpoint(t, raw, hang)
+	wantClass(t, ask(openWith(t, raw, new(atomic.Int64))), infra.Indeterminate, "599")
+}
+
+// TestNoQuorumForACall lets one of two endpoints refuse a read because it has lost the quorum. The other endpoint answers
+// it.
+func TestNoQuorumForACall(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	raw := rawOptions(t, pve)
+	raw["endpoints"] += "," + strings.Replace(raw["endpoints"], "127.0.0.1", "localhost", 1)
+	p := openWith(t, raw, new(atomic.Int64))
+	vm := create(t, p, request(t))
+	pve.Inject(fakepve.Fault{Call: statusCall, Status: 500, Text: "cluster not ready - no quorum?"})
+	if _, err := p.Get(t.Context(), vm.ProviderID); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCallThatEndsEarly ends the context of a call while an endpoint has the call. After a deadline, the next call goes
+// to the next endpoint, because the endpoint may hang. After a cancellation, it goes to the same endpoint.
+func TestCallThatEndsEarly(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	list := func(p *proxmox.Provider, ctx context.Context) error {
+		_, err := p.List(ctx, owner)
+		return err
+	}
+	wantNext := func(p *proxmox.Provider) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := list(p, ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	raw := rawOptions(t, pve)
+	good := raw["endpoints"]
+	raw["endpoints"] = ""
+	addEndpoint(t, raw, hang)
+	raw["endpoints"] += "," + good
+	p := openWith(t, raw, new(atomic.Int64))
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	wantClass(t, list(p, ctx), infra.Indeterminate, "deadline")
+	wantNext(p)
+
+	raw = rawOptions(t, pve)
+	addEndpoint(t, raw, hang)
+	p = openWith(t, raw, new(atomic.Int64))
+	ctx, cancel = context.WithCancel(t.Context())
+	pve.Inject(fakepve.Fault{Call: "GET /cluster/resources", Before: cancel})
+	wantClass(t, list(p, ctx), infra.Indeterminate, "canceled")
+	wantNext(p)
+}
+
 // TestWatch checks that Watch reports a VM when it is made and when it is killed. The killed VM must be Stopped and not
 // Pending, although it was started only moments ago.
 func TestWatch(t *testing.T) {
@@ -245,7 +467,7 @@ func TestWatch(t *testing.T) {
 		p.Watch(ctx, func(id ident.ID) { changed <- id })
 	}()
 	defer func() { cancel(); <-ended }()
-	req := request(t)
+	began, req := time.Now(), request(t)
 	vm := create(t, p, req)
 	for _, step := range []func(){func() {}, func() { pve.Kill(vmid(t, vm)) }} {
 		step()
@@ -260,5 +482,41 @@ func TestWatch(t *testing.T) {
 	}
 	if vm := find(t, p, req); vm.State != infra.Stopped {
 		t.Errorf("the VM is %s", vm.State)
+	}
+	if calls := count(pve, "GET /cluster/status"); calls > 5+int(time.Since(began)/time.Second) {
+		t.Errorf("%d calls in %s", calls, time.Since(began))
+	}
+}
+
+// TestReports checks which VMs Watch reports after a change. It must not call a node that is offline, which takes long.
+func TestReports(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	pve.SetOnline("pve2", false)
+	vm := create(t, p, request(t))
+	create(t, p, request(t))
+	pve.AddVM(500, "pve1", "somebody")
+	calls, pass := count(pve, listCall), proxmox.Passes(p)
+	for i, step := range []struct {
+		change func()
+		want   int
+	}{
+		{func() {}, 2},
+		{func() {}, 0},
+		{func() { pve.Kill(vmid(t, vm)) }, 1},
+		{func() { pve.Inject(fakepve.Fault{Call: listCall, Status: 500, Text: "unable to read"}) }, 0},
+		{func() { pve.RemoveVM(vmid(t, vm)) }, 1},
+		{func() {}, 0},
+	} {
+		step.change()
+		var reports []ident.ID
+		pass(t.Context(), func(id ident.ID) { reports = append(reports, id) })
+		if len(reports) != step.want || step.want == 1 && reports[0] != vm.Tags.Instance {
+			t.Errorf("step %d: %v", i, reports)
+		}
+	}
+	if calls = count(pve, listCall) - calls; calls != 5 {
+		t.Errorf("%d calls, want those of one node", calls)
 	}
 }

@@ -1,11 +1,13 @@
 package proxmox_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,6 +28,10 @@ var owner = infra.Owner{Cluster: "c", Shard: "s"}
 const (
 	cloneCall  = "POST /nodes/{node}/qemu/{vmid}/clone"
 	configCall = "PUT /nodes/{node}/qemu/{vmid}/config"
+	listCall   = "GET /nodes/{node}/qemu"
+	readCall   = "GET /nodes/{node}/qemu/{vmid}/config"
+	seedCall   = "DELETE /nodes/{node}/storage/{storage}/content/{volume}"
+	statusCall = "GET /nodes/{node}/qemu/{vmid}/status/current"
 	startCall  = "POST /nodes/{node}/qemu/{vmid}/status/start"
 	stopCall   = "POST /nodes/{node}/qemu/{vmid}/status/stop"
 	uploadCall = "POST /nodes/{node}/storage/{storage}/upload"
@@ -132,6 +138,16 @@ func wantClass(t *testing.T, err error, class infra.Class, text string) {
 	}
 }
 
+// count returns how often a call was made.
+func count(pve *fakepve.Cluster, call string) (n int) {
+	for _, c := range pve.Calls() {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
 func find(t *testing.T, p *proxmox.Provider, req infra.CreateRequest) infra.VM {
 	t.Helper()
 	vm, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance)
@@ -147,6 +163,9 @@ func list(t *testing.T, p *proxmox.Provider) map[string]infra.State {
 	vms, err := p.List(t.Context(), owner)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !slices.IsSortedFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) }) {
+		t.Errorf("listed in this order: %v", vms)
 	}
 	states := map[string]infra.State{}
 	for _, vm := range vms {

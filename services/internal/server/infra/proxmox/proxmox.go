@@ -258,8 +258,8 @@ func (p *Provider) lookUp(ctx context.Context, inv inventory, vmid int) (infra.V
 }
 
 func parseProviderID(providerID string) (int, error) {
-	vmid, err := strconv.Atoi(providerID)
-	if err != nil || vmid < minVMID || vmid > maxVMID {
+	vmid, _ := strconv.Atoi(providerID) // out of range if it is not a number
+	if vmid < minVMID || vmid > maxVMID {
 		return 0, errors.New("this is not the VMID of an instance")
 	}
 	return vmid, nil
@@ -314,7 +314,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	}
 	byNode := map[string][]resource{}
 	for vmid, r := range inv.guests {
-		if r.Type != "qemu" || r.Template != 0 || vmid < minVMID {
+		if vmid < minVMID {
 			continue
 		}
 		// A VM without an owner's tag was cloned and not configured yet, so it may belong to this owner.
@@ -348,11 +348,9 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 // listNode describes the VMs on one node that belong to an owner.
 func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string, online bool,
 	guests []resource) (vms []infra.VM, err error) {
-	live := map[int]liveVM{}
+	var live map[int]liveVM
 	if online {
-		if live, err = p.readNode(ctx, node); isUnreachable(err) {
-			live = nil // the node is going down
-		} else if err != nil {
+		if live, err = p.readNode(ctx, node); err != nil && !isUnreachable(err) {
 			return nil, err
 		}
 	}

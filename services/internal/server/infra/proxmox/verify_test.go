@@ -2,6 +2,7 @@ package proxmox_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -104,6 +105,9 @@ func TestTokenFile(t *testing.T) {
 	}{
 		fakepve.TokenID + "=x": {0o644, "chmod 600"},
 		"root@pam=x":           {0o600, "USER@REALM!TOKENID=SECRET"},
+		"root!t=x":             {0o600, "USER@REALM!TOKENID=SECRET"},
+		"root@pam!t":           {0o600, "USER@REALM!TOKENID=SECRET"},
+		"root@pam!t=x y":       {0o600, "USER@REALM!TOKENID=SECRET"},
 		"":                     {0o600, "USER@REALM!TOKENID=SECRET"},
 	} {
 		raw := rawOptions(t, pve)
@@ -156,6 +160,8 @@ func TestVerify(t *testing.T) {
 	pve := fakepve.Start(t)
 	raw := rawOptions(t, pve)
 	p := openWith(t, raw, new(atomic.Int64))
+	pve.AddVM(500, "pve1", "web")
+	pve.Broadcast()
 	if err := p.Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0","pve2/vmbr1"]}`)); err != nil {
 		t.Error(err)
 	}
@@ -167,23 +173,27 @@ func TestVerify(t *testing.T) {
 		wantClass(t, p.Verify(t.Context(), shard(t, `{"p":`+subnets+`}`)), infra.Invalid, text)
 	}
 	for args, text := range map[string]string{
-		`{"template":"debian"}`:                   "",
-		`{"template":"{{.Vars.image}}"}`:          "",
-		`{"template":"none"}`:                     `no VM template "none"`,
-		`{"template":"debian","storage":"none"}`:  "no storage none for disks",
-		`{"template":"debian","storage":"local"}`: "no storage local for disks",
-		`{"template":"debian","storage":"ceph"}`:  "",
-		`{"template":"shared","storage":"ceph"}`:  "",
+		`{"template":"debian"}`:                    "",
+		`{"template":"{{.Vars.image}}"}`:           "",
+		`{"template":"debian","storage":"{{.V}}"}`: "",
+		`{"template":"none"}`:                      `no VM template "none"`,
+		`{"template":"web"}`:                       `no VM template "web"`,
+		`{"template":"debian","storage":"none"}`:   "no storage none for disks",
+		`{"template":"debian","storage":"local"}`:  "no storage local for disks",
+		`{"template":"debian","storage":"ceph"}`:   "",
+		`{"template":"shared","storage":"ceph"}`:   "",
 	} {
-		s := shard(t, `{"p":["pve1/vmbr0"]}`)
-		if err := json.Unmarshal([]byte(`{"templates":{"w":{"args":`+args+`}}}`), s); err != nil {
-			t.Fatal(err)
-		}
-		err := p.Verify(t.Context(), s)
-		if text == "" && err != nil {
-			t.Errorf("%s: %v", args, err)
-		} else if text != "" {
-			wantClass(t, err, infra.Invalid, text)
+		for _, place := range []string{`{"templates":{"w":{"args":%s}}}`, `{"defaults":{"args":%s}}`} {
+			s := shard(t, `{"p":["pve1/vmbr0"]}`)
+			if err := json.Unmarshal(fmt.Appendf(nil, place, args), s); err != nil {
+				t.Fatal(err)
+			}
+			err := p.Verify(t.Context(), s)
+			if text == "" && err != nil {
+				t.Errorf(place+": %v", args, err)
+			} else if text != "" {
+				wantClass(t, err, infra.Invalid, text)
+			}
 		}
 	}
 	raw["seed_storage"] = "local-lvm"

@@ -15,7 +15,7 @@ func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 	seen := map[string]map[int]liveVM{}
 	for ctx.Err() == nil {
 		p.watchOnce(ctx, seen, changed)
-		_ = sleep(ctx, watchInterval) // the loop ends with ctx
+		sleep(ctx, watchInterval)
 	}
 }
 
@@ -30,7 +30,7 @@ func (p *Provider) watchOnce(ctx context.Context, seen map[string]map[int]liveVM
 		return // List reports what is wrong
 	}
 	for _, n := range nodes {
-		if n.Type != "node" || n.Online == 0 {
+		if n.Online == 0 {
 			continue
 		}
 		now, err := p.readNode(ctx, n.Name)
@@ -54,7 +54,7 @@ func (p *Provider) watchOnce(ctx context.Context, seen map[string]map[int]liveVM
 
 // report calls changed if the name of a VM is an instance ID.
 func report(vm liveVM, changed func(ident.ID)) {
-	if id, err := ident.ParseID(vm.Name); err == nil && vmidOf(id) == vm.VMID {
+	if id, err := ident.ParseID(vm.Name); err == nil {
 		changed(id)
 	}
 }
