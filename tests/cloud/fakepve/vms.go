@@ -4,6 +4,7 @@ import (
 	"crypto/sha1" //nolint:gosec // the digest of a configuration is a SHA-1 hash
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -193,8 +194,11 @@ func (c *Cluster) readConfig(in request) (any, *apiError) {
 	conf := map[string]any{"digest": v.digest()}
 	for setting, value := range v.conf {
 		conf[setting] = value
-		if setting == "description" {
+		switch setting {
+		case "description":
 			conf[setting] = value + "\n" // comments of the configuration file are read by line
+		case "cores", "sockets", "onboot", "protection":
+			conf[setting] = json.Number(value)
 		}
 	}
 	return conf, nil

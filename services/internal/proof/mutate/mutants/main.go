@@ -27,6 +27,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/internal/proof/mutate"
@@ -267,6 +268,7 @@ func (p *target) test(ctx context.Context, binary string, names []string, limit 
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Dir = p.Dir
 	cmd.Env = append(os.Environ(), env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill(0) in a test must not end this program
 	cmd.WaitDelay = time.Second
 	return cmd.CombinedOutput()
 }

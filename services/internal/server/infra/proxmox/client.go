@@ -404,6 +404,16 @@ func (c *client) classify(what string, err error) error {
 	return infra.Wrap(class, what, err)
 }
 
+// classifyOnNode classifies the error of calls to the node of a VM that the cluster has. If the node does not have the
+// VM, the VM is not gone: it has just left the node.
+func (c *client) classifyOnNode(what string, err error) error {
+	classed := c.classify(what, err)
+	if infra.ClassOf(classed) == infra.NotFound {
+		return infra.Wrap(infra.Indeterminate, what, err)
+	}
+	return classed
+}
+
 func (e *apiError) class() infra.Class {
 	switch {
 	case e.status == http.StatusUnauthorized || e.status == http.StatusForbidden:

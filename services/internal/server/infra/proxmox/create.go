@@ -72,11 +72,7 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	}
 	defer p.lock(o.vmid)()
 	vm, err := p.create(ctx, o)
-	err = p.client.classify(o.what, err)
-	if infra.ClassOf(err) == infra.NotFound {
-		err = infra.Wrap(infra.Indeterminate, o.what, err) // the VM left its node in the middle of the request
-	}
-	return vm, err
+	return vm, p.client.classifyOnNode(o.what, err)
 }
 
 // lock waits until no other call changes the same VM, and then locks the VM. It returns the function that unlocks it.
@@ -211,8 +207,7 @@ func (p *Provider) finish(ctx context.Context, r resource, o order) (infra.VM, e
 		return conflict("of this request is %s", live.Status)
 	}
 	vm, err := p.start(ctx, r.Node, o, config)
-	class := infra.ClassOf(p.client.classify(o.what, err))
-	if err != nil && class != infra.Indeterminate {
+	if err != nil && infra.ClassOf(p.client.classifyOnNode(o.what, err)) != infra.Indeterminate {
 		if deleteErr := p.deleteVM(ctx, r.Node, o.vmid, o.Tags); deleteErr != nil {
 			p.log.Warn("a VM that could not be started stays", "vmid", o.vmid, "error", deleteErr)
 		}

@@ -265,6 +265,45 @@ func TestStartSucceeds(t *testing.T) {
 	}
 }
 
+// TestResultOfStartIsNotRead makes the call fail that checks whether a VM was deleted while it was started. The VM runs,
+// so Create must not delete it, regardless of the error.
+func TestResultOfStartIsNotRead(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	pve.Inject(fakepve.Fault{Call: startCall, Then: func() {
+		pve.Inject(fakepve.Fault{Call: readCall, Status: 403, Text: "Permission check failed"})
+	}})
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "Permission check failed")
+	if vm := create(t, p, req); vm.State != infra.Running {
+		t.Errorf("the VM is %s", vm.State)
+	}
+}
+
+// TestManyChanges changes a VM before each attempt to change it. Create and Delete give up.
+func TestManyChanges(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	change := func() {
+		for range 3 {
+			pve.Inject(fakepve.Fault{Call: configCall, Status: 500, Text: "file changed by other user"})
+		}
+	}
+	change()
+	_, err := p.Create(t.Context(), req)
+	wantClass(t, err, infra.Indeterminate, "another request changed the VM")
+	vm := create(t, p, req)
+	change()
+	wantClass(t, p.Delete(t.Context(), vm), infra.Indeterminate, "another request changed the VM")
+	if vm := find(t, p, req); vm.State != infra.Running {
+		t.Errorf("the VM is %s", vm.State)
+	}
+}
+
 // TestStartIsNotWrittenDown makes the call fail that stores that a VM was started. The VM runs nevertheless. Only half a
 // minute after the start it is certain that the VM has ended.
 func TestStartIsNotWrittenDown(t *testing.T) {

@@ -41,11 +41,7 @@ func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
 		return infra.Errorf(infra.Indeterminate, what, "node %s is offline: the VM may run there", r.Node)
 	}
 	if err := p.deleteVM(ctx, r.Node, vmid, vm.Tags); err != nil {
-		class := infra.ClassOf(p.client.classify(what, err))
-		if class == infra.NotFound {
-			class = infra.Indeterminate // it has just left the node
-		}
-		return infra.Wrap(class, what, err)
+		return p.client.classifyOnNode(what, err)
 	}
 	p.collect(ctx, inv)
 	return nil
@@ -171,7 +167,7 @@ func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ide
 	}
 	config, err := p.readConfig(ctx, r.Node, vmid)
 	if err != nil {
-		return p.client.classify(what, err)
+		return p.client.classifyOnNode(what, err)
 	}
 	if config.metadata.Tags.Owner != owner || config.metadata.Tags.Instance != id {
 		return nil
@@ -179,7 +175,7 @@ func (p *Provider) RemoveUserdata(ctx context.Context, owner infra.Owner, id ide
 	if strings.Contains(config.settings["ide2"], p.seedVolume(id)) {
 		err := p.writeConfig(ctx, r.Node, vmid, config.digest, url.Values{"ide2": {"none,media=cdrom"}})
 		if err != nil {
-			return p.client.classify(what, err)
+			return p.client.classifyOnNode(what, err)
 		}
 	}
 	return p.client.classify(what, p.deleteSeed(ctx, r.Node, id))

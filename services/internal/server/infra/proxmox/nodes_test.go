@@ -48,6 +48,65 @@ func TestMigration(t *testing.T) {
 	}
 }
 
+// TestMigrationDuringACall moves a VM to another node after a call has read on which node the VM is. The call must not
+// report that there is no VM, and must succeed when it is repeated.
+func TestMigrationDuringACall(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	req.Args["template"] = "shared"
+	var vm infra.VM
+	for i, test := range []struct {
+		before string
+		call   func() error
+	}{
+		{configCall, func() (err error) { vm, err = p.Create(t.Context(), req); return err }},
+		{readCall, func() error { _, err := p.FindByInstance(t.Context(), owner, req.Tags.Instance); return err }},
+		{statusCall, func() error { _, err := p.Get(t.Context(), vm.ProviderID); return err }},
+		{configCall, func() error { return p.RemoveUserdata(t.Context(), owner, req.Tags.Instance) }},
+		{readCall, func() error { return p.RemoveUserdata(t.Context(), owner, req.Tags.Instance) }},
+		{stopCall, func() error { return p.Delete(t.Context(), vm) }},
+	} {
+		to := []string{"pve2", "pve1"}[i%2]
+		pve.Inject(fakepve.Fault{Call: test.before, Before: func() { pve.Migrate(pve.VMs()[0], to) }})
+		if err := test.call(); infra.ClassOf(err) != infra.Indeterminate {
+			t.Errorf("before %s: %v", test.before, err)
+		}
+		if err := test.call(); err != nil {
+			t.Errorf("before %s, repeated: %v", test.before, err)
+		}
+	}
+}
+
+// TestInventoryFails lets a call fail that each operation makes first. Then nothing is known about any VM.
+func TestInventoryFails(t *testing.T) {
+	t.Parallel()
+	pve := fakepve.Start(t)
+	p := open(t, pve)
+	req := request(t)
+	id, vm := req.Tags.Instance, create(t, p, req)
+	for name, operation := range map[string]func() error{
+		"Create":         func() error { _, err := p.Create(t.Context(), req); return err },
+		"Delete":         func() error { return p.Delete(t.Context(), vm) },
+		"FindByInstance": func() error { _, err := p.FindByInstance(t.Context(), owner, id); return err },
+		"Get":            func() error { _, err := p.Get(t.Context(), vm.ProviderID); return err },
+		"List":           func() error { _, err := p.List(t.Context(), owner); return err },
+		"RemoveUserdata": func() error { return p.RemoveUserdata(t.Context(), owner, id) },
+		"Verify":         func() error { return p.Verify(t.Context(), shard(t, `{"p":["pve1/vmbr0"]}`)) },
+	} {
+		for _, call := range []string{"GET /cluster/resources", "GET /cluster/status", "GET /access/permissions"} {
+			pve.Inject(fakepve.Fault{Call: call, Status: 500, Text: "unable to read"})
+			if err := operation(); infra.ClassOf(err) != infra.Indeterminate {
+				t.Errorf("%s: %s fails, got %v", name, call, err)
+			}
+		}
+	}
+	if vm := find(t, p, req); vm.State != infra.Running {
+		t.Errorf("the VM is %s", vm.State)
+	}
+}
+
 // TestMigrationDuringList moves a VM while List runs: after List has read on which node the VM is. The result of List
 // must contain the VM.
 func TestMigrationDuringList(t *testing.T) {
@@ -185,6 +244,9 @@ func TestProviderIDs(t *testing.T) {
 		_, err := p.Get(t.Context(), id)
 		wantClass(t, err, infra.Invalid, "not the VMID of an instance")
 		wantClass(t, p.Delete(t.Context(), infra.VM{ProviderID: id}), infra.Invalid, "not the VMID of an instance")
+	}
+	if err := p.RemoveUserdata(t.Context(), owner, request(t).Tags.Instance); err != nil {
+		t.Errorf("there is no VM and no userdata: %v", err)
 	}
 	for _, id := range []string{"1000001", "999999999"} {
 		_, err := p.Get(t.Context(), id)

@@ -241,8 +241,6 @@ func (p *Provider) lookUp(ctx context.Context, inv inventory, vmid int) (infra.V
 	}
 	config, err := p.readConfig(ctx, r.Node, vmid)
 	switch {
-	case infra.ClassOf(p.client.classify("", err)) == infra.NotFound:
-		return infra.VM{}, &apiError{status: 595, text: "the VM left node " + r.Node + " while it was looked up"}
 	case err != nil:
 		return infra.VM{}, err
 	case !config.ok && config.settings["lock"] != "":
@@ -301,7 +299,7 @@ func (p *Provider) classifyLookUp(what string, err error) error {
 	if errors.Is(err, infra.NotFound) {
 		return infra.Wrap(infra.NotFound, what, err)
 	}
-	return p.client.classify(what, err)
+	return p.client.classifyOnNode(what, err)
 }
 
 // List implements infra.Provider. The list is complete even if a node is down: the other nodes know which VMs that node

@@ -120,6 +120,12 @@ func TestTokenFile(t *testing.T) {
 		wantClass(t, openError(t, raw), infra.Invalid, test.want)
 	}
 	raw := rawOptions(t, pve)
+	delete(raw, "fingerprints")
+	raw["ca_file"] = raw["token_file"]
+	wantClass(t, openError(t, raw), infra.Invalid, "holds no certificate")
+	raw["ca_file"] += "-missing"
+	wantClass(t, openError(t, raw), infra.Invalid, "no such file")
+	raw = rawOptions(t, pve)
 	raw["token_file"] += "-missing"
 	wantClass(t, openError(t, raw), infra.Invalid, "no such file")
 }
