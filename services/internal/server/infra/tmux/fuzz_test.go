@@ -32,6 +32,8 @@ func FuzzParseDocument(f *testing.F) {
 		strings.Replace(string(good), `"kind":""`, `"kind":"","odd":1`, 1),
 		strings.Replace(string(good), "06bgm", "06bgn", 1),
 		strings.Replace(string(good), `"request":"digest"`, `"request":""`, 1),
+		strings.Replace(string(good), "1970-01-01T00:00:01.000000002", "0001-01-01T00:00:00", 1),
+		strings.Replace(string(good), "1970-01-01T00:00:01.000000003", "0001-01-01T00:00:00", 1),
 	} {
 		if _, err := parseDocument([]byte(bad), id); err == nil {
 			f.Errorf("accepted %s", bad)
@@ -58,6 +60,11 @@ func FuzzParsePanes(f *testing.F) {
 	f.Add("@1 12 0 test nstance-agent-x\n@2 13 1 test a b\n@3 14 0 test-2 c\n@4 15 0 test \n")
 	f.Add("@1 x 0 test y\n")
 	f.Add("@1 1 0 test\n")
+	for _, bad := range []string{"@1 x 0 test y\n", "@1 1 0 test\n"} {
+		if panes, err := parsePanes(bad, "test"); err == nil {
+			f.Errorf("%q is %v", bad, panes)
+		}
+	}
 	got, err := parsePanes("@1 12 0 test nstance-agent-x\n@2 13 1 test a b\n@3 14 0 test-2 c\n@4 15 0 test \n", "test")
 	want := []pane{{"@1", "nstance-agent-x", 12, false}, {"@2", "a b", 13, true}, {"@4", "", 15, false}}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(pane{})); err != nil || diff != "" {

@@ -88,7 +88,7 @@ func (p *Provider) removeNode(id ident.ID) error {
 	if p.options.NodesDir == "" {
 		return nil
 	}
-	if err := os.Remove(p.nodePath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(p.nodePath(id)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -30,7 +30,7 @@ func identify(pid int) (p process, ok bool) {
 // alive reports whether the process still runs. A suspended process is alive.
 func (p process) alive() bool {
 	now, ok := identify(p.PID)
-	return ok && p.Start != "" && now.Start == p.Start
+	return ok && now.Start == p.Start
 }
 
 // awaitExit waits until the process has ended, but no longer than patience. It reports whether the process has ended.
@@ -42,7 +42,7 @@ func (p process) awaitExit(ctx context.Context, patience time.Duration) bool {
 	for p.alive() {
 		select {
 		case <-ctx.Done():
-			return !p.alive()
+			return false
 		case <-tick.C:
 		}
 	}
@@ -71,10 +71,10 @@ func (p *Provider) MachineState(ctx context.Context, machineID string) (infra.St
 	if err := ctx.Err(); err != nil {
 		return "", infra.Wrap(infra.Indeterminate, what, err)
 	}
-	host, rest, ok1 := strings.Cut(machineID, "/")
-	pid, start, ok2 := strings.Cut(rest, ":")
+	host, rest, _ := strings.Cut(machineID, "/")
+	pid, start, _ := strings.Cut(rest, ":")
 	n, err := strconv.Atoi(pid)
-	if !ok1 || !ok2 || host == "" || start == "" || err != nil || n <= 0 {
+	if host == "" || start == "" || err != nil || n <= 0 {
 		return "", infra.Errorf(infra.Invalid, what, "want {host}/{pid}:{start}")
 	}
 	here, err := os.Hostname()

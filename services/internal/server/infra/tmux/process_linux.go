@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,7 +35,7 @@ func parseStat(raw []byte) (s stat, err error) {
 	// Field 2 is the command in parentheses. The command may hold any character, including parentheses and spaces.
 	end := bytes.LastIndexByte(raw, ')')
 	fields := strings.Fields(string(raw[end+1:]))
-	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 || !unicode.IsLetter(rune(fields[0][0])) {
+	if len(fields) < 20 {
 		return s, errors.New("no process status")
 	}
 	s.state = fields[0][0]
@@ -53,11 +52,13 @@ func startOf(pid int) (string, bool) {
 	if err != nil || s.ended() {
 		return "", false
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", false
-	}
-	return fmt.Sprintf("%d@%s", s.ticks, bytes.TrimSpace(boot)), true
+	boot, err := bootID()
+	return fmt.Sprintf("%d@%s", s.ticks, boot), err == nil
+}
+
+func bootID() (string, error) {
+	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(raw)), err
 }
 
 // killSession kills all remaining processes of a session. leader is the first process of the session. Some children are
@@ -66,10 +67,9 @@ func killSession(leader process) {
 	if now, ok := identify(leader.PID); ok && now.Start != leader.Start {
 		return // another process has the PID, which is impossible while the session has members
 	}
-	text, _, _ := strings.Cut(leader.Start, "@")
-	since, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		return
+	_, boot, _ := strings.Cut(leader.Start, "@")
+	if now, err := bootID(); err != nil || now != boot {
+		return // the machine has rebooted, so the session is another one
 	}
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
@@ -77,7 +77,7 @@ func killSession(leader process) {
 		if err != nil {
 			continue
 		}
-		if s, err := readStat(pid); err == nil && s.session == leader.PID && s.ticks >= since {
+		if s, err := readStat(pid); err == nil && s.session == leader.PID {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended in the meantime
 		}
 	}

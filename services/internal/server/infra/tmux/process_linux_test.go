@@ -1,8 +1,10 @@
 package tmux
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 func FuzzParseStat(f *testing.F) {
@@ -20,10 +22,42 @@ func FuzzParseStat(f *testing.F) {
 		(stat{state: 'T', threads: 1}).ended() {
 		f.Error("ended is wrong")
 	}
-	f.Fuzz(func(t *testing.T, text string) {
-		s, err := parseStat([]byte(text))
-		if err == nil && s.state == 0 {
-			t.Errorf("%q: no state", text)
+	beforeStart, _, _ := strings.Cut(line, " 1234567")
+	for _, bad := range []string{"", beforeStart, strings.Replace(line, " 1234567 ", " x ", 1)} {
+		if s, err := parseStat([]byte(bad)); err == nil {
+			f.Errorf("%q is %+v", bad, s)
 		}
+	}
+	f.Fuzz(func(_ *testing.T, text string) {
+		_, _ = parseStat([]byte(text)) // it must not panic
 	})
+}
+
+// TestChildOutlivesItsMachine checks a VM whose process has ended while a child ignores SIGHUP. Deleting the VM ends the
+// child. A session that has the same number after a reboot is not the VM's.
+func TestChildOutlivesItsMachine(t *testing.T) {
+	pipe, wait := fifo(t)
+	options := testOptions(t)
+	options.Command = "trap '' HUP; sh -c 'echo $$ > " + pipe + "; while :; do sleep 1000; done' & exec sleep 1000000"
+	p := open(t, options)
+	vm := create(t, p, newRequest(t, ""))
+	var pid int
+	if _, err := fmt.Sscan(wait(), &pid); err != nil {
+		t.Fatal(err)
+	}
+	child, ok := identify(pid)
+	if !ok {
+		t.Fatal("no child")
+	}
+	p.kill(t, vm)
+	killSession(process{p.document(t, vm).PID, "1@another-boot"})
+	if child.awaitExit(t.Context(), 50*time.Millisecond) {
+		t.Error("the child was killed as a process of another boot")
+	}
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	if !child.awaitExit(t.Context(), time.Minute) {
+		t.Error("the child survives the deletion of its machine")
+	}
 }

@@ -81,7 +81,7 @@ func (s *session) run(ctx context.Context, args ...string) (string, error) {
 	switch {
 	case strings.HasPrefix(text, "no server running"), strings.Contains(text, "server exited"),
 		strings.Contains(text, "lost server"),
-		strings.HasPrefix(text, "error connecting") && strings.Contains(text, "No such file or directory"):
+		strings.Contains(text, "No such file or directory"):
 		return "", errNoServer
 	case strings.HasPrefix(text, "no current "), // a tmux server without sessions, which is about to exit
 		strings.HasPrefix(text, "can't find session"), strings.HasPrefix(text, "can't find window"),

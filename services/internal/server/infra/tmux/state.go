@@ -198,7 +198,7 @@ func (s *state) all() ([]document, error) {
 	docs := make([]document, 0, len(entries))
 	for _, e := range entries {
 		id, err := ident.ParseID(e.Name())
-		if err != nil || !e.IsDir() {
+		if err != nil {
 			continue // the lock or the journal
 		}
 		d, ok, err := s.read(id)

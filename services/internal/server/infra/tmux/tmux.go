@@ -278,9 +278,9 @@ func (p *Provider) describe(d document, panes []pane) infra.VM {
 	}
 	windowed := false
 	for _, pane := range panes {
-		windowed = windowed || pane.pid == machine.PID && !pane.dead
+		windowed = windowed || pane.pid == machine.PID
 	}
-	alive := started && machine.alive()
+	alive := machine.alive()
 	switch {
 	case !d.DeletedAt.IsZero() && alive:
 		vm.State = infra.Deleting
@@ -416,8 +416,8 @@ func (p *Provider) markDeleted(ctx context.Context, id ident.ID, want infra.Tags
 	}
 	defer unlock()
 	d, known, err = p.state.read(id)
-	if err != nil || !known {
-		return d, known, err
+	if !known {
+		return d, false, err
 	}
 	err = infra.CheckOwned("delete "+providerID(id), infra.Tags{Owner: d.owner(), Instance: d.Instance}, want)
 	if err != nil || !d.DeletedAt.IsZero() {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/tmux"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/render"
@@ -153,10 +155,23 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 		}
 	}
 
+	// The console shows what the userdata print, so only its owner may read it.
+	if info, err := os.Stat(filepath.Join(dir, consoleLog)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the console log: %v, %v", info, err)
+	}
+	if out, err := p.session.run(t.Context(), "show-environment", "-g"); err != nil ||
+		strings.Contains(out, "NSTANCE_") {
+		t.Errorf("the tmux server inherits %s, %v", out, err)
+	}
+
 	var n struct {
 		Kind     string
 		Metadata struct{ Name string }
 		Spec     struct{ ProviderID string }
+		Status   struct {
+			Conditions []struct{ Type, Status string }
+			Addresses  []struct{ Type, Address string }
+		}
 	}
 	nodeFile := filepath.Join(options.NodesDir, req.Tags.Instance.String()+".json")
 	raw, err := os.ReadFile(nodeFile)
@@ -164,8 +179,21 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(raw, &n); err != nil || n.Kind != "Node" || n.Metadata.Name != vm.Tags.Instance.String() ||
-		n.Spec.ProviderID != vm.ProviderID {
+		n.Spec.ProviderID != vm.ProviderID || len(n.Status.Conditions) != 1 || n.Status.Conditions[0].Type != "Ready" ||
+		n.Status.Conditions[0].Status != "True" || len(n.Status.Addresses) != 2 ||
+		n.Status.Addresses[0].Address != vm.IPv4 || n.Status.Addresses[1].Address != vm.Hostname {
 		t.Errorf("node %s, %v", raw, err)
+	}
+
+	// A node that cannot be removed must not count as removed. One that was removed already counts.
+	if err := errors.Join(os.Remove(nodeFile), os.MkdirAll(filepath.Join(nodeFile, "x"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Delete(t.Context(), vm); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("with a node that stays: %v", err)
+	}
+	if err := os.RemoveAll(nodeFile); err != nil {
+		t.Fatal(err)
 	}
 
 	if err := p.Delete(t.Context(), vm); err != nil {
@@ -258,11 +286,14 @@ func TestProcessesThatIgnoreSIGHUP(t *testing.T) {
 	if !ok {
 		t.Fatal("no child")
 	}
+	options.Command = "exec sleep 1000000"
+	other := create(t, open(t, options), newRequest(t, ""))
 	if _, err := p.session.run(t.Context(), "kill-window", "-t", "=test:=nstance-agent-"+
 		vm.Tags.Instance.String()); err != nil {
 		t.Fatal(err)
 	}
 	wantState(t, p, vm, infra.Stopping)
+	wantState(t, p, other, infra.Running)
 	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +339,105 @@ func TestRoom(t *testing.T) {
 	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
+	vm = create(t, p, newRequest(t, script))
+	p.kill(t, vm)
+	vm = create(t, p, newRequest(t, script))
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	// A VM without a process takes room while a create call may still start it, and not after it was deleted.
+	starting := newRequest(t, script)
+	d := newDocument(starting, "digest", time.Now(), time.Now())
+	if err := errors.Join(p.prepare(d, starting), p.state.write(d)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Create(t.Context(), newRequest(t, script)); infra.ClassOf(err) != infra.Capacity {
+		t.Errorf("beside a VM that starts: %v, want no capacity", err)
+	}
+	if err := p.Delete(t.Context(), infra.Target(d.owner(), d.Instance, providerID(d.Instance))); err != nil {
+		t.Fatal(err)
+	}
 	create(t, p, newRequest(t, script))
+}
+
+// TestResolve checks that the options refer to the same files after a VM has changed its working directory.
+func TestResolve(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	agent := filepath.Join(dir, "bin", "nstance-agent")
+	if err := errors.Join(os.Mkdir("bin", 0o700), os.WriteFile(agent, []byte("#!/bin/sh\n"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ in, want contract.Options }{
+		{contract.Options{Dir: "vms", NodesDir: "nodes", Socket: "./socket", Agent: "./bin/nstance-agent"},
+			contract.Options{Dir: filepath.Join(dir, "vms"), NodesDir: filepath.Join(dir, "nodes"),
+				Socket: filepath.Join(dir, "socket"), Agent: agent}},
+		{contract.Options{Dir: "vms", Socket: "name"},
+			contract.Options{Dir: filepath.Join(dir, "vms"), Socket: "name", Agent: agent}},
+		{contract.Options{Dir: dir, Command: "x"}, contract.Options{Dir: dir, Command: "x"}},
+	} {
+		if err := resolve(&test.in); err != nil || test.in != test.want {
+			t.Errorf("got %+v, %v, want %+v", test.in, err, test.want)
+		}
+	}
+}
+
+// TestSharedServer runs VMs in a tmux server that has another session. That session and its windows are not VMs.
+func TestSharedServer(t *testing.T) {
+	p := open(t, testOptions(t))
+	if err := p.session.close(t.Context(), "@1"); err != nil {
+		t.Errorf("without a server: %v", err)
+	}
+	s := session{name: "other", socket: p.session.socket, env: p.session.env}
+	if _, err := s.open(t.Context(), "web", os.DevNull, []string{"sleep", "1000000"}); err != nil {
+		t.Fatal(err)
+	}
+	vm := create(t, p, newRequest(t, ""))
+	wantState(t, p, vm, infra.Running)
+	if err := p.session.close(t.Context(), "@99"); err != nil {
+		t.Errorf("a window that does not exist: %v", err)
+	}
+	if err := p.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	if panes, err := s.panes(t.Context()); err != nil || len(panes) != 1 {
+		t.Errorf("the other session has %v, %v", panes, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.session.close(ended, "@1"); err == nil {
+		t.Error("close reports no error although it could not call tmux")
+	}
+}
+
+// TestUnreachableServer asks for VMs when tmux cannot connect to its server. The VMs must not count as ended.
+func TestUnreachableServer(t *testing.T) {
+	p := open(t, testOptions(t))
+	vm := create(t, p, newRequest(t, ""))
+	broken := *p
+	broken.session = &session{name: "test", socket: filepath.Join(p.state.dir, "lock", "x"), env: p.session.env}
+	if vms, err := broken.List(t.Context(), testOwner); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("List: %v, %v", vms, err)
+	}
+	if vm, err := broken.Get(t.Context(), vm.ProviderID); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("Get: %v, %v", vm, err)
+	}
+	if err := broken.Delete(t.Context(), vm); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("Delete: %v", err)
+	}
+}
+
+// TestPaneOfAnEndedProcess finds the pane of a VM whose process has ended, so that the PID may be that of any process.
+func TestPaneOfAnEndedProcess(t *testing.T) {
+	p := open(t, testOptions(t))
+	d := newDocument(newRequest(t, ""), "digest", time.Now(), time.Now())
+	name := windowPrefix + d.Instance.String()
+	for _, found := range []pane{{name: name, pid: os.Getpid(), dead: true}, {name: name, pid: 1 << 30}} {
+		machine, started := p.started(d, []pane{found})
+		if !started || machine.alive() || machine.Start == "" {
+			t.Errorf("%+v: %+v, %t", found, machine, started)
+		}
+	}
 }
 
 func TestUserdataIsRunOnce(t *testing.T) {
@@ -441,11 +570,13 @@ func TestCrashesOnTheWay(t *testing.T) {
 		if err := p.state.write(d); err != nil {
 			t.Fatal(err)
 		}
+		pipe, wait := fifo(t)
 		pid, err := p.session.open(t.Context(), windowPrefix+d.Instance.String(), filepath.Join(t.TempDir(), "log"),
-			[]string{"sleep", "1000000"})
+			[]string{"sh", "-c", "trap '' HUP; echo > " + pipe + "; while :; do sleep 1000; done"})
 		if err != nil {
 			t.Fatal(err)
 		}
+		wait()
 		if err := p.Delete(t.Context(), infra.Target(d.owner(), d.Instance, providerID(d.Instance))); err != nil {
 			t.Fatal(err)
 		}
@@ -498,8 +629,12 @@ func TestDeletedDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := p.document(t, vm)
+	p.now = func() time.Time { return last.DeletedAt.Add(time.Minute) }
+	if err := p.Delete(t.Context(), vm); err != nil || !p.document(t, vm).DeletedAt.Equal(last.DeletedAt) {
+		t.Errorf("a repeated delete: %v, deleted at %s, want %s", err, p.document(t, vm).DeletedAt, last.DeletedAt)
+	}
 	// Add more deleted VMs. Only their documents matter.
-	for i := range maxDeleted + 5 {
+	for i := maxDeleted + 4; i >= 0; i-- { // not in the order of their IDs
 		d := last
 		d.Instance = newRequest(t, "").Tags.Instance
 		d.DeletedAt = last.DeletedAt.Add(-time.Duration(i+1) * time.Second)
@@ -528,6 +663,17 @@ func TestDeletedDirectories(t *testing.T) {
 			t.Errorf("%s after the last delete: %d directories, %v; want %d", test.after, len(documents), err,
 				test.want)
 		}
+		docs, err := p.state.all()
+		for _, d := range docs {
+			if age := last.DeletedAt.Sub(d.DeletedAt); test.want == 1+maxDeleted && !d.DeletedAt.IsZero() &&
+				age >= maxDeleted*time.Second {
+				t.Errorf("%s after the last delete: the directory of a VM stays that was deleted %s before", test.after,
+					age)
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
 	}
 	wantState(t, p, running, infra.Running)
 }
@@ -544,10 +690,16 @@ func TestJournal(t *testing.T) {
 	if _, err := p.Create(t.Context(), bad); infra.ClassOf(err) != infra.Invalid {
 		t.Errorf("bad userdata: %v", err)
 	}
-	raw, err := os.ReadFile(filepath.Join(options.Dir, "events.jsonl"))
+	journal := filepath.Join(options.Dir, "events.jsonl")
+	raw, err := os.ReadFile(journal)
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A journal that cannot be written does not stop the VMs.
+	if err := errors.Join(os.Remove(journal), os.Mkdir(journal, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, p, create(t, p, newRequest(t, "")), infra.Running)
 	var ops []string
 	var last time.Time
 	for line := range bytes.Lines(raw) {
@@ -616,6 +768,9 @@ func TestBrokenState(t *testing.T) {
 	if _, err := p.Get(t.Context(), vm.ProviderID); infra.ClassOf(err) != infra.Indeterminate {
 		t.Errorf("Get with a broken document: %v", err)
 	}
+	if err := p.Delete(t.Context(), vm); infra.ClassOf(err) != infra.Indeterminate {
+		t.Errorf("Delete with a broken document: %v", err)
+	}
 	for _, id := range []string{"", "i-123", "tmux://../../etc", "tmux://" +
 		strings.ToUpper(vm.Tags.Instance.String())} {
 		if _, err := p.Get(t.Context(), id); infra.ClassOf(err) != infra.Invalid {
@@ -669,7 +824,7 @@ func TestMachineEvidence(t *testing.T) {
 	check(childID, infra.Deleted, "")
 	check("elsewhere/"+rest, "", infra.NotFound)
 	for _, bad := range []string{"", host, host + "/1", host + "/x:1", host + "/0:1", host + "/-1:1", "/1:1", host +
-		"/1:"} {
+		"/1:", host + "/99999999999999999999:1"} {
 		check(bad, "", infra.Invalid)
 	}
 }
