@@ -61,8 +61,12 @@ func TestDeleteWithHA(t *testing.T) {
 	p := open(t, pve)
 	vm := create(t, p, request(t))
 	pve.ManageByHA(vmid(t, vm))
+	calls := count(pve, statusCall)
 	if err := p.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
+	}
+	if calls = count(pve, statusCall) - calls; calls > 3 {
+		t.Errorf("%d calls until the VM was off", calls)
 	}
 	if volumes := pve.Volumes(); len(volumes) > 0 {
 		t.Errorf("volumes stay: %v", volumes)

@@ -1,7 +1,6 @@
 package proxmox
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -92,19 +91,13 @@ type vmConfig struct {
 
 // readConfig reads the configuration of a VM on a node.
 func (p *Provider) readConfig(ctx context.Context, node string, vmid int) (vmConfig, error) {
-	var raw map[string]json.RawMessage
+	var raw map[string]any
 	if err := p.client.get(ctx, &raw, nil, "nodes", node, "qemu", vmid, "config"); err != nil {
 		return vmConfig{}, err
 	}
 	c := vmConfig{settings: map[string]string{}}
 	for setting, value := range raw {
-		var text string
-		if !bytes.HasPrefix(value, []byte{'"'}) {
-			text = string(value) // a number
-		} else if err := json.Unmarshal(value, &text); err != nil {
-			return vmConfig{}, fmt.Errorf("setting %s of VM %d: %w", setting, vmid, err)
-		}
-		c.settings[setting] = text
+		c.settings[setting], _ = value.(string) // nothing needs those that are numbers
 	}
 	c.digest = c.settings["digest"]
 	var err error
