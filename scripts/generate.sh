@@ -1,7 +1,7 @@
 #!/bin/sh
 # Regenerate all generated files: protobuf code with buf, the references of RPCs and Kubernetes objects with protoc-gen-doc and crd-ref-docs, the
-# documents of the Terraform provider with tfplugindocs, the files that install the operator with scripts/generate-operator.sh, the rest with go
-# generate.
+# comments of the protocol that the OpenAPI document has with protoc-gen-doc, the documents of the Terraform provider with tfplugindocs, the files
+# that install the operator with scripts/generate-operator.sh, the rest with go generate.
 set -eu
 cd "$(dirname -- "$0")/.."
 

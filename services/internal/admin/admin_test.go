@@ -124,7 +124,7 @@ func fixture(shard string) *fleettest.Shard {
 				Defaults: []string{"drain_timeout", "max_surge", "max_unhealthy", "purchase", "rollout.bake_time",
 					"rollout.paused", "schedules"},
 			},
-			{Group: "batch", MergedJson: `{"template": "worker"}`, Size: 0, Etag: "etag-2", Kind: "wrk", Deleting: true},
+			{Group: "batch", MergedJson: `{"template": "worker"}`, Etag: "etag-2", Kind: "wrk", Deleting: true},
 		},
 		Instances: []*nstancev1.InstanceStatus{
 			{

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -100,7 +101,7 @@ func (a *app) withShards(cmd *cobra.Command, do func(context.Context, *fleet.Fle
 
 func (a *app) groupNames(cmd *cobra.Command) (names []string) {
 	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
-		for _, answer := range f.Groups(ctx, shards) {
+		for _, answer := range fleet.Call(ctx, f, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{}) {
 			for _, g := range answer.Message.GetGroups() {
 				names = append(names, g.GetGroup())
 			}
@@ -112,7 +113,8 @@ func (a *app) groupNames(cmd *cobra.Command) (names []string) {
 
 func (a *app) instanceNames(cmd *cobra.Command) (names []string) {
 	a.withShards(cmd, func(ctx context.Context, f *fleet.Fleet, shards []string) {
-		for _, answer := range f.Instances(ctx, shards, "") {
+		for _, answer := range fleet.Call(ctx, f, shards, fleet.Client.ListInstances,
+			&nstancev1.ListInstancesRequest{}) {
 			for _, i := range answer.Message.GetInstances() {
 				names = append(names, i.GetInstanceId()+"\t"+i.GetGroup()+" "+i.GetHealth())
 			}

@@ -36,7 +36,7 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		table := func(w io.Writer, answers []fleet.ConfigAnswer) error {
+		table := func(w io.Writer, answers answers[*nstancev1.GetConfigStatusResponse]) error {
 			var rows [][]cell
 			for _, answer := range answers {
 				if answer.Err == nil {
@@ -55,12 +55,13 @@ leader refused a newer configuration, the command shows what is wrong with it.`,
 			}
 			return nil
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).ConfigStatus, table)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetConfigStatus,
+			&nstancev1.GetConfigStatusRequest{}, table)
 	}
 	return cmd
 }
 
-func (a *app) configRow(answer fleet.ConfigAnswer) []cell {
+func (a *app) configRow(answer fleet.Answer[*nstancev1.GetConfigStatusResponse]) []cell {
 	c := answer.Message
 	row := plain(answer.Shard, c.GetClusterId(), c.GetLeaderId(), num(c.GetTerm()), num(c.GetGeneration()), c.GetEtag(),
 		stamp(fleet.Time(c.GetLastModified())), num(c.GetSize()), "applied")
@@ -94,7 +95,7 @@ exit status is 1.`,
 }
 
 func (a *app) refresh(ctx context.Context, s *scope, f format) error {
-	table := func(w io.Writer, answers []fleet.RefreshAnswer) error {
+	table := func(w io.Writer, answers answers[*nstancev1.RefreshConfigResponse]) error {
 		for _, answer := range answers {
 			r := answer.Message
 			result := strings.ToLower(strings.TrimPrefix(r.GetResult().String(), "REFRESH_RESULT_"))
@@ -111,7 +112,7 @@ func (a *app) refresh(ctx context.Context, s *scope, f format) error {
 		}
 		return nil
 	}
-	return ask(ctx, a, s, f, "refreshing", (*fleet.Fleet).Refresh, table)
+	return ask(ctx, a, s, f, "refreshing", fleet.Client.RefreshConfig, &nstancev1.RefreshConfigRequest{}, table)
 }
 
 func (a *app) configValidateCommand() *cobra.Command {

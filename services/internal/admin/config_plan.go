@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
-	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/store/clusterstate"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
@@ -200,7 +200,7 @@ comes from the shards' journals. "cluster journal" shows who pushed a configurat
 	cmd.Flags().DurationVar(&since, "since", 0, "only configurations applied within this time, such as 168h")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.history(cmd, s, *f, since, fleet.HistoryFilter{Kinds: []string{"config_applied"}})
+		return a.history(cmd, s, *f, since, &nstancev1.EventFilter{Kinds: []string{"config_applied"}})
 	}
 	return cmd
 }

@@ -116,7 +116,8 @@ func (a *app) checkAlerts(ctx context.Context, o doctorOptions) (found []finding
 	f := fleet.New(fleet.Options{Servers: o.servers, IdentityDir: o.identity, Timeout: portTime, Now: a.Now,
 		Rand: a.Rand})
 	defer f.Close()
-	answer := f.Status(ctx, []string{o.shard})[0]
+	answer := fleet.Call(ctx, f, []string{o.shard}, fleet.Client.GetShardStatus,
+		&nstancev1.GetShardStatusRequest{})[0]
 	if answer.Err != nil {
 		return []finding{{"alerts", true, "not checked: " + answer.Err.Error(), ""}}
 	}

@@ -17,7 +17,7 @@ import (
 func (a *app) eventsCommand() *cobra.Command {
 	var changes bool
 	var since time.Duration
-	var filter fleet.HistoryFilter
+	filter := new(nstancev1.EventFilter)
 	cmd := &cobra.Command{
 		Use: "events", Short: "Follow what happens in shards", Args: cobra.NoArgs,
 		Long: `Prints the events of shards as they happen, until the command is interrupted: changes of
@@ -44,7 +44,7 @@ another one ends the list of instances.`,
 	cmd.Flags().BoolVar(&changes, "changes", false, "print only changes, not the state at the beginning")
 	cmd.Flags().DurationVar(&since, "since", 0, "print events that are not older than this, such as 2h")
 	cmd.Flags().StringVar(&filter.Group, "group", "", "print events of this group")
-	cmd.Flags().StringVar(&filter.InstanceID, "instance", "", "print events of this instance")
+	cmd.Flags().StringVar(&filter.InstanceId, "instance", "", "print events of this instance")
 	cmd.Flags().StringSliceVar(&filter.Kinds, "kind", nil,
 		"print events of this kind, such as instance_created; may be repeated")
 	cmd.Flags().StringVar(&filter.Cause, "cause", "", "print events with this cause, such as unhealthy")
@@ -59,7 +59,7 @@ another one ends the list of instances.`,
 					hint: "leave one of them out"}
 			}
 		}
-		if since != 0 || filter.Group+filter.InstanceID+filter.Cause != "" || len(filter.Kinds) > 0 {
+		if since != 0 || filter.Group+filter.InstanceId+filter.Cause != "" || len(filter.Kinds) > 0 {
 			return a.history(cmd, s, *f, since, filter)
 		}
 		conn, err := a.fleet(s)

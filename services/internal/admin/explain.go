@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 
@@ -39,10 +38,8 @@ each instance.`,
 		if err := ident.ValidateName(args[0]); err != nil {
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ExplanationAnswer {
-			return f.Explain(ctx, shards, args[0], nil)
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeExplanations)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ExplainGroup,
+			&nstancev1.ExplainGroupRequest{Group: args[0]}, a.writeExplanations)
 	}
 	return cmd
 }
@@ -61,15 +58,13 @@ the command looks for the instance in every shard.`,
 		if err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ExplanationAnswer {
-			return fleet.Elsewhere(f.ExplainInstance(ctx, shards, id))
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeExplanations)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ExplainGroup,
+			&nstancev1.ExplainGroupRequest{InstanceId: id.String()}, a.writeExplanations)
 	}
 	return cmd
 }
 
-func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) error {
+func (a *app) writeExplanations(w io.Writer, answers answers[*nstancev1.ExplainGroupResponse]) error {
 	first := true
 	for _, answer := range answers {
 		if answer.Err != nil {
@@ -86,9 +81,9 @@ func (a *app) writeExplanations(w io.Writer, answers []fleet.ExplanationAnswer) 
 	return nil
 }
 
-func (a *app) writeExplanation(w io.Writer, answer fleet.ExplanationAnswer) error {
+func (a *app) writeExplanation(w io.Writer, answer fleet.Answer[*nstancev1.ExplainGroupResponse]) error {
 	e := answer.Message
-	facts := []fact{{"Group", answer.Group}, {"Shard", answer.Shard}, {"Desired", num(e.GetDesired())},
+	facts := []fact{{"Group", e.GetGroup()}, {"Shard", answer.Shard}, {"Desired", num(e.GetDesired())},
 		{"Blocked", fleet.Blocked(e)}, {"Rollout waits", fleet.RolloutText(e)}}
 	if e.GetUnhealthyGuard() {
 		facts = append(facts, fact{"Guard", fleet.GuardText(e)})

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
@@ -31,8 +33,7 @@ The commands of "group" see only groups of the tenant for which the identity in 
 registered.`}
 	cmd.AddCommand(a.groupListCommand(), a.groupDescribeCommand(), a.groupScaleCommand(), a.groupWaitCommand(),
 		a.groupCreateCommand(), a.groupSetCommand(),
-		a.groupDeleteCommand(), a.groupRolloutCommand(fleet.PauseRollout), a.groupRolloutCommand(fleet.ResumeRollout),
-		a.groupRolloutCommand(fleet.RollGroup))
+		a.groupDeleteCommand(), a.groupPauseCommand(), a.groupResumeCommand(), a.groupRollCommand())
 	return cmd
 }
 
@@ -46,26 +47,25 @@ func (a *app) groupListCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Groups, a.groupTable())
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListGroups,
+			&nstancev1.ListGroupsRequest{}, a.writeGroups)
 	}
 	return cmd
 }
 
-// groupTable returns a function that writes a table of the groups of several shards.
-func (a *app) groupTable() func(io.Writer, []fleet.GroupsAnswer) error {
-	return func(w io.Writer, answers []fleet.GroupsAnswer) error {
-		var rows [][]cell
-		for _, answer := range answers {
-			for _, g := range answer.Message.GetGroups() {
-				rows = append(rows, a.groupRow(answer.Shard, g))
-			}
+// writeGroups writes a table of the groups of several shards.
+func (a *app) writeGroups(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
+	var rows [][]cell
+	for _, answer := range answers {
+		for _, g := range answer.Message.GetGroups() {
+			rows = append(rows, a.groupRow(answer.Shard, g))
 		}
-		if len(rows) == 0 {
-			return a.none(fleet.Failed(answers), "There are no groups.")
-		}
-		return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
-			"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
 	}
+	if len(rows) == 0 {
+		return a.none(fleet.Failed(answers), "There are no groups.")
+	}
+	return writeTable(w, a.style.out, []string{"SHARD", "GROUP", "SIZE", "ACTUAL", "HEALTHY", "TEMPLATE",
+		"TYPE", "POOL", "ORIGIN", "NOTE"}, rows)
 }
 
 // none prints a text that says that nothing was found. It prints nothing if a shard failed.
@@ -130,13 +130,11 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		call := (*fleet.Fleet).Groups
+		request := &nstancev1.ListGroupsRequest{}
 		if len(args) > 0 {
-			call = func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupsAnswer {
-				return f.Group(ctx, shards, args[0])
-			}
+			request.Group = args[0]
 		}
-		table := func(w io.Writer, answers []fleet.GroupsAnswer) error {
+		table := func(w io.Writer, answers answers[*nstancev1.ListGroupsResponse]) error {
 			first := true
 			for _, answer := range answers {
 				for _, g := range answer.Message.GetGroups() {
@@ -160,7 +158,7 @@ func (a *app) groupDescribeCommand() *cobra.Command {
 			}
 			return nil
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, table)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListGroups, request, table)
 	}
 	return cmd
 }
@@ -206,9 +204,9 @@ func settingFacts(g *nstancev1.GroupStatus) []fact {
 	return facts
 }
 
-// groupLines returns a function that prints the result of a group change in each shard, one line per shard. It skips
+// lines returns a function that prints the result of a change in each shard, one line per shard. It skips
 // shards that failed.
-func groupLines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
+func lines[T fleet.Result](line func(T) string) func(io.Writer, []T) error {
 	return func(w io.Writer, answers []T) error {
 		for _, answer := range answers {
 			if answer.Failure() == nil {
@@ -239,53 +237,70 @@ the configuration.`,
 		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupDeleteAnswer {
-			return f.DeleteGroup(ctx, shards, name)
-		}
-		line := func(answer fleet.GroupDeleteAnswer) string {
+		line := func(answer fleet.Answer[*nstancev1.DeleteGroupResponse]) string {
 			if answer.Message.GetRestoredStatic() {
 				return fmt.Sprintf("%s: group %s has the values of the configuration again", answer.Shard, name)
 			}
 			return fmt.Sprintf("%s: group %s is being deleted", answer.Shard, name)
 		}
-		return ask(cmd.Context(), a, s, *f, "deleting in", call, groupLines(line))
+		return ask(cmd.Context(), a, s, *f, "deleting in", fleet.Client.DeleteGroup,
+			&nstancev1.DeleteGroupRequest{Group: name}, lines(line))
 	}
 	return cmd
 }
 
-// groupRolloutCommand makes the command that pauses, resumes or starts the rollout of a group.
-func (a *app) groupRolloutCommand(do fleet.RolloutAction) *cobra.Command {
-	cmd := &cobra.Command{Use: string(do) + " GROUP", Args: cobra.ExactArgs(1)}
-	switch do {
-	case fleet.PauseRollout:
-		cmd.Short = "Stop the rollout of a group"
-		cmd.Long = `Pauses the rollout of a group: the leader begins no more replacements of instances that are
+func (a *app) groupPauseCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "pause GROUP", Short: "Stop the rollout of a group", Args: cobra.ExactArgs(1),
+		Long: `Pauses the rollout of a group: the leader begins no more replacements of instances that are
 outdated or older than eligible_age. It finishes replacements that are under way. It still
 replaces lost and unhealthy instances, and the replacements get the new configuration. The
-pause also holds under a new leader, until "group resume" ends it.`
-		cmd.Example = "  nstance-admin group pause workers --shard us-west-2a"
-	case fleet.ResumeRollout:
-		cmd.Short = "Continue a rollout that is paused or halted"
-		cmd.Long = `Ends the pause of a group's rollout. The command also restarts a rollout that halted
+pause also holds under a new leader, until "group resume" ends it.`,
+		Example: "  nstance-admin group pause workers --shard us-west-2a",
+	}
+	return rollout(a, cmd, nil, new(patienceFlags), fleet.Client.PauseGroup,
+		func(group string) *nstancev1.PauseGroupRequest { return &nstancev1.PauseGroupRequest{Group: group} })
+}
+
+func (a *app) groupResumeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "resume GROUP", Short: "Continue a rollout that is paused or halted", Args: cobra.ExactArgs(1),
+		Long: `Ends the pause of a group's rollout. The command also restarts a rollout that halted
 because instances with the new configuration failed. The count of failures then starts
-from zero.`
-		cmd.Example = "  nstance-admin group resume workers --shard us-west-2a"
-	default:
-		cmd.Short = "Replace all instances of a group"
-		cmd.Long = `Replaces every instance of a group, in waves of up to max_surge instances, even if nothing
+from zero.`,
+		Example: "  nstance-admin group resume workers --shard us-west-2a",
+	}
+	return rollout(a, cmd, nil, nil, fleet.Client.ResumeGroup,
+		func(group string) *nstancev1.ResumeGroupRequest { return &nstancev1.ResumeGroupRequest{Group: group} })
+}
+
+func (a *app) groupRollCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "roll GROUP", Short: "Replace all instances of a group", Args: cobra.ExactArgs(1),
+		Long: `Replaces every instance of a group, in waves of up to max_surge instances, even if nothing
 has changed. The group's settings for canaries, pauses and halts apply, as in any rollout.
 Each call replaces all instances again. The command asks for a confirmation on a terminal,
-and needs --yes elsewhere.`
-		cmd.Example = `  nstance-admin group roll workers --shard us-west-2a
-  nstance-admin group roll workers --all-shards --yes`
+and needs --yes elsewhere.`,
+		Example: `  nstance-admin group roll workers --shard us-west-2a
+  nstance-admin group roll workers --all-shards --yes`,
 	}
+	return rollout(a, cmd, new(confirmation), nil, fleet.Client.RollGroup,
+		func(group string) *nstancev1.RollGroupRequest { return &nstancev1.RollGroupRequest{Group: group} })
+}
+
+// rollout completes a command that pauses, resumes or starts the rollout of a group. It asks for a confirmation unless
+// confirm is nil, and has the flags to wait if patient is nil.
+func rollout[Q proto.Message, M interface {
+	proto.Message
+	GetGroup() *nstancev1.GroupStatus
+}](a *app, cmd *cobra.Command, confirm *confirmation, patient *patienceFlags,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error),
+	request func(group string) Q) *cobra.Command {
 	s, f := scopeFlags(cmd), outputFlag(cmd)
-	patient := new(patienceFlags)
-	if do != fleet.PauseRollout {
+	if patient == nil {
 		patient = waitFlags(cmd)
 	}
-	var confirm *confirmation
-	if do == fleet.RollGroup {
+	if confirm != nil {
 		confirm = confirmFlags(cmd)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -298,17 +313,15 @@ and needs --yes elsewhere.`
 				return err
 			}
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
-			return f.Rollout(ctx, shards, args[0], do)
-		}
-		err := ask(cmd.Context(), a, s, *f, "asking", call, groupLines(func(answer fleet.GroupAnswer) string {
+		line := func(answer fleet.Answer[M]) string {
 			g, state := answer.Message.GetGroup(), "runs"
 			if g.GetPaused() {
 				state = "is paused"
 			}
 			return fmt.Sprintf("%s: group %s: the rollout %s, %d of %d instances are outdated", answer.Shard,
 				g.GetGroup(), state, g.GetOutdated(), g.GetActualSize())
-		}))
+		}
+		err := ask(cmd.Context(), a, s, *f, "asking", method, request(args[0]), lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd

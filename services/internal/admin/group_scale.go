@@ -61,7 +61,7 @@ healthy.`,
 			}
 			return f.Scale(ctx, shards, args[0], uint32(size))
 		}
-		err = ask(cmd.Context(), a, s, *f, "scaling in", call, groupLines(func(answer fleet.ScaleAnswer) string {
+		err = askWith(cmd.Context(), a, s, *f, "scaling in", call, lines(func(answer fleet.ScaleAnswer) string {
 			g := answer.Message.GetGroup()
 			return fmt.Sprintf("%s: group %s: size %d → %d, %d there", answer.Shard, g.GetGroup(),
 				*answer.PreviousSize, g.GetSize(), g.GetActualSize())

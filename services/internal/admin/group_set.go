@@ -1,13 +1,13 @@
 package admin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
@@ -104,13 +104,12 @@ func (a *app) groupCreateCommand() *cobra.Command {
 		if spec, err := patch.Apply(config.GroupSpec{}); err == nil && spec.Template == "" {
 			return usageOf(cmd, errors.New("--template is missing"))
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
-			return f.CreateGroup(ctx, shards, args[0], patch)
-		}
-		return ask(cmd.Context(), a, s, *f, "creating in", call, groupLines(func(answer fleet.GroupAnswer) string {
+		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
 			return fmt.Sprintf("%s: group %s created with size %d", answer.Shard, answer.Message.GetGroup().GetGroup(),
 				answer.Message.GetGroup().GetSize())
-		}))
+		}
+		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
+			Group: args[0], Patch: patch.JSON(), MustCreate: true}, lines(line))
 	}
 	return cmd
 }
@@ -145,14 +144,13 @@ confirmation on a terminal, and needs --yes elsewhere.`,
 		if done, err := a.confirm(cmd, confirm, what); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.GroupAnswer {
-			return f.SetGroup(ctx, shards, args[0], patch)
-		}
-		err = ask(cmd.Context(), a, s, *f, "changing in", call, groupLines(func(answer fleet.GroupAnswer) string {
+		line := func(answer fleet.Answer[*nstancev1.UpsertGroupResponse]) string {
 			g := answer.Message.GetGroup()
 			return fmt.Sprintf("%s: group %s is changed, %d of %d instances are outdated", answer.Shard, g.GetGroup(),
 				g.GetOutdated(), g.GetActualSize())
-		}))
+		}
+		err = ask(cmd.Context(), a, s, *f, "changing in", fleet.Client.UpsertGroup, &nstancev1.UpsertGroupRequest{
+			Group: args[0], Patch: patch.JSON(), MustExist: true}, lines(line))
 		return a.thenWaitForGroup(cmd.Context(), s, patient, args[0], err)
 	}
 	return cmd

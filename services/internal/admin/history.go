@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -17,15 +17,16 @@ import (
 )
 
 // history prints the journals of shards.
-func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duration, filter fleet.HistoryFilter) error {
+func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duration,
+	filter *nstancev1.EventFilter) error {
 	if since < 0 {
 		return usageOf(cmd, fmt.Errorf("--since %s is less than zero", since))
 	}
 	if since > 0 {
-		filter.Since = a.Now().Add(-since)
+		filter.Since = timestamppb.New(a.Now().Add(-since))
 	}
-	if filter.InstanceID != "" {
-		if _, err := instanceID(cmd, filter.InstanceID); err != nil {
+	if filter.InstanceId != "" {
+		if _, err := instanceID(cmd, filter.InstanceId); err != nil {
 			return err
 		}
 	}
@@ -34,14 +35,12 @@ func (a *app) history(cmd *cobra.Command, s *scope, f format, since time.Duratio
 			return usageOf(cmd, fmt.Errorf("group: %w", err))
 		}
 	}
-	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.HistoryAnswer {
-		return f.History(ctx, shards, filter)
-	}
-	return ask(cmd.Context(), a, s, f, "reading the journal of", call, a.writeHistory)
+	return ask(cmd.Context(), a, s, f, "reading the journal of", fleet.Client.ListEvents,
+		&nstancev1.ListEventsRequest{Filter: filter}, a.writeHistory)
 }
 
 // writeHistory writes the events of all shards, sorted by time.
-func (a *app) writeHistory(w io.Writer, answers []fleet.HistoryAnswer) error {
+func (a *app) writeHistory(w io.Writer, answers answers[*nstancev1.ListEventsResponse]) error {
 	type entry struct {
 		shard string
 		*nstancev1.JournalEvent

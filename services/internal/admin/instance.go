@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -36,24 +35,24 @@ func (a *app) instanceListCommand() *cobra.Command {
 	cmd.Flags().StringVar(&group, "group", "", "only instances of this group")
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstancesAnswer {
-			return f.Instances(ctx, shards, group)
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.InstancesAnswer) error {
-			var rows [][]cell
-			for _, answer := range answers {
-				for _, i := range answer.Message.GetInstances() {
-					rows = append(rows, a.instanceRow(answer.Shard, i))
-				}
-			}
-			if len(rows) == 0 {
-				return a.none(fleet.Failed(answers), "There are no instances.")
-			}
-			return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE",
-				"ADDRESS", "PROVIDER ID", "NOTE"}, rows)
-		})
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListInstances,
+			&nstancev1.ListInstancesRequest{Group: group}, a.writeInstances)
 	}
 	return cmd
+}
+
+func (a *app) writeInstances(w io.Writer, answers answers[*nstancev1.ListInstancesResponse]) error {
+	var rows [][]cell
+	for _, answer := range answers {
+		for _, i := range answer.Message.GetInstances() {
+			rows = append(rows, a.instanceRow(answer.Shard, i))
+		}
+	}
+	if len(rows) == 0 {
+		return a.none(fleet.Failed(answers), "There are no instances.")
+	}
+	return writeTable(w, a.style.out, []string{"SHARD", "INSTANCE", "GROUP", "STATE", "HEALTH", "AGE", "TYPE",
+		"ADDRESS", "PROVIDER ID", "NOTE"}, rows)
 }
 
 func (a *app) instanceRow(shard string, i *nstancev1.InstanceStatus) []cell {
@@ -109,13 +108,12 @@ func (a *app) instanceDescribeCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.InstanceAnswer {
-			return fleet.Elsewhere(f.Instance(ctx, shards, id))
-		}
 		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
 			return writeFacts(w, a.style.out, a.instanceFacts(shard, i))
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, eachInstance[*nstancev1.GetInstanceStatusResponse](write))
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetInstanceStatus,
+			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()},
+			eachInstance[*nstancev1.GetInstanceStatusResponse](write))
 	}
 	return cmd
 }
@@ -210,17 +208,13 @@ If you repeat "instance create" with the same --instance-id, no second instance 
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.MarkFlagsMutuallyExclusive("instance-id", "all-shards")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var id ident.ID
 		if text != "" {
-			var err error
-			if id, err = instanceID(cmd, text); err != nil {
+			if _, err := instanceID(cmd, text); err != nil {
 				return err
 			}
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.CreationAnswer {
-			return f.CreateInstance(ctx, shards, args[0], id, instanceType, vars)
-		}
-		return ask(cmd.Context(), a, s, *f, "creating in", call,
+		return ask(cmd.Context(), a, s, *f, "creating in", fleet.Client.CreateInstance,
+			&nstancev1.CreateInstanceRequest{Group: args[0], InstanceId: text, InstanceType: instanceType, Vars: vars},
 			eachInstance[*nstancev1.CreateInstanceResponse](writeState))
 	}
 	return cmd

@@ -72,10 +72,8 @@ from rollouts and scale-downs, use "instance protect".`,
 
 func (a *app) deleteInstance(ctx context.Context, s *scope, f format, id ident.ID, reason string, decrement bool,
 	patient *patienceFlags) error {
-	call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.DeletionAnswer {
-		return fleet.Elsewhere(f.DeleteInstance(ctx, shards, id, reason, decrement))
-	}
-	err := ask(ctx, a, s, f, "deleting in", call, func(w io.Writer, answers []fleet.DeletionAnswer) error {
+	request := &nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason, Decrement: decrement}
+	table := func(w io.Writer, answers answers[*nstancev1.DeleteInstanceResponse]) error {
 		err := eachInstance[*nstancev1.DeleteInstanceResponse](writeState)(w, answers)
 		for _, answer := range answers {
 			if g := answer.Message.GetGroup(); g != nil && err == nil {
@@ -84,7 +82,8 @@ func (a *app) deleteInstance(ctx context.Context, s *scope, f format, id ident.I
 			}
 		}
 		return err
-	})
+	}
+	err := ask(ctx, a, s, f, "deleting in", fleet.Client.DeleteInstance, request, table)
 	if err != nil || !patient.wait {
 		return err
 	}
@@ -111,9 +110,6 @@ leader, until "instance protect --off" ends it.`,
 		if err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ProtectionAnswer {
-			return fleet.Elsewhere(f.ProtectInstance(ctx, shards, id, !off))
-		}
 		write := func(w io.Writer, shard string, i *nstancev1.InstanceStatus) error {
 			state := "is not protected"
 			if i.GetProtected() {
@@ -122,7 +118,9 @@ leader, until "instance protect --off" ends it.`,
 			_, err := fmt.Fprintf(w, "%s: instance %s %s\n", shard, printable(i.GetInstanceId()), state)
 			return err
 		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, eachInstance[*nstancev1.ProtectInstanceResponse](write))
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ProtectInstance,
+			&nstancev1.ProtectInstanceRequest{InstanceId: id.String(), Off: off},
+			eachInstance[*nstancev1.ProtectInstanceResponse](write))
 	}
 	return cmd
 }

@@ -59,7 +59,8 @@ func TestMisspelledSettings(t *testing.T) {
 				t.Errorf("%v: the line is missing: %s", args, stderr)
 			}
 		}
-		for _, path := range []string{"/group/create?group=web", "/group/set?group=workers"} {
+		for _, path := range []string{"/group?group=web&must_create=true",
+			"/group?group=workers&must_exist=true"} {
 			r := httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(doc))
 			r.Host = "localhost"
 			r.Header.Set("Content-Type", "application/json")

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nstance-kit/nstance/services/api/operatorclient"
 	"github.com/nstance-kit/nstance/services/contract/authority"
@@ -114,9 +116,22 @@ func (a *app) shards(s *scope, f *fleet.Fleet) ([]string, error) {
 	return []string{shard}, nil
 }
 
-// ask calls the selected shards and shows the answers. `what` describes the call for the user who waits. `table` writes
-// the answers in the human-readable form. ask returns an error if a shard failed.
-func ask[T fleet.Result](ctx context.Context, a *app, s *scope, output format, what string,
+// answers are the answers of several shards to one call.
+type answers[M proto.Message] = []fleet.Answer[M]
+
+// ask makes one call of the selected shards, such as fleet.Client.ListGroups, and shows the answers. `what` describes
+// the call for the user who waits. `table` writes the answers in the human-readable form. ask returns an error if a
+// shard failed.
+func ask[Q, M proto.Message](ctx context.Context, a *app, s *scope, output format, what string,
+	method func(fleet.Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q,
+	table func(io.Writer, answers[M]) error) error {
+	return askWith(ctx, a, s, output, what, func(f *fleet.Fleet, ctx context.Context, shards []string) answers[M] {
+		return fleet.Call(ctx, f, shards, method, request)
+	}, table)
+}
+
+// askWith is like [ask], for calls that are not one call of each shard.
+func askWith[T fleet.Result](ctx context.Context, a *app, s *scope, output format, what string,
 	call func(*fleet.Fleet, context.Context, []string) []T, table func(io.Writer, []T) error) error {
 	f, err := a.fleet(s)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,15 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
+
+// routesText lists the calls of the API.
+func routesText() string {
+	var text strings.Builder
+	for _, route := range httpapi.Routes() {
+		text.WriteString("  " + route + "\n")
+	}
+	return text.String()
+}
 
 type serveOptions struct {
 	bind, tokenFile, certFile, keyFile string
@@ -33,15 +43,9 @@ func (a *app) serveCommand() *cobra.Command {
 		Long: `Serves a web page at /ui/ and a JSON API over HTTP, for the shards in --servers. Most
 calls of the API take ?shard=S or ?all_shards=true:
 
-  GET  /status   /orphans   /events   /events/follow   /config/status
-  GET  /groups   /group?group=G   /group/explain?group=G
-  GET  /instances   /instance?instance_id=I   /instance/explain?instance_id=I
-  POST /group/scale        {"group": "workers", "size": 5}
-  POST /group/set?group=batch   {"rollout": {"canary": 1}, "purchase": null}
-  POST /config/refresh   /group/rollout   /group/create   /group/delete
-  POST /instance/create   /instance/delete   /instance/protect
-  POST /server/step-down   /orphans/confirm
-  GET  /health   /openapi.json     describes every call, with its parameters
+` + routesText() + `
+"POST /group" creates or changes a group: its body is a JSON merge patch of the group, such
+as {"size": 5}. GET /openapi.json describes every call, with its parameters.
 
 With --token-file, clients of "nstance-admin serve" need a token from this file. They send
 it in the header "Authorization: Bearer TOKEN". To see the web page, a person logs in with
@@ -129,8 +133,8 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 	}
 	log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 	request := 2 * s.timeout // to read a group and to change it
-	page := web.New(web.Options{Fleet: f, Bucket: bucket, Login: pageLogin(tokens), Local: web.Client{Name: "local",
-		Role: web.RoleOperator}, Version: a.version, Timeout: request, Now: a.Now, Log: log})
+	page := web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: tokens, Version: a.version, Timeout: request,
+		Now: a.Now, Log: log})
 	mux := http.NewServeMux()
 	mux.Handle(web.Path, page)
 	mux.Handle("GET /{$}", http.RedirectHandler(web.Path, http.StatusFound))
@@ -172,21 +176,6 @@ func (a *app) serve(ctx context.Context, s *scope, o serveOptions) error {
 		}
 		return nil
 	})
-}
-
-// pageLogin returns the function that checks a token at the page's login, or nil if there are no tokens.
-func pageLogin(tokens httpapi.Tokens) func(token string) (web.Client, bool) {
-	if len(tokens) == 0 {
-		return nil
-	}
-	return func(token string) (web.Client, bool) {
-		found, ok := tokens.Find(token)
-		client := web.Client{Name: found.Name, Role: web.RoleViewer}
-		if found.Role == httpapi.RoleOperator || found.Role == httpapi.RoleAdmin {
-			client.Role = web.RoleOperator
-		}
-		return client, ok
-	}
 }
 
 func ignoreClosed(err error) error {

@@ -50,8 +50,8 @@ func TestServe(t *testing.T) {
 		}
 		_, url, _ := strings.Cut(log.String(), "serves ")
 		url = strings.Replace(strings.Fields(url)[0], "[::]", "127.0.0.1", 1)
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/group/scale?all_shards=true",
-			strings.NewReader(`{"group": "workers", "size": 4}`))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+			url+"/group?group=workers&must_exist=true&all_shards=true", strings.NewReader(`{"size": 4}`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package admin
 import (
 	"bufio"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -30,13 +29,13 @@ command asks every shard.`,
 		if s.shard == "" && a.Getenv(envShard) == "" {
 			s.all = true
 		}
-		call := (*fleet.Fleet).Status
-		return ask(cmd.Context(), a, s, *f, "asking", call, a.writeStatus)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
+			&nstancev1.GetShardStatusRequest{}, a.writeStatus)
 	}
 	return cmd
 }
 
-func (a *app) writeStatus(w io.Writer, answers []fleet.StatusAnswer) error {
+func (a *app) writeStatus(w io.Writer, answers answers[*nstancev1.GetShardStatusResponse]) error {
 	var rows [][]cell
 	var notes []string
 	for _, answer := range answers {
@@ -102,27 +101,29 @@ func (a *app) serverListCommand() *cobra.Command {
 	}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		call := (*fleet.Fleet).Status
-		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StatusAnswer) error {
-			var rows [][]cell
-			for _, answer := range answers {
-				if answer.Err != nil {
-					continue
-				}
-				rows = append(rows, plain(answer.Shard, answer.Message.GetLeaderId(), "leader",
-					answer.Message.GetVersion(), "since "+stamp(fleet.Time(answer.Message.GetLeaderSince()))))
-				for _, id := range answer.Message.GetStandbyIds() {
-					role := "standby"
-					if id == answer.Message.GetHeirId() {
-						role = "heir"
-					}
-					rows = append(rows, plain(answer.Shard, id, role, "", ""))
-				}
-			}
-			return writeTable(w, a.style.out, []string{"SHARD", "SERVER", "ROLE", "VERSION", ""}, rows)
-		})
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.GetShardStatus,
+			&nstancev1.GetShardStatusRequest{}, a.writeServers)
 	}
 	return cmd
+}
+
+func (a *app) writeServers(w io.Writer, answers answers[*nstancev1.GetShardStatusResponse]) error {
+	var rows [][]cell
+	for _, answer := range answers {
+		if answer.Err != nil {
+			continue
+		}
+		rows = append(rows, plain(answer.Shard, answer.Message.GetLeaderId(), "leader", answer.Message.GetVersion(),
+			"since "+stamp(fleet.Time(answer.Message.GetLeaderSince()))))
+		for _, id := range answer.Message.GetStandbyIds() {
+			role := "standby"
+			if id == answer.Message.GetHeirId() {
+				role = "heir"
+			}
+			rows = append(rows, plain(answer.Shard, id, role, "", ""))
+		}
+	}
+	return writeTable(w, a.style.out, []string{"SHARD", "SERVER", "ROLE", "VERSION", ""}, rows)
 }
 
 func (a *app) stepDownCommand() *cobra.Command {
@@ -139,17 +140,12 @@ after this time. The command needs an identity with the role admin.`,
 			" hands over to another server"); done || err != nil {
 			return err
 		}
-		call := (*fleet.Fleet).StepDown
-		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.StepDownAnswer) error {
-			for _, answer := range answers {
-				if answer.Err == nil {
-					fmt.Fprintf(w, "%s: %s steps down, term %d ends; %s takes over\n", answer.Shard,
-						answer.Message.GetLeaderId(), answer.Message.GetTerm(),
-						cmp.Or(answer.Message.GetHeirId(), "another server"))
-				}
-			}
-			return nil
-		})
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.StepDown, &nstancev1.StepDownRequest{},
+			lines(func(answer fleet.Answer[*nstancev1.StepDownResponse]) string {
+				return fmt.Sprintf("%s: %s steps down, term %d ends; %s takes over", answer.Shard,
+					answer.Message.GetLeaderId(), answer.Message.GetTerm(),
+					cmp.Or(answer.Message.GetHeirId(), "another server"))
+			}))
 	}
 	return cmd
 }
@@ -172,12 +168,13 @@ func (a *app) orphansListCommand() *cobra.Command {
 		Example: `  nstance-admin orphans list --shard us-west-2a`}
 	s, f := scopeFlags(cmd), outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return ask(cmd.Context(), a, s, *f, "asking", (*fleet.Fleet).Orphans, a.writeOrphans)
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ListOrphans,
+			&nstancev1.ListOrphansRequest{}, a.writeOrphans)
 	}
 	return cmd
 }
 
-func (a *app) writeOrphans(w io.Writer, answers []fleet.OrphansAnswer) error {
+func (a *app) writeOrphans(w io.Writer, answers answers[*nstancev1.ListOrphansResponse]) error {
 	var rows [][]cell
 	waits := false
 	for _, answer := range answers {
@@ -213,17 +210,11 @@ before it terminates them.`,
 			strings.Join(args, ", "))); done || err != nil {
 			return err
 		}
-		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []fleet.ConfirmAnswer {
-			return f.ConfirmOrphans(ctx, shards, args)
-		}
-		return ask(cmd.Context(), a, s, *f, "asking", call, func(w io.Writer, answers []fleet.ConfirmAnswer) error {
-			for _, answer := range answers {
-				if answer.Err == nil {
-					fmt.Fprintf(w, "%s: %d VMs may be terminated\n", answer.Shard, answer.Message.GetConfirmed())
-				}
-			}
-			return nil
-		})
+		return ask(cmd.Context(), a, s, *f, "asking", fleet.Client.ConfirmOrphans,
+			&nstancev1.ConfirmOrphansRequest{ProviderIds: args},
+			lines(func(answer fleet.Answer[*nstancev1.ConfirmOrphansResponse]) string {
+				return fmt.Sprintf("%s: %d VMs may be terminated", answer.Shard, answer.Message.GetConfirmed())
+			}))
 	}
 	return cmd
 }

@@ -157,21 +157,22 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 		return false
 	}
 	shards := []string{shard}
-	status := r.fleet.Status(ctx, shards)[0]
+	status := fleet.Call(ctx, r.fleet, shards, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{})[0]
 	if status.Err != nil {
 		r.bundle.NoteUnread("leader of shard "+shard, status.Err)
 		return false
 	}
 	r.put(dir+"status.json", "the leader's status", support.Status, status)
-	groups := r.fleet.Groups(ctx, shards)[0]
+	groups := fleet.Call(ctx, r.fleet, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})[0]
 	if groups.Err != nil {
 		r.bundle.NoteUnread("groups of shard "+shard, groups.Err)
 	} else {
 		r.put(dir+"groups.json", "the groups of the tenant of your identity", support.Groups, groups)
 	}
-	explanations := []fleet.ExplanationAnswer{}
+	explanations := answers[*nstancev1.ExplainGroupResponse]{}
 	for _, group := range groups.Message.GetGroups() {
-		answer := r.fleet.Explain(ctx, shards, group.GetGroup(), nil)[0]
+		answer := fleet.Call(ctx, r.fleet, shards, fleet.Client.ExplainGroup,
+			&nstancev1.ExplainGroupRequest{Group: group.GetGroup()})[0]
 		if answer.Err != nil {
 			r.bundle.NoteUnread("explanation of group "+group.GetGroup()+" of shard "+shard, answer.Err)
 			continue
@@ -180,7 +181,8 @@ func (r *supportRun) readLeader(ctx context.Context, shard, dir string) bool {
 	}
 	r.put(dir+"explanations.json", "what the leader would do next for each group, and why", support.Explanations,
 		explanations)
-	history := r.fleet.History(ctx, shards, fleet.HistoryFilter{Since: r.Now().Add(-r.since)})[0]
+	history := fleet.Call(ctx, r.fleet, shards, fleet.Client.ListEvents, &nstancev1.ListEventsRequest{
+		Filter: &nstancev1.EventFilter{Since: timestamppb.New(r.Now().Add(-r.since))}})[0]
 	if history.Err != nil {
 		r.bundle.NoteUnread("events of the leader of shard "+shard, history.Err)
 		return false

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 func (a *app) topCommand() *cobra.Command {
@@ -46,9 +49,9 @@ func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 	if err != nil {
 		return err
 	}
-	table := a.groupTable()
 	for ctx.Err() == nil {
-		status, groups := f.Status(ctx, shards), f.Groups(ctx, shards)
+		status := fleet.Call(ctx, f, shards, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{})
+		groups := fleet.Call(ctx, f, shards, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
 		if ctx.Err() != nil {
 			break
 		}
@@ -68,7 +71,7 @@ func (a *app) top(ctx context.Context, s *scope, interval time.Duration) error {
 			return err
 		}
 		fmt.Fprintln(a.Stdout)
-		if err := table(a.Stdout, groups); err != nil {
+		if err := a.writeGroups(a.Stdout, groups); err != nil {
 			return err
 		}
 		if err := a.sleep(ctx, interval); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -39,16 +40,19 @@ and agents of every shard.`,
 		}
 		s.all = true
 		call := func(f *fleet.Fleet, ctx context.Context, shards []string) []versions {
-			return versionsOf(f.Status(ctx, shards), f.Instances(ctx, shards, ""))
+			return versionsOf(
+				fleet.Call(ctx, f, shards, fleet.Client.GetShardStatus, &nstancev1.GetShardStatusRequest{}),
+				fleet.Call(ctx, f, shards, fleet.Client.ListInstances, &nstancev1.ListInstancesRequest{}))
 		}
-		return ask(cmd.Context(), a, s, "table", "asking", call, a.writeVersions)
+		return askWith(cmd.Context(), a, s, "table", "asking", call, a.writeVersions)
 	}
 	return cmd
 }
 
 // versionsOf returns the versions of the leader and the agents in each shard, from two lists of answers. Both lists
 // have the same shards in the same order.
-func versionsOf(statuses []fleet.StatusAnswer, instances []fleet.InstancesAnswer) []versions {
+func versionsOf(statuses answers[*nstancev1.GetShardStatusResponse],
+	instances answers[*nstancev1.ListInstancesResponse]) []versions {
 	var out []versions
 	for n, status := range statuses {
 		v := versions{Outcome: status.Outcome, Agents: map[string]int{}}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -61,7 +62,8 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 	}
 	return a.await(ctx, s, patient, "nstance-admin explain group "+name,
 		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
-			answer := f.Group(ctx, []string{shard}, name)[0]
+			answer := fleet.Call(ctx, f, []string{shard}, fleet.Client.ListGroups,
+				&nstancev1.ListGroupsRequest{Group: name})[0]
 			if answer.Err != nil {
 				return false, "", answer.Err
 			}
@@ -80,7 +82,8 @@ func (a *app) thenWaitForGroup(ctx context.Context, s *scope, patient *patienceF
 func (a *app) waitUntilGone(ctx context.Context, s *scope, patient *patienceFlags, id ident.ID) error {
 	return a.await(ctx, s, patient, "nstance-admin explain instance "+id.String(),
 		func(ctx context.Context, f *fleet.Fleet, shard string) (bool, string, *fleet.Error) {
-			answer := f.Instance(ctx, []string{shard}, id)[0]
+			answer := fleet.Call(ctx, f, []string{shard}, fleet.Client.GetInstanceStatus,
+				&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})[0]
 			switch {
 			case answer.Err != nil && answer.Err.Code == codes.NotFound:
 				return true, "instance " + id.String() + " is not there", nil

@@ -56,7 +56,7 @@ us-b: group workers: size 4, 4 there, 4 healthy, 0 outdated
 		"group is deleted": {"group roll workers --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Groups = nil },
 		}, "us-b: group workers: size 3, 2 there, 1 healthy, 2 outdated: no capacity for t4g.medium\n",
-			`shard us-b: there is no group "workers"`},
+			"shard us-b: group: there is no group workers"},
 		"instance is gone": {"instance delete " + firstID + " --shard us-b --wait --yes", []func(*fleettest.Shard){
 			func(s *fleettest.Shard) { s.Instances[1].ProviderState = "stopping" },
 			func(s *fleettest.Shard) { s.Instances = nil },

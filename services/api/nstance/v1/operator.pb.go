@@ -1111,7 +1111,9 @@ type ListGroupsRequest struct {
 	// Most groups in the answer. 0: all groups.
 	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the previous page.
-	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Name of one group. NOT_FOUND: there is no such group. Empty: all groups.
+	Group         string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1156,6 +1158,13 @@ func (x *ListGroupsRequest) GetPageSize() uint32 {
 func (x *ListGroupsRequest) GetPageToken() string {
 	if x != nil {
 		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListGroupsRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
 	}
 	return ""
 }
@@ -1937,9 +1946,12 @@ func (x *RollGroupResponse) GetGroup() *GroupStatus {
 
 type ExplainGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Name of the group. Empty: the group of the instance.
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Plan the group as if it had this size. Older servers ignore it: their answer has another desired size.
-	Size          *uint32 `protobuf:"varint,2,opt,name=size,proto3,oneof" json:"size,omitempty"`
+	Size *uint32 `protobuf:"varint,2,opt,name=size,proto3,oneof" json:"size,omitempty"`
+	// The answer has only the actions and the verdict of this instance. Empty: those of the whole group.
+	InstanceId    string `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1988,6 +2000,13 @@ func (x *ExplainGroupRequest) GetSize() uint32 {
 	return 0
 }
 
+func (x *ExplainGroupRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
 type ExplainGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When the leader made the plan.
@@ -2012,6 +2031,7 @@ type ExplainGroupResponse struct {
 	RolloutUntil *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=rollout_until,json=rolloutUntil,proto3" json:"rollout_until,omitempty"`
 	// When blocked_reason ends because of the time alone: when the next create may start. Not set: unknown.
 	BlockedUntil  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=blocked_until,json=blockedUntil,proto3" json:"blocked_until,omitempty"`
+	Group         string                 `protobuf:"bytes,13,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2128,6 +2148,13 @@ func (x *ExplainGroupResponse) GetBlockedUntil() *timestamppb.Timestamp {
 		return x.BlockedUntil
 	}
 	return nil
+}
+
+func (x *ExplainGroupResponse) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
 }
 
 type PlannedAction struct {
@@ -2567,8 +2594,8 @@ func (x *DeleteInstanceResponse) GetGroup() *GroupStatus {
 type ProtectInstanceRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// False ends the protection.
-	Protected     bool `protobuf:"varint,2,opt,name=protected,proto3" json:"protected,omitempty"`
+	// End the protection.
+	Off           bool `protobuf:"varint,3,opt,name=off,proto3" json:"off,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2610,9 +2637,9 @@ func (x *ProtectInstanceRequest) GetInstanceId() string {
 	return ""
 }
 
-func (x *ProtectInstanceRequest) GetProtected() bool {
+func (x *ProtectInstanceRequest) GetOff() bool {
 	if x != nil {
-		return x.Protected
+		return x.Off
 	}
 	return false
 }
@@ -4381,7 +4408,7 @@ var File_nstance_v1_operator_proto protoreflect.FileDescriptor
 const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19nstance/v1/operator.proto\x12\n" +
-	"nstance.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16nstance/v1/agent.proto\"\x18\n" +
+	"nstance.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16nstance/v1/agent.proto\x1a\x18nstance/v1/options.proto\"\x18\n" +
 	"\x16GetConfigStatusRequest\"\xe2\x02\n" +
 	"\x17GetConfigStatusResponse\x12\x12\n" +
 	"\x04etag\x18\x01 \x01(\tR\x04etag\x12?\n" +
@@ -4456,11 +4483,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04etag\x18\x03 \x01(\tR\x04etag\x12\x1e\n" +
 	"\n" +
 	"restarting\x18\x04 \x01(\bR\n" +
-	"restarting\"O\n" +
+	"restarting\"e\n" +
 	"\x11ListGroupsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"m\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\tR\x05group\"m\n" +
 	"\x12ListGroupsResponse\x12/\n" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xfd\x05\n" +
@@ -4519,11 +4547,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x10RollGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\"B\n" +
 	"\x11RollGroupResponse\x12-\n" +
-	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"M\n" +
+	"\x05group\x18\x01 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"n\n" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x17\n" +
-	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01B\a\n" +
-	"\x05_size\"\xd4\x04\n" +
+	"\x04size\x18\x02 \x01(\rH\x00R\x04size\x88\x01\x01\x12\x1f\n" +
+	"\vinstance_id\x18\x03 \x01(\tR\n" +
+	"instanceIdB\a\n" +
+	"\x05_size\"\xea\x04\n" +
 	"\x14ExplainGroupResponse\x129\n" +
 	"\n" +
 	"planned_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tplannedAt\x12\x12\n" +
@@ -4539,7 +4569,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\rrollout_waits\x18\n" +
 	" \x01(\tR\frolloutWaits\x12?\n" +
 	"\rrollout_until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\frolloutUntil\x12?\n" +
-	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\"\xc6\x01\n" +
+	"\rblocked_until\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\fblockedUntil\x12\x14\n" +
+	"\x05group\x18\r \x01(\tR\x05group\"\xc6\x01\n" +
 	"\rPlannedAction\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4577,11 +4608,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tdecrement\x18\x03 \x01(\bR\tdecrement\"\x7f\n" +
 	"\x16DeleteInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\x12-\n" +
-	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"W\n" +
+	"\x05group\x18\x02 \x01(\v2\x17.nstance.v1.GroupStatusR\x05group\"Q\n" +
 	"\x16ProtectInstanceRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
-	"instanceId\x12\x1c\n" +
-	"\tprotected\x18\x02 \x01(\bR\tprotected\"Q\n" +
+	"instanceId\x12\x10\n" +
+	"\x03off\x18\x03 \x01(\bR\x03offJ\x04\b\x02\x10\x03\"Q\n" +
 	"\x17ProtectInstanceResponse\x126\n" +
 	"\binstance\x18\x01 \x01(\v2\x1a.nstance.v1.InstanceStatusR\binstance\"=\n" +
 	"\x16GetInstanceTypeRequest\x12#\n" +
@@ -4747,37 +4778,64 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x1aREFRESH_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16REFRESH_RESULT_UPDATED\x10\x01\x12\x1c\n" +
 	"\x18REFRESH_RESULT_UNCHANGED\x10\x02\x12\x1a\n" +
-	"\x16REFRESH_RESULT_INVALID\x10\x032\xd8\x11\n" +
-	"\x0fOperatorService\x12Z\n" +
-	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\x12W\n" +
-	"\x0eGetShardStatus\x12!.nstance.v1.GetShardStatusRequest\x1a\".nstance.v1.GetShardStatusResponse\x12E\n" +
-	"\bStepDown\x12\x1b.nstance.v1.StepDownRequest\x1a\x1c.nstance.v1.StepDownResponse\x12N\n" +
-	"\vListOrphans\x12\x1e.nstance.v1.ListOrphansRequest\x1a\x1f.nstance.v1.ListOrphansResponse\x12W\n" +
-	"\x0eConfirmOrphans\x12!.nstance.v1.ConfirmOrphansRequest\x1a\".nstance.v1.ConfirmOrphansResponse\x12T\n" +
-	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\x12K\n" +
+	"\x16REFRESH_RESULT_INVALID\x10\x032\xc1\x17\n" +
+	"\x0fOperatorService\x12|\n" +
+	"\x0fGetConfigStatus\x12\".nstance.v1.GetConfigStatusRequest\x1a#.nstance.v1.GetConfigStatusResponse\" \x82\xb5\x18\x1c\n" +
+	"\x06viewer\x12\x12GET /config/status\x12r\n" +
+	"\x0eGetShardStatus\x12!.nstance.v1.GetShardStatusRequest\x1a\".nstance.v1.GetShardStatusResponse\"\x19\x82\xb5\x18\x15\n" +
+	"\x06viewer\x12\vGET /status\x12j\n" +
+	"\bStepDown\x12\x1b.nstance.v1.StepDownRequest\x1a\x1c.nstance.v1.StepDownResponse\"#\x82\xb5\x18\x1f\n" +
+	"\x05admin\x12\x16POST /server/step-down\x12i\n" +
+	"\vListOrphans\x12\x1e.nstance.v1.ListOrphansRequest\x1a\x1f.nstance.v1.ListOrphansResponse\"\x19\x82\xb5\x18\x15\n" +
+	"\x05admin\x12\fGET /orphans\x12}\n" +
+	"\x0eConfirmOrphans\x12!.nstance.v1.ConfirmOrphansRequest\x1a\".nstance.v1.ConfirmOrphansResponse\"$\x82\xb5\x18 \n" +
+	"\x05admin\x12\x15POST /orphans/confirm \x01\x12z\n" +
+	"\rRefreshConfig\x12 .nstance.v1.RefreshConfigRequest\x1a!.nstance.v1.RefreshConfigResponse\"$\x82\xb5\x18 \n" +
+	"\boperator\x12\x14POST /config/refresh\x12f\n" +
 	"\n" +
-	"ListGroups\x12\x1d.nstance.v1.ListGroupsRequest\x1a\x1e.nstance.v1.ListGroupsResponse\x12N\n" +
-	"\vUpsertGroup\x12\x1e.nstance.v1.UpsertGroupRequest\x1a\x1f.nstance.v1.UpsertGroupResponse\x12N\n" +
-	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\x12K\n" +
+	"ListGroups\x12\x1d.nstance.v1.ListGroupsRequest\x1a\x1e.nstance.v1.ListGroupsResponse\"\x19\x82\xb5\x18\x15\n" +
+	"\x06viewer\x12\vGET /groups\x12r\n" +
+	"\vUpsertGroup\x12\x1e.nstance.v1.UpsertGroupRequest\x1a\x1f.nstance.v1.UpsertGroupResponse\"\"\x82\xb5\x18\x1e\n" +
+	"\boperator\x12\vPOST /group\x1a\x05patch\x12r\n" +
+	"\vDeleteGroup\x12\x1e.nstance.v1.DeleteGroupRequest\x1a\x1f.nstance.v1.DeleteGroupResponse\"\"\x82\xb5\x18\x1e\n" +
+	"\boperator\x12\x12POST /group/delete\x12n\n" +
 	"\n" +
-	"PauseGroup\x12\x1d.nstance.v1.PauseGroupRequest\x1a\x1e.nstance.v1.PauseGroupResponse\x12N\n" +
-	"\vResumeGroup\x12\x1e.nstance.v1.ResumeGroupRequest\x1a\x1f.nstance.v1.ResumeGroupResponse\x12H\n" +
-	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\x12Q\n" +
-	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\x12W\n" +
-	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\x12W\n" +
-	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\x12Z\n" +
-	"\x0fProtectInstance\x12\".nstance.v1.ProtectInstanceRequest\x1a#.nstance.v1.ProtectInstanceResponse\x12Z\n" +
-	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\x12`\n" +
-	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\x12T\n" +
-	"\rListInstances\x12 .nstance.v1.ListInstancesRequest\x1a!.nstance.v1.ListInstancesResponse\x12c\n" +
-	"\x12AcknowledgeDrained\x12%.nstance.v1.AcknowledgeDrainedRequest\x1a&.nstance.v1.AcknowledgeDrainedResponse\x12P\n" +
-	"\vWatchGroups\x12\x1e.nstance.v1.WatchGroupsRequest\x1a\x1f.nstance.v1.WatchGroupsResponse0\x01\x12Y\n" +
-	"\x0eWatchInstances\x12!.nstance.v1.WatchInstancesRequest\x1a\".nstance.v1.WatchInstancesResponse0\x01\x12P\n" +
-	"\vWatchErrors\x12\x1e.nstance.v1.WatchErrorsRequest\x1a\x1f.nstance.v1.WatchErrorsResponse0\x01\x12K\n" +
+	"PauseGroup\x12\x1d.nstance.v1.PauseGroupRequest\x1a\x1e.nstance.v1.PauseGroupResponse\"!\x82\xb5\x18\x1d\n" +
+	"\boperator\x12\x11POST /group/pause\x12r\n" +
+	"\vResumeGroup\x12\x1e.nstance.v1.ResumeGroupRequest\x1a\x1f.nstance.v1.ResumeGroupResponse\"\"\x82\xb5\x18\x1e\n" +
+	"\boperator\x12\x12POST /group/resume\x12j\n" +
+	"\tRollGroup\x12\x1c.nstance.v1.RollGroupRequest\x1a\x1d.nstance.v1.RollGroupResponse\" \x82\xb5\x18\x1c\n" +
+	"\boperator\x12\x10POST /group/roll\x12s\n" +
+	"\fExplainGroup\x12\x1f.nstance.v1.ExplainGroupRequest\x1a .nstance.v1.ExplainGroupResponse\" \x82\xb5\x18\x1c\n" +
+	"\x06viewer\x12\x12GET /group/explain\x12~\n" +
+	"\x0eCreateInstance\x12!.nstance.v1.CreateInstanceRequest\x1a\".nstance.v1.CreateInstanceResponse\"%\x82\xb5\x18!\n" +
+	"\boperator\x12\x15POST /instance/create\x12~\n" +
+	"\x0eDeleteInstance\x12!.nstance.v1.DeleteInstanceRequest\x1a\".nstance.v1.DeleteInstanceResponse\"%\x82\xb5\x18!\n" +
+	"\boperator\x12\x15POST /instance/delete\x12\x82\x01\n" +
+	"\x0fProtectInstance\x12\".nstance.v1.ProtectInstanceRequest\x1a#.nstance.v1.ProtectInstanceResponse\"&\x82\xb5\x18\"\n" +
+	"\boperator\x12\x16POST /instance/protect\x12h\n" +
+	"\x0fGetInstanceType\x12\".nstance.v1.GetInstanceTypeRequest\x1a#.nstance.v1.GetInstanceTypeResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer\x12}\n" +
+	"\x11GetInstanceStatus\x12$.nstance.v1.GetInstanceStatusRequest\x1a%.nstance.v1.GetInstanceStatusResponse\"\x1b\x82\xb5\x18\x17\n" +
+	"\x06viewer\x12\rGET /instance\x12r\n" +
+	"\rListInstances\x12 .nstance.v1.ListInstancesRequest\x1a!.nstance.v1.ListInstancesResponse\"\x1c\x82\xb5\x18\x18\n" +
+	"\x06viewer\x12\x0eGET /instances\x12s\n" +
+	"\x12AcknowledgeDrained\x12%.nstance.v1.AcknowledgeDrainedRequest\x1a&.nstance.v1.AcknowledgeDrainedResponse\"\x0e\x82\xb5\x18\n" +
 	"\n" +
-	"ListEvents\x12\x1d.nstance.v1.ListEventsRequest\x1a\x1e.nstance.v1.ListEventsResponse\x12S\n" +
-	"\fFollowEvents\x12\x1f.nstance.v1.FollowEventsRequest\x1a .nstance.v1.FollowEventsResponse0\x01\x12{\n" +
-	"\x10RenewCertificate\x122.nstance.v1.OperatorServiceRenewCertificateRequest\x1a3.nstance.v1.OperatorServiceRenewCertificateResponseBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
+	"\boperator\x12^\n" +
+	"\vWatchGroups\x12\x1e.nstance.v1.WatchGroupsRequest\x1a\x1f.nstance.v1.WatchGroupsResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer0\x01\x12g\n" +
+	"\x0eWatchInstances\x12!.nstance.v1.WatchInstancesRequest\x1a\".nstance.v1.WatchInstancesResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer0\x01\x12^\n" +
+	"\vWatchErrors\x12\x1e.nstance.v1.WatchErrorsRequest\x1a\x1f.nstance.v1.WatchErrorsResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer0\x01\x12f\n" +
+	"\n" +
+	"ListEvents\x12\x1d.nstance.v1.ListEventsRequest\x1a\x1e.nstance.v1.ListEventsResponse\"\x19\x82\xb5\x18\x15\n" +
+	"\x06viewer\x12\vGET /events\x12a\n" +
+	"\fFollowEvents\x12\x1f.nstance.v1.FollowEventsRequest\x1a .nstance.v1.FollowEventsResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewer0\x01\x12\x89\x01\n" +
+	"\x10RenewCertificate\x122.nstance.v1.OperatorServiceRenewCertificateRequest\x1a3.nstance.v1.OperatorServiceRenewCertificateResponse\"\f\x82\xb5\x18\b\n" +
+	"\x06viewerBBZ@github.com/nstance-kit/nstance/services/api/nstance/v1;nstancev1b\x06proto3"
 
 var (
 	file_nstance_v1_operator_proto_rawDescOnce sync.Once
@@ -4994,6 +5052,7 @@ func file_nstance_v1_operator_proto_init() {
 		return
 	}
 	file_nstance_v1_agent_proto_init()
+	file_nstance_v1_options_proto_init()
 	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -55,22 +55,24 @@ const (
 // call reads and changes only groups and instances of the certificate's tenant. A standby answers UNAVAILABLE with the
 // error detail NotLeader.
 type OperatorServiceClient interface {
+	// GetConfigStatus returns which configuration is in force, and what is wrong with a newer one that was refused.
 	GetConfigStatus(ctx context.Context, in *GetConfigStatusRequest, opts ...grpc.CallOption) (*GetConfigStatusResponse, error)
 	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
 	GetShardStatus(ctx context.Context, in *GetShardStatusRequest, opts ...grpc.CallOption) (*GetShardStatusResponse, error)
-	// StepDown makes the leader hand over to another server. The answer comes before the handover. Needs the role admin.
+	// StepDown makes the leader hand over to another server. The answer comes before the handover.
 	StepDown(ctx context.Context, in *StepDownRequest, opts ...grpc.CallOption) (*StepDownResponse, error)
-	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants. Needs the role admin.
+	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants.
 	ListOrphans(ctx context.Context, in *ListOrphansRequest, opts ...grpc.CallOption) (*ListOrphansResponse, error)
 	// ConfirmOrphans allows the leader to terminate VMs without a record, after so many were found that garbage
-	// collection stopped. Needs the role admin. FAILED_PRECONDITION: no orphan waits for a confirmation.
+	// collection stopped. FAILED_PRECONDITION: no orphan waits for a confirmation.
 	ConfirmOrphans(ctx context.Context, in *ConfirmOrphansRequest, opts ...grpc.CallOption) (*ConfirmOrphansResponse, error)
 	// RefreshConfig makes the leader read the configuration from the bucket and apply it now. If it is invalid, the old
 	// one stays in force.
 	RefreshConfig(ctx context.Context, in *RefreshConfigRequest, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
+	// ListGroups lists the tenant's groups, sorted by name.
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
-	// UpsertGroup creates or changes a group. A request for a static group may set only size, instance_type and vars; the
-	// error names any other field.
+	// UpsertGroup creates a group, or changes it by a JSON merge patch. A request for a static group may set only size,
+	// instance_type and vars; the error names any other field.
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*UpsertGroupResponse, error)
 	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
@@ -83,7 +85,7 @@ type OperatorServiceClient interface {
 	// more.
 	RollGroup(ctx context.Context, in *RollGroupRequest, opts ...grpc.CallOption) (*RollGroupResponse, error)
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
-	// planning rule that classifies each instance.
+	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(ctx context.Context, in *ExplainGroupRequest, opts ...grpc.CallOption) (*ExplainGroupResponse, error)
 	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
@@ -97,7 +99,9 @@ type OperatorServiceClient interface {
 	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
 	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(ctx context.Context, in *GetInstanceTypeRequest, opts ...grpc.CallOption) (*GetInstanceTypeResponse, error)
+	// GetInstanceStatus returns one instance. It finds a deleted instance as long as its record is kept.
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*GetInstanceStatusResponse, error)
+	// ListInstances lists the tenant's instances.
 	ListInstances(ctx context.Context, in *ListInstancesRequest, opts ...grpc.CallOption) (*ListInstancesResponse, error)
 	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
 	AcknowledgeDrained(ctx context.Context, in *AcknowledgeDrainedRequest, opts ...grpc.CallOption) (*AcknowledgeDrainedResponse, error)
@@ -117,6 +121,7 @@ type OperatorServiceClient interface {
 	// ends with RESOURCE_EXHAUSTED. The reader continues with a new call, after the position of the last event that it
 	// received.
 	FollowEvents(ctx context.Context, in *FollowEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowEventsResponse], error)
+	// RenewCertificate issues a new certificate for the calling operator.
 	RenewCertificate(ctx context.Context, in *OperatorServiceRenewCertificateRequest, opts ...grpc.CallOption) (*OperatorServiceRenewCertificateResponse, error)
 }
 
@@ -432,22 +437,24 @@ func (c *operatorServiceClient) RenewCertificate(ctx context.Context, in *Operat
 // call reads and changes only groups and instances of the certificate's tenant. A standby answers UNAVAILABLE with the
 // error detail NotLeader.
 type OperatorServiceServer interface {
+	// GetConfigStatus returns which configuration is in force, and what is wrong with a newer one that was refused.
 	GetConfigStatus(context.Context, *GetConfigStatusRequest) (*GetConfigStatusResponse, error)
 	// GetShardStatus returns the shard's leader, heir and standbys, its configuration, and its active errors.
 	GetShardStatus(context.Context, *GetShardStatusRequest) (*GetShardStatusResponse, error)
-	// StepDown makes the leader hand over to another server. The answer comes before the handover. Needs the role admin.
+	// StepDown makes the leader hand over to another server. The answer comes before the handover.
 	StepDown(context.Context, *StepDownRequest) (*StepDownResponse, error)
-	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants. Needs the role admin.
+	// ListOrphans lists the shard's VMs that have no record in the bucket, of all tenants.
 	ListOrphans(context.Context, *ListOrphansRequest) (*ListOrphansResponse, error)
 	// ConfirmOrphans allows the leader to terminate VMs without a record, after so many were found that garbage
-	// collection stopped. Needs the role admin. FAILED_PRECONDITION: no orphan waits for a confirmation.
+	// collection stopped. FAILED_PRECONDITION: no orphan waits for a confirmation.
 	ConfirmOrphans(context.Context, *ConfirmOrphansRequest) (*ConfirmOrphansResponse, error)
 	// RefreshConfig makes the leader read the configuration from the bucket and apply it now. If it is invalid, the old
 	// one stays in force.
 	RefreshConfig(context.Context, *RefreshConfigRequest) (*RefreshConfigResponse, error)
+	// ListGroups lists the tenant's groups, sorted by name.
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
-	// UpsertGroup creates or changes a group. A request for a static group may set only size, instance_type and vars; the
-	// error names any other field.
+	// UpsertGroup creates a group, or changes it by a JSON merge patch. A request for a static group may set only size,
+	// instance_type and vars; the error names any other field.
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*UpsertGroupResponse, error)
 	// DeleteGroup deletes a dynamic group. For a static group, it removes the changes that operators made to it.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
@@ -460,7 +467,7 @@ type OperatorServiceServer interface {
 	// more.
 	RollGroup(context.Context, *RollGroupRequest) (*RollGroupResponse, error)
 	// ExplainGroup plans a group from its current state and changes nothing. It returns the next actions, and the
-	// planning rule that classifies each instance.
+	// planning rule that classifies each instance. It can leave out all but those of one instance.
 	ExplainGroup(context.Context, *ExplainGroupRequest) (*ExplainGroupResponse, error)
 	// CreateInstance creates an on-demand instance. A repeated request with the same instance_id creates no second one.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
@@ -474,7 +481,9 @@ type OperatorServiceServer interface {
 	// GetInstanceType returns the CPUs and the memory of an instance type, as the provider describes it. NOT_FOUND: the
 	// provider does not know the type. UNIMPLEMENTED: the shard's provider does not describe types.
 	GetInstanceType(context.Context, *GetInstanceTypeRequest) (*GetInstanceTypeResponse, error)
+	// GetInstanceStatus returns one instance. It finds a deleted instance as long as its record is kept.
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*GetInstanceStatusResponse, error)
+	// ListInstances lists the tenant's instances.
 	ListInstances(context.Context, *ListInstancesRequest) (*ListInstancesResponse, error)
 	// AcknowledgeDrained tells the leader that the instance's node is drained, so that the VM may be terminated now.
 	AcknowledgeDrained(context.Context, *AcknowledgeDrainedRequest) (*AcknowledgeDrainedResponse, error)
@@ -494,6 +503,7 @@ type OperatorServiceServer interface {
 	// ends with RESOURCE_EXHAUSTED. The reader continues with a new call, after the position of the last event that it
 	// received.
 	FollowEvents(*FollowEventsRequest, grpc.ServerStreamingServer[FollowEventsResponse]) error
+	// RenewCertificate issues a new certificate for the calling operator.
 	RenewCertificate(context.Context, *OperatorServiceRenewCertificateRequest) (*OperatorServiceRenewCertificateResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }

@@ -1,7 +1,10 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +16,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 )
 
 // Outcome is the common part of every shard's answer: the name of the shard, and the error if the call failed.
@@ -50,45 +54,6 @@ type Answer[M proto.Message] struct {
 // MarshalJSON returns the answer as JSON.
 func (a Answer[M]) MarshalJSON() ([]byte, error) { return object(a.Outcome, a.Message) }
 
-// Descriptor describes the message of the answer.
-func (a Answer[M]) Descriptor() protoreflect.MessageDescriptor {
-	return a.Message.ProtoReflect().Descriptor()
-}
-
-// The answers of shards.
-type (
-	// StatusAnswer is the answer to [Fleet.Status].
-	StatusAnswer = Answer[*nstancev1.GetShardStatusResponse]
-	// StepDownAnswer is the answer to [Fleet.StepDown].
-	StepDownAnswer = Answer[*nstancev1.StepDownResponse]
-	// OrphansAnswer is the answer to [Fleet.Orphans].
-	OrphansAnswer = Answer[*nstancev1.ListOrphansResponse]
-	// ConfirmAnswer is the answer to [Fleet.ConfirmOrphans].
-	ConfirmAnswer = Answer[*nstancev1.ConfirmOrphansResponse]
-	// ConfigAnswer is the answer to [Fleet.ConfigStatus].
-	ConfigAnswer = Answer[*nstancev1.GetConfigStatusResponse]
-	// RefreshAnswer is the answer to [Fleet.Refresh].
-	RefreshAnswer = Answer[*nstancev1.RefreshConfigResponse]
-	// GroupsAnswer lists groups.
-	GroupsAnswer = Answer[*nstancev1.ListGroupsResponse]
-	// GroupAnswer is the answer to a change of a group.
-	GroupAnswer = Answer[*nstancev1.UpsertGroupResponse]
-	// GroupDeleteAnswer is the answer to [Fleet.DeleteGroup].
-	GroupDeleteAnswer = Answer[*nstancev1.DeleteGroupResponse]
-	// InstancesAnswer lists instances.
-	InstancesAnswer = Answer[*nstancev1.ListInstancesResponse]
-	// InstanceAnswer is the answer to [Fleet.Instance].
-	InstanceAnswer = Answer[*nstancev1.GetInstanceStatusResponse]
-	// CreationAnswer is the answer to [Fleet.CreateInstance].
-	CreationAnswer = Answer[*nstancev1.CreateInstanceResponse]
-	// DeletionAnswer is the answer to [Fleet.DeleteInstance].
-	DeletionAnswer = Answer[*nstancev1.DeleteInstanceResponse]
-	// ProtectionAnswer is the answer to [Fleet.ProtectInstance].
-	ProtectionAnswer = Answer[*nstancev1.ProtectInstanceResponse]
-	// HistoryAnswer lists events of a shard's journal, from the oldest to the newest.
-	HistoryAnswer = Answer[*nstancev1.ListEventsResponse]
-)
-
 // Answers is the output form of the answers of several shards.
 type Answers[T any] struct {
 	Shards []T `json:"shards"`
@@ -114,84 +79,148 @@ func each[T any, P interface {
 	return answers
 }
 
-// ask makes one call of each shard.
-func ask[Q any, M proto.Message](ctx context.Context, f *Fleet, shards []string,
+// Call makes one call of the leader of each shard, such as Client.ListGroups. It reads all pages of a list. If the
+// request names an instance, answers of shards that do not have it are left out when another shard has it.
+func Call[Q, M proto.Message](ctx context.Context, f *Fleet, shards []string,
 	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) []Answer[M] {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *Answer[M]) error {
-		return f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
-			into.Message, err = method(c, ctx, request)
-			return err
-		})
+	answers := each(ctx, shards, func(ctx context.Context, shard string, into *Answer[M]) (err error) {
+		into.Message, err = one(ctx, f, shard, method, request)
+		return err
 	})
+	if r, ok := any(request).(interface{ GetInstanceId() string }); ok && r.GetInstanceId() != "" {
+		return elsewhere(answers)
+	}
+	return answers
 }
 
-// pageSize is the number of groups or instances in one answer of a leader.
+// Invoke is [Call] with a method that is known only at run time.
+func (f *Fleet) Invoke(ctx context.Context, shards []string, method protoreflect.MethodDescriptor,
+	request proto.Message) []Answer[proto.Message] {
+	return Call(ctx, f, shards, func(c Client, ctx context.Context, r proto.Message,
+		_ ...grpc.CallOption) (proto.Message, error) {
+		out := reflect.ValueOf(c).MethodByName(string(method.Name())).Call([]reflect.Value{reflect.ValueOf(ctx),
+			reflect.ValueOf(r)})
+		err, _ := out[1].Interface().(error)
+		return out[0].Interface().(proto.Message), err
+	}, request)
+}
+
+// one makes one call of the leader of one shard.
+func one[Q, M proto.Message](ctx context.Context, f *Fleet, shard string,
+	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (answer M, err error) {
+	if create, ok := any(request).(*nstancev1.CreateInstanceRequest); ok {
+		var named proto.Message
+		if named, err = f.withID(ctx, shard, create); err != nil {
+			return answer, err
+		}
+		request = named.(Q)
+	}
+	err = f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
+		answer, err = pages(ctx, c, method, request)
+		return err
+	})
+	switch m := any(answer).(type) {
+	case *nstancev1.CreateInstanceResponse:
+		if err != nil {
+			err = createdPerhaps(shard, err, any(request).(*nstancev1.CreateInstanceRequest))
+		}
+	case *nstancev1.RefreshConfigResponse:
+		if m.GetResult() == nstancev1.RefreshResult_REFRESH_RESULT_INVALID {
+			err = refuse(shard, codes.InvalidArgument,
+				"the configuration before it stays in force; correct the file and push it again",
+				"the configuration is invalid: %d problems", len(m.GetProblems()))
+		}
+	case *nstancev1.ListInstancesResponse:
+		slices.SortFunc(m.GetInstances(), compareInstances)
+	}
+	return answer, err
+}
+
+// compareInstances sorts instances by group, and then from the oldest to the newest.
+func compareInstances(a, b *nstancev1.InstanceStatus) int {
+	// An ID begins with three characters for its kind, and continues with the time at which the ID was made.
+	x, y := a.GetInstanceId(), b.GetInstanceId()
+	return cmp.Or(strings.Compare(a.GetGroup(), b.GetGroup()),
+		strings.Compare(x[min(3, len(x)):], y[min(3, len(y)):]))
+}
+
+// pageSize is the number of groups, instances or events in one answer of a leader.
 const pageSize = 1000
 
-// pages calls `read` for each page, with the token of the page. read returns the token of the next page. If a server
-// does not answer, pages begins again with the first page.
-func pages(ctx context.Context, f *Fleet, shard string, read func(ctx context.Context, c Client,
-	token string) (string, error)) error {
-	return f.call(ctx, shard, func(ctx context.Context, c Client) error {
-		for token := ""; ; {
-			var err error
-			if token, err = read(ctx, c, token); err != nil || token == "" {
-				return err
-			}
+// pages makes a call. If the answer is a page of a list, pages reads the other pages, too.
+func pages[Q, M proto.Message](ctx context.Context, c Client,
+	method func(Client, context.Context, Q, ...grpc.CallOption) (M, error), request Q) (all M, err error) {
+	fields := request.ProtoReflect().Descriptor().Fields()
+	token := fields.ByName("page_token")
+	if token == nil {
+		return method(c, ctx, request)
+	}
+	request = proto.CloneOf(request)
+	request.ProtoReflect().Set(fields.ByName("page_size"), protoreflect.ValueOfUint32(pageSize))
+	for {
+		page, err := method(c, ctx, request)
+		if err != nil {
+			return page, err
 		}
-	})
+		next := any(page).(interface{ GetNextPageToken() string }).GetNextPageToken()
+		if token := request.ProtoReflect().Get(token).String(); token == "" {
+			all = page
+		} else {
+			proto.Merge(all, page)
+		}
+		if next == "" {
+			return all, nil
+		}
+		request.ProtoReflect().Set(token, protoreflect.ValueOfString(next))
+	}
 }
 
-// Groups lists the tenant's groups, sorted by name.
-func (f *Fleet) Groups(ctx context.Context, shards []string) []GroupsAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) (err error) {
-		into.Message, err = f.groups(ctx, shard)
-		return err
-	})
+// elsewhere removes the "not found" answers if any shard has the instance. An ID exists in one shard only.
+func elsewhere[T Result](answers []T) []T {
+	if !slices.ContainsFunc(answers, func(a T) bool { return a.Failure() == nil }) {
+		return answers
+	}
+	return slices.DeleteFunc(answers, func(a T) bool { e := a.Failure(); return e != nil && e.Code == codes.NotFound })
 }
 
-// Group returns one group of each shard. A missing group is an error.
-func (f *Fleet) Group(ctx context.Context, shards []string, name string) []GroupsAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupsAnswer) error {
-		group, err := f.group(ctx, shard, name)
-		if err == nil {
-			into.Message = &nstancev1.ListGroupsResponse{Groups: []*nstancev1.GroupStatus{group}}
-		}
-		return err
-	})
-}
-
-func (f *Fleet) groups(ctx context.Context, shard string) (*nstancev1.ListGroupsResponse, error) {
-	all := &nstancev1.ListGroupsResponse{}
-	err := pages(ctx, f, shard, func(ctx context.Context, c Client, token string) (string, error) {
-		if token == "" {
-			all.Groups = nil
-		}
-		r, err := c.ListGroups(ctx, &nstancev1.ListGroupsRequest{PageSize: pageSize, PageToken: token})
-		all.Groups = append(all.Groups, r.GetGroups()...)
-		return r.GetNextPageToken(), err
-	})
+// withID returns a request to create an instance with an ID, so that it can be repeated without making a second
+// instance.
+func (f *Fleet) withID(ctx context.Context, shard string,
+	request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceRequest, error) {
+	if request.GetInstanceId() != "" {
+		return request, nil
+	}
+	group, err := f.group(ctx, shard, request.GetGroup())
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(all.Groups, func(a, b *nstancev1.GroupStatus) int {
-		return strings.Compare(a.GetGroup(), b.GetGroup())
-	})
-	return all, nil
+	id, err := ident.NewID(group.GetKind(), f.options.Now(), f.options.Rand)
+	if err != nil {
+		return nil, fmt.Errorf("make an ID for an instance of group %s: %w", request.GetGroup(), err)
+	}
+	request = proto.CloneOf(request)
+	request.InstanceId = id.String()
+	return request, nil
 }
 
+// createdPerhaps adds to the error of a lost answer the ID of the instance, so that the caller can repeat the call with
+// it.
+func createdPerhaps(shard string, err error, request *nstancev1.CreateInstanceRequest) error {
+	e := asError(shard, err)
+	if e.Code == codes.DeadlineExceeded || e.Code == codes.Unavailable || e.Code == codes.Canceled {
+		e.Hint = fmt.Sprintf("it may have been created all the same; the same call with --instance-id %s finds it or "+
+			"makes it, and never makes two", request.GetInstanceId())
+	}
+	return e
+}
+
+// group returns one group of a shard.
 func (f *Fleet) group(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
-	all, err := f.groups(ctx, shard)
+	r, err := one(ctx, f, shard, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name})
 	if err != nil {
 		return nil, err
 	}
-	groups := all.GetGroups()
-	i := slices.IndexFunc(groups, func(g *nstancev1.GroupStatus) bool { return g.GetGroup() == name })
-	if i < 0 {
-		return nil, refuse(shard, codes.NotFound, "nstance-admin group list shows the groups that there are",
-			"there is no group %q", name)
-	}
-	return groups[i], nil
+	return r.GetGroups()[0], nil
 }
 
 // scaleAttempts is the limit of attempts to change a group that other clients change at the same time.
@@ -199,7 +228,7 @@ const scaleAttempts = 5
 
 // ScaleAnswer is the answer to a change of a group's size. PreviousSize is the desired size before the change.
 type ScaleAnswer struct {
-	GroupAnswer
+	Answer[*nstancev1.UpsertGroupResponse]
 	PreviousSize *uint32 `json:"previous_size,omitempty"`
 }
 
@@ -232,7 +261,7 @@ func (f *Fleet) scale(ctx context.Context, shards []string, name string, sizes m
 				return refuse(shard, codes.FailedPrecondition, "wait until it is gone, then create it again",
 					"group %q is being deleted", name)
 			}
-			into.Message, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name,
+			into.Message, err = one(ctx, f, shard, Client.UpsertGroup, &nstancev1.UpsertGroupRequest{Group: name,
 				Patch: sizePatch(size), ExpectedEtag: before.GetEtag(), MustExist: true})
 			if err == nil {
 				into.PreviousSize = proto.Uint32(before.GetSize())
@@ -252,7 +281,7 @@ func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, to
 	with, sizes, failed := f.divide(ctx, shards, name, total)
 	switch {
 	case failed != nil:
-		return []ScaleAnswer{{GroupAnswer: GroupAnswer{Outcome: *failed}}}
+		return []ScaleAnswer{{Answer: Answer[*nstancev1.UpsertGroupResponse]{Outcome: *failed}}}
 	case len(with) == 0:
 		return f.Scale(ctx, shards, name, total) // which says that there is no such group
 	}
@@ -263,7 +292,7 @@ func (f *Fleet) ScaleTotal(ctx context.Context, shards []string, name string, to
 // of them. failed is the error of a shard that does not answer.
 func (f *Fleet) divide(ctx context.Context, shards []string, name string, total uint32) (with []string,
 	sizes map[string]uint32, failed *Outcome) {
-	for _, answer := range f.Group(ctx, shards, name) {
+	for _, answer := range Call(ctx, f, shards, Client.ListGroups, &nstancev1.ListGroupsRequest{Group: name}) {
 		switch {
 		case answer.Err == nil:
 			with = append(with, answer.Shard)
@@ -317,7 +346,7 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 		if err != nil || !plan {
 			return err
 		}
-		e, err := f.explain(ctx, shard, name, &into.Size)
+		e, err := one(ctx, f, shard, Client.ExplainGroup, &nstancev1.ExplainGroupRequest{Group: name, Size: &into.Size})
 		if err == nil && e.GetDesired() == into.Size {
 			into.Plan = messageOf(e)
 		}
@@ -329,80 +358,4 @@ func (f *Fleet) PreviewScale(ctx context.Context, shards []string, name string, 
 func sizePatch(size uint32) string {
 	n := int(size)
 	return config.PatchOf(config.GroupSpec{Size: &n}).JSON()
-}
-
-// CreateGroup creates a group with the settings in the patch. It fails if the group already exists.
-func (f *Fleet) CreateGroup(ctx context.Context, shards []string, name string, patch config.Patch) []GroupAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) (err error) {
-		into.Message, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(),
-			MustCreate: true})
-		if err != nil && asError(shard, err).Code == codes.AlreadyExists {
-			return refuse(shard, codes.AlreadyExists, "nstance-admin group set changes it", "group %q exists", name)
-		}
-		return err
-	})
-}
-
-// SetGroup changes the settings in the patch. The group must exist.
-func (f *Fleet) SetGroup(ctx context.Context, shards []string, name string, patch config.Patch) []GroupAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) (err error) {
-		into.Message, err = f.upsert(ctx, shard, &nstancev1.UpsertGroupRequest{Group: name, Patch: patch.JSON(),
-			MustExist: true})
-		return err
-	})
-}
-
-func (f *Fleet) upsert(ctx context.Context, shard string,
-	request *nstancev1.UpsertGroupRequest) (r *nstancev1.UpsertGroupResponse, err error) {
-	err = f.call(ctx, shard, func(ctx context.Context, c Client) (err error) {
-		r, err = c.UpsertGroup(ctx, request)
-		return err
-	})
-	return r, err
-}
-
-// RolloutAction is what a person does to a group's rollout.
-type RolloutAction string
-
-// The actions of [Fleet.Rollout].
-const (
-	PauseRollout  RolloutAction = "pause"
-	ResumeRollout RolloutAction = "resume"
-	RollGroup     RolloutAction = "roll"
-)
-
-// Rollout pauses, resumes or starts the rollout of a group.
-func (f *Fleet) Rollout(ctx context.Context, shards []string, name string, do RolloutAction) []GroupAnswer {
-	return each(ctx, shards, func(ctx context.Context, shard string, into *GroupAnswer) error {
-		return f.call(ctx, shard, func(ctx context.Context, c Client) error {
-			var answer interface{ GetGroup() *nstancev1.GroupStatus }
-			var err error
-			switch do {
-			case PauseRollout:
-				answer, err = c.PauseGroup(ctx, &nstancev1.PauseGroupRequest{Group: name})
-			case ResumeRollout:
-				answer, err = c.ResumeGroup(ctx, &nstancev1.ResumeGroupRequest{Group: name})
-			default:
-				answer, err = c.RollGroup(ctx, &nstancev1.RollGroupRequest{Group: name})
-			}
-			if err == nil {
-				into.Message = &nstancev1.UpsertGroupResponse{Group: answer.GetGroup()}
-			}
-			return err
-		})
-	})
-}
-
-// DeleteGroup deletes a dynamic group, or the override of a static one.
-func (f *Fleet) DeleteGroup(ctx context.Context, shards []string,
-	name string) []GroupDeleteAnswer {
-	return ask(ctx, f, shards, Client.DeleteGroup, &nstancev1.DeleteGroupRequest{Group: name})
-}
-
-// Elsewhere removes the "not found" answers if any shard has the instance. An ID exists in one shard only.
-func Elsewhere[T Result](answers []T) []T {
-	if !slices.ContainsFunc(answers, func(a T) bool { return a.Failure() == nil }) {
-		return answers
-	}
-	return slices.DeleteFunc(answers, func(a T) bool { e := a.Failure(); return e != nil && e.Code == codes.NotFound })
 }

@@ -202,6 +202,8 @@ func hint(code codes.Code) string {
 			"the shard's configuration permits operators"
 	case codes.NotFound:
 		return "nstance-admin group list and instance list show what there is in the tenant"
+	case codes.AlreadyExists:
+		return "nstance-admin group set changes it"
 	case codes.Aborted:
 		return "another program changed it at the same time; read it and try again"
 	case codes.ResourceExhausted:

@@ -27,6 +27,12 @@ import (
 
 const month = 30 * 24 * time.Hour
 
+// groupsOf lists the groups of the shard a.
+func groupsOf(t *testing.T, f *fleet.Fleet) []fleet.Answer[*nstancev1.ListGroupsResponse] {
+	t.Helper()
+	return fleet.Call(t.Context(), f, []string{"a"}, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
+}
+
 func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 	t.Helper()
 	parsed, err := endpoints.Parse(strings.Join(servers, ","))
@@ -42,8 +48,8 @@ func newFleet(t *testing.T, dir string, servers ...string) *fleet.Fleet {
 func workers() *fleettest.Shard {
 	return &fleettest.Shard{
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "e1", Generation: 1},
-		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, MergedJson: `{"template":"worker","vars":{"a":"b"}}`,
-			Kind: "wrk", Etag: "etag-1"}},
+		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: 2, Kind: "wrk",
+			MergedJson: `{"template":"worker","vars":{"a":"b"}}`, Etag: "etag-1"}},
 	}
 }
 
@@ -58,7 +64,7 @@ func TestFollowsLeader(t *testing.T) {
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+standbyAddr)
 
 	for range 2 {
-		if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+		if failed := fleet.Failed(groupsOf(t, f)); failed != nil {
 			t.Fatal(failed)
 		}
 	}
@@ -73,7 +79,7 @@ func TestFollowsLeader(t *testing.T) {
 		leader.Before = func(string) error { return fleettest.NotLeader("a", "leader-2", standbyAddr) }
 	})
 	standby.Do(func() { standby.Before = nil })
-	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+	if failed := fleet.Failed(groupsOf(t, f)); failed != nil {
 		t.Fatal(failed)
 	}
 
@@ -82,7 +88,7 @@ func TestFollowsLeader(t *testing.T) {
 	standby.Do(func() {
 		standby.Before = func(string) error { return fleettest.NotLeader("a", "leader-1", leaderAddr) }
 	})
-	failed := fleet.Failed(f.Groups(t.Context(), []string{"a"}))
+	failed := fleet.Failed(groupsOf(t, f))
 	if len(failed) != 1 || failed[0].Code != codes.Unavailable || !strings.Contains(failed[0].Message,
 		"is not the leader") {
 		t.Error(failed)
@@ -90,7 +96,7 @@ func TestFollowsLeader(t *testing.T) {
 	// The shard has no leader.
 	standby.Do(func() { standby.Before = func(string) error { return fleettest.NotLeader("a", "", "") } })
 	leader.Do(func() { leader.Before = standby.Before })
-	failed = fleet.Failed(f.Groups(t.Context(), []string{"a"}))
+	failed = fleet.Failed(groupsOf(t, f))
 	if len(failed) != 1 || !strings.Contains(failed[0].Hint, "no leader at the moment") {
 		t.Error(failed)
 	}
@@ -102,11 +108,11 @@ func TestSeveralAddresses(t *testing.T) {
 	one, stopOne := c.Serve(t, "a", workers())
 	two, _ := c.Serve(t, "a", workers())
 	f := newFleet(t, c.Identity(t, "prod", fleettest.Now, month), "a="+one, "a="+two)
-	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+	if failed := fleet.Failed(groupsOf(t, f)); failed != nil {
 		t.Fatal(failed)
 	}
 	stopOne()
-	if failed := fleet.Failed(f.Groups(t.Context(), []string{"a"})); failed != nil {
+	if failed := fleet.Failed(groupsOf(t, f)); failed != nil {
 		t.Fatal(failed)
 	}
 }
@@ -149,7 +155,7 @@ func TestPeers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr, api := serve(test.server, test.shard, test.hosts...)
-			failed := fleet.Failed(newFleet(t, test.identity, "a="+addr).Groups(t.Context(), []string{"a"}))
+			failed := fleet.Failed(groupsOf(t, newFleet(t, test.identity, "a="+addr)))
 			if len(failed) != 1 || !strings.Contains(failed[0].Message, test.message) ||
 				!strings.Contains(failed[0].Hint, test.hint) {
 				t.Errorf("%v", failed)
@@ -174,7 +180,7 @@ func TestUnreachable(t *testing.T) {
 		return status.Error(codes.Unimplemented, "unknown service nstance.v1.OperatorService")
 	}
 	hintAt := func(addr string) string {
-		failed := fleet.Failed(newFleet(t, identity, "a="+addr).Groups(t.Context(), []string{"a"}))
+		failed := fleet.Failed(groupsOf(t, newFleet(t, identity, "a="+addr)))
 		if len(failed) != 1 {
 			t.Fatalf("%s: %v", addr, failed)
 		}
@@ -208,7 +214,7 @@ func TestTimeout(t *testing.T) {
 	f := fleet.New(fleet.Options{Servers: servers, IdentityDir: c.Identity(t, "prod", fleettest.Now, month),
 		Timeout: 50 * time.Millisecond, Now: fleettest.Clock, Rand: fleettest.Rand(1)})
 	defer f.Close()
-	failed := fleet.Failed(f.ConfigStatus(t.Context(), []string{"a"}))
+	failed := fleet.Failed(groupsOf(t, f))
 	if len(failed) != 1 || failed[0].Code != codes.DeadlineExceeded || !strings.Contains(failed[0].Hint,
 		"--request-timeout") {
 		t.Error(failed)
@@ -273,7 +279,11 @@ func TestCreateInstance(t *testing.T) {
 		}
 		return nil
 	}
-	failed := fleet.Failed(f.CreateInstance(t.Context(), []string{"a"}, "workers", ident.ID{}, "big", nil))
+	create := func(id string) []fleet.Answer[*nstancev1.CreateInstanceResponse] {
+		return fleet.Call(t.Context(), f, []string{"a"}, fleet.Client.CreateInstance,
+			&nstancev1.CreateInstanceRequest{Group: "workers", InstanceId: id, InstanceType: "big"})
+	}
+	failed := fleet.Failed(create(""))
 	if len(failed) != 1 {
 		t.Fatal(failed)
 	}
@@ -287,7 +297,7 @@ func TestCreateInstance(t *testing.T) {
 	}
 	api.Do(func() { api.Before = nil })
 	for range 2 {
-		answers := f.CreateInstance(t.Context(), []string{"a"}, "workers", id, "big", nil)
+		answers := create(id.String())
 		if answers[0].Err != nil || answers[0].Message.GetInstance().GetInstanceId() != id.String() {
 			t.Errorf("%+v", answers[0])
 		}
@@ -311,19 +321,22 @@ func TestJSON(t *testing.T) {
 		of   any
 		want string
 	}{
-		{fleet.InstanceAnswer{Outcome: fleet.Outcome{Shard: "a"}, Message: &nstancev1.GetInstanceStatusResponse{
-			Instance: &id}}, `{"shard":"a","instance":{"instance_id":"wrk1","group":"<&>","template":"","kind":"",` +
+		{fleet.Answer[*nstancev1.GetInstanceStatusResponse]{Outcome: fleet.Outcome{Shard: "a"},
+			Message: &nstancev1.GetInstanceStatusResponse{Instance: &id}}, `{"shard":"a","instance":{"instance_id":"wrk1","group":"<&>","template":"","kind":"",` +
 			`"on_demand":false,"state":"","provider_state":"","provider_id":"","health":"","health_message":"",` +
 			`"ipv4":"","ipv6":"","hostname":"","instance_type":"","subnet_id":"","last_report_at":` +
 			`"2026-07-28T10:00:00Z","infra_drift":false,"runtime_drift":false,"delete_reason":"","image":"",` +
 			`"term":9007199254740993,"agent_version":"","zone":"","region":"","metrics":{"cpu":0.5,` +
 			`"memory_used_bytes":3,"memory_total_bytes":0},"health_checks":[{"name":"x_json",` +
 			`"status":"STATUS_PASSING","reason":""}],"protected":false}}`},
-		{fleet.GroupsAnswer{Outcome: fleet.Outcome{Shard: "a"}, Message: &nstancev1.ListGroupsResponse{}},
+		{fleet.Answer[*nstancev1.ListGroupsResponse]{Outcome: fleet.Outcome{Shard: "a"},
+			Message: &nstancev1.ListGroupsResponse{}},
 			`{"shard":"a","groups":[]}`},
-		{fleet.ConfigAnswer{Outcome: fleet.Outcome{Shard: "a", Err: &fleet.Error{Code: codes.NotFound}}},
+		{fleet.Answer[*nstancev1.GetConfigStatusResponse]{Outcome: fleet.Outcome{Shard: "a",
+			Err: &fleet.Error{Code: codes.NotFound}}},
 			`{"shard":"a","error":{"code":"not_found","message":""}}`},
-		{fleet.ScaleAnswer{GroupAnswer: fleet.GroupAnswer{Message: &nstancev1.UpsertGroupResponse{}},
+		{fleet.ScaleAnswer{Answer: fleet.Answer[*nstancev1.UpsertGroupResponse]{
+			Message: &nstancev1.UpsertGroupResponse{}},
 			PreviousSize: proto.Uint32(2)}, `{"shard":"","previous_size":2}`},
 		{fleet.Event{Shard: "a", Error: fleet.Message[*nstancev1.ErrorEvent]{Of: &nstancev1.ErrorEvent{Kind: "x"}}},
 			`{"shard":"a","snapshot":false,"error_event":{"kind":"x","group":"","instance_id":"","message":"",` +

@@ -100,9 +100,9 @@ func object(parts ...any) ([]byte, error) {
 	for _, part := range parts {
 		var text []byte
 		var err error
-		if m, ok := part.(proto.Message); !ok {
+		if m, ok := part.(proto.Message); !ok && part != nil {
 			text, err = json.Marshal(part)
-		} else if m.ProtoReflect().IsValid() {
+		} else if ok && m.ProtoReflect().IsValid() {
 			text, err = messageOf(m).MarshalJSON()
 		}
 		if err != nil {

@@ -145,7 +145,7 @@ func TestHiddenValuesInTexts(t *testing.T) {
 	const phrase = "restore the former leader"
 	b := &Bundle{}
 	text := "invalid value '" + phrase + "', line 2: echo wait for the instance"
-	if err := b.Add("events.json", "", Events, fleet.HistoryAnswer{
+	if err := b.Add("events.json", "", Events, fleet.Answer[*nstancev1.ListEventsResponse]{
 		Message: &nstancev1.ListEventsResponse{Events: []*nstancev1.JournalEvent{{Message: text}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -198,20 +198,15 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// explanation has the members of a fleet.ExplanationAnswer.
-type explanation struct {
-	fleet.ExplanationAnswer
-	*nstancev1.ExplainGroupResponse
-}
-
 // typesOfShapes maps each kind of document to the Go type of such a document.
 var typesOfShapes = map[Kind]reflect.Type{
 	Configuration: reflect.TypeFor[config.Shard](), Status: reflect.TypeFor[nstancev1.GetShardStatusResponse](),
 	DynamicGroups: reflect.TypeFor[map[string]map[string]config.GroupSpec](),
 	Groups:        reflect.TypeFor[nstancev1.ListGroupsResponse](),
-	Explanations:  reflect.TypeFor[[]explanation](), Events: reflect.TypeFor[nstancev1.ListEventsResponse](),
-	Lock:         reflect.TypeFor[record.Lock](),
-	ServerReport: reflect.TypeFor[record.ServerReport](),
+	Explanations:  reflect.TypeFor[[]nstancev1.ExplainGroupResponse](),
+	Events:        reflect.TypeFor[nstancev1.ListEventsResponse](),
+	Lock:          reflect.TypeFor[record.Lock](),
+	ServerReport:  reflect.TypeFor[record.ServerReport](),
 }
 
 // TestShapesMatchTypes checks that every path of a shape is a field of the documents of its kind.

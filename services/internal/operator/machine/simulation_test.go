@@ -102,7 +102,8 @@ func newSimulatedOperator(t *testing.T, seed uint64) *simulatedOperator {
 	}).Build()
 	for _, one := range op.shards.All() {
 		id := one.ID()
-		op.shards.Of(id).SetGroup(&nstancev1.GroupStatus{Group: "workers", MergedJson: `{"template":"t","instance_type":"m5.large"}`})
+		op.shards.Of(id).SetGroup(&nstancev1.GroupStatus{Group: "workers",
+			MergedJson: `{"template":"t","instance_type":"m5.large"}`})
 	}
 	op.restart()
 	return op

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -98,6 +99,11 @@ func (s *Shard) intercept(ctx context.Context, request any, info *grpc.UnaryServ
 		return nil, err
 	}
 	defer leave()
+	if r, ok := request.(interface{ GetGroup() string }); ok && r.GetGroup() != "" {
+		if err := ident.ValidateName(r.GetGroup()); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "group: %v", err)
+		}
+	}
 	answer, err := handle(ctx, request)
 	if err != nil {
 		return nil, err
@@ -119,26 +125,58 @@ func (s *Shard) RefreshConfig(_ context.Context, _ *nstancev1.RefreshConfigReque
 
 // ListGroups implements nstancev1.OperatorServiceServer. Its pages have one group.
 func (s *Shard) ListGroups(_ context.Context, r *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
-	from := 1 + slices.IndexFunc(s.Groups, func(g *nstancev1.GroupStatus) bool {
+	groups := slices.SortedFunc(slices.Values(s.Groups), func(a, b *nstancev1.GroupStatus) int {
+		return strings.Compare(a.GetGroup(), b.GetGroup())
+	})
+	if r.GetGroup() != "" {
+		g := s.group(r.GetGroup())
+		if g == nil {
+			return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+		}
+		return &nstancev1.ListGroupsResponse{Groups: []*nstancev1.GroupStatus{g}}, nil
+	}
+	from := 1 + slices.IndexFunc(groups, func(g *nstancev1.GroupStatus) bool {
 		return g.GetGroup() == r.GetPageToken()
 	})
-	if r.GetPageSize() == 0 || from+1 >= len(s.Groups) {
-		return &nstancev1.ListGroupsResponse{Groups: s.Groups[from:]}, nil
+	if r.GetPageSize() == 0 || from+1 >= len(groups) {
+		return &nstancev1.ListGroupsResponse{Groups: groups[from:]}, nil
 	}
-	return &nstancev1.ListGroupsResponse{Groups: s.Groups[from : from+1], NextPageToken: s.Groups[from].GetGroup()}, nil
+	return &nstancev1.ListGroupsResponse{Groups: groups[from : from+1], NextPageToken: groups[from].GetGroup()}, nil
 }
 
 // ExplainGroup implements nstancev1.OperatorServiceServer.
 func (s *Shard) ExplainGroup(_ context.Context, r *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse,
 	error) {
-	if e := s.Explanations[r.GetGroup()]; e != nil {
-		if r.Size != nil {
-			e = proto.CloneOf(e)
-			e.Desired = r.GetSize()
+	name, id := r.GetGroup(), r.GetInstanceId()
+	if id != "" {
+		i := s.instance(id)
+		if i == nil {
+			return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", id)
 		}
+		name = i.GetGroup()
+	}
+	if s.Explanations[name] == nil {
+		return nil, status.Errorf(codes.NotFound, "group: there is no group %s", name)
+	}
+	e := proto.CloneOf(s.Explanations[name])
+	e.Group = name
+	if r.Size != nil {
+		e.Desired = r.GetSize()
+	}
+	if id == "" {
 		return e, nil
 	}
-	return nil, status.Errorf(codes.NotFound, "group: there is no group %s", r.GetGroup())
+	e.Actions = slices.DeleteFunc(e.GetActions(), func(a *nstancev1.PlannedAction) bool {
+		return a.GetInstanceId() != id && a.GetReplaces() != id
+	})
+	e.Instances = slices.DeleteFunc(e.GetInstances(), func(v *nstancev1.InstanceVerdict) bool {
+		return v.GetInstanceId() != id
+	})
+	if len(e.GetInstances()) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"instance_id: instance %s is %s, so that no rule applies to it", id, s.instance(id).GetState())
+	}
+	return e, nil
 }
 
 // ListEvents implements nstancev1.OperatorServiceServer. It ignores the request's filter.
@@ -287,7 +325,7 @@ func (s *Shard) ProtectInstance(_ context.Context, r *nstancev1.ProtectInstanceR
 	if i == nil {
 		return nil, status.Errorf(codes.NotFound, "instance_id: there is no %q", r.GetInstanceId())
 	}
-	i.Protected = r.GetProtected()
+	i.Protected = !r.GetOff()
 	return &nstancev1.ProtectInstanceResponse{Instance: i}, nil
 }
 

@@ -26,43 +26,7 @@ type Connection struct {
 	Connected bool `json:"connected"`
 }
 
-func (a *api) eventRoutes() []route {
-	return []route{
-		{
-			method: http.MethodGet, path: "/events", name: "events",
-			summary: "Events of the shards' journals, the oldest first.", shards: true,
-			query: []parameter{{"since", "string", "Only events from this time on (RFC 3339)."},
-				{"group", "string", "Only events of this group."},
-				{"instance_id", "string", "Only events of this instance."},
-				{"kind", "string", "Only events of this kind."}, {"cause", "string", "Only events with this cause."}},
-			answer: fleet.Answers[fleet.HistoryAnswer]{},
-			do:     a.events,
-		}, {
-			method: http.MethodGet, path: "/events/follow", name: "eventsFollow", shards: true,
-			summary: "What happens in shards, one event on each line, beginning with the present state. The response " +
-				"ends when the client disconnects. Empty lines show that the connection works.",
-			answer: fleet.Event{}, follow: a.followEvents,
-		},
-	}
-}
-
-func (a *api) events(c *call) (int, any, error) {
-	query := c.URL.Query()
-	filter := fleet.HistoryFilter{Group: query.Get("group"), InstanceID: query.Get("instance_id"),
-		Cause: query.Get("cause")}
-	if kind := query.Get("kind"); kind != "" {
-		filter.Kinds = []string{kind}
-	}
-	if text := query.Get("since"); text != "" {
-		var err error
-		if filter.Since, err = time.Parse(time.RFC3339, text); err != nil {
-			return 0, nil, badRequest("query: since: want a time like 2026-01-02T15:04:05Z")
-		}
-	}
-	return answer(a.Fleet.History(c.Context(), c.shards, filter))
-}
-
-func (a *api) followEvents(c *call, send func(any)) error {
+func (a *api) followEvents(c *call, send func(any)) {
 	a.Fleet.FollowShards(c.Context(), c.shards, fleet.Watcher{
 		Event: func(e fleet.Event) { send(e) },
 		Lost: func(err *fleet.Error, _ time.Duration) {
@@ -70,7 +34,6 @@ func (a *api) followEvents(c *call, send func(any)) error {
 		},
 		Found: func(shard string) { send(Connection{fleet.Outcome{Shard: shard}, true}) },
 	})
-	return nil
 }
 
 // serveFollow calls the route's follow function and streams the values that this function sends. It ends when the
@@ -89,9 +52,10 @@ func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // fails only without a connection, in tests
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	lines, ended := make(chan []byte), make(chan error, 1)
+	lines, ended := make(chan []byte), make(chan struct{})
 	go func() {
-		ended <- r.follow(c, func(value any) {
+		defer close(ended)
+		r.follow(c, func(value any) {
 			line, err := json.Marshal(value)
 			if err != nil {
 				panic("httpapi: a followed value cannot be written as JSON: " + err.Error())
@@ -112,15 +76,16 @@ func (a *api) serveFollow(w http.ResponseWriter, r route, c *call) error {
 	defer ticker.Stop()
 	for {
 		select {
-		case err := <-ended:
-			return err
+		case <-ended:
+			return nil
 		case line := <-lines:
 			write(line)
 		case <-ticker.C:
 			write(nil)
 		case <-a.Ended:
 			cancel()
-			return <-ended
+			<-ended
+			return nil
 		}
 	}
 }

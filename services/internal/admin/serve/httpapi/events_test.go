@@ -29,7 +29,8 @@ func TestFollow(t *testing.T) {
 	defer server.Close()
 	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
 	var document struct {
-		Paths map[string]struct {
+		Components json.RawMessage
+		Paths      map[string]struct {
 			Get struct {
 				Responses map[string]struct {
 					Content map[string]struct{ Schema json.RawMessage }
@@ -40,7 +41,8 @@ func TestFollow(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &document); err != nil {
 		t.Fatal(err)
 	}
-	schema := document.Paths["/events/follow"].Get.Responses["200"].Content["application/x-ndjson"].Schema
+	schema := within(document.Components,
+		document.Paths["/events/follow"].Get.Responses["200"].Content["application/x-ndjson"].Schema)
 
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events/follow?shard=a", nil)
 	if err != nil {

@@ -15,13 +15,13 @@ func FuzzRequest(f *testing.F) {
 	close(x.ended) // so that event streams end immediately
 	for _, seed := range []struct{ method, path, query, body string }{
 		{"GET", "groups", "shard=a", ""}, {"GET", "instances", "all_shards=true&group=workers", ""},
-		{"GET", "group", "shard=a&group=workers", ""}, {"GET", "instance/explain", "shard=a&instance=x", ""},
-		{"GET", "status", "shard=a", ""}, {"GET", "events", "shard=a&since=1h", ""}, {"GET", "openapi.json", "", ""},
-		{"POST", "group/scale", "shard=a", `{"group": "workers", "size": 3}`},
-		{"POST", "group/create", "shard=a&group=web", `{"template": "worker", "size": 1e99}`},
-		{"POST", "group/set", "shard=a&group=workers", `{"vars": {"a": null}, "rollout": {"canary": 1}}`},
+		{"GET", "groups", "shard=a&group=workers", ""}, {"GET", "group/explain", "shard=a&instance_id=x&size=1", ""},
+		{"GET", "status", "shard=a", ""}, {"GET", "events", "shard=a&since=1h&kinds=a&kinds=b", ""},
+		{"GET", "openapi.json", "", ""}, {"POST", "group/pause", "shard=a", `{"group": "workers", "size": 3}`},
+		{"POST", "group", "shard=a&group=web&must_create=true", `{"template": "worker", "size": 1e99}`},
+		{"POST", "group", "shard=a&group=workers", `{"vars": {"a": null}, "rollout": {"canary": 1}}`},
 		{"POST", "instance/create", "shard=a", `{"group": "workers", "vars": {"a": "b"}}`},
-		{"POST", "instance/delete", "shard=a&shard=b", `{"instance": "wrk06gx5zsg2nrrqcrz0000000000"}`},
+		{"POST", "instance/delete", "shard=a&shard=b", `{"instance_id": "wrk06gx5zsg2nrrqcrz0000000000"}`},
 		{"POST", "config/refresh", "shard=a", "null"}, {"POST", "server/step-down", "shard", "{}"},
 	} {
 		status, answer, _ := x.do(f, request{method: seed.method, path: "/" + seed.path + "?" + seed.query,

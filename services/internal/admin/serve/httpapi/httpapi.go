@@ -1,29 +1,27 @@
 // Package httpapi serves the HTTP API of `nstance-admin serve`: the operator API of a fleet as JSON.
 //
-// Invariant: the handler and the OpenAPI document come from one table of routes. A client that changes something is
+// Invariant: the handler and the OpenAPI document come from the descriptor of the operator API, with its options and
+// comments. A client that changes something is
 // authenticated, unless only this machine can connect. The log names the client of every change.
 package httpapi
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"mime"
 	"net"
 	"net/http"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/pasted"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
@@ -39,6 +37,9 @@ const (
 	maxProblem = 1024
 	// maxRequests is the limit of concurrent requests.
 	maxRequests = 64
+
+	// shardParameter and allParameter are the query parameters that select shards.
+	shardParameter, allParameter = "shard", "all_shards"
 )
 
 // Options configure [New].
@@ -55,25 +56,12 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Role is what a client may do.
-type Role string
-
-// The roles.
-const (
-	// RoleViewer may read.
-	RoleViewer Role = "viewer"
-	// RoleOperator may do what RoleViewer may, and change groups and instances.
-	RoleOperator Role = "operator"
-	// RoleAdmin may do what RoleOperator may, and make calls that affect a whole shard, such as a step-down.
-	RoleAdmin Role = "admin"
-)
-
 // Token is a client's name, its role, and the hash of its token.
 type Token struct {
 	Name string
 	// Role is empty if the token file has none. The API then permits what an operator may do, and the web page permits
 	// what a viewer may do.
-	Role Role
+	Role record.OperatorRole
 	hash [sha256.Size]byte
 }
 
@@ -95,13 +83,13 @@ func ParseTokens(text string) (Tokens, error) {
 		if len(fields) > 3 {
 			return nil, fmt.Errorf("line %d: want a token, a name and a token, or a name, a token and a role", i+1)
 		}
-		name, token, role := "token", fields[0], Role("")
+		name, token, role := "token", fields[0], record.OperatorRole("")
 		if len(fields) > 1 {
 			name, token = fields[0], fields[1]
 		}
 		if len(fields) > 2 {
-			role = Role(fields[2])
-			if !slices.Contains([]Role{RoleViewer, RoleOperator, RoleAdmin}, role) {
+			role = record.OperatorRole(fields[2])
+			if !slices.Contains(record.OperatorRoles, role) {
 				return nil, fmt.Errorf("line %d: the third word is the role: want viewer, operator or admin", i+1)
 			}
 		}
@@ -225,7 +213,7 @@ func badRequest(format string, args ...any) error {
 func (a *api) serve(r route) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		c := &call{Request: req, who: "local"}
-		if !r.open && len(a.Tokens) > 0 {
+		if r.role != "" && len(a.Tokens) > 0 {
 			scheme, token, _ := strings.Cut(req.Header.Get("Authorization"), " ")
 			client, ok := a.Tokens.Find(pasted.Clean(token))
 			if c.who = client.Name; !ok || !strings.EqualFold(scheme, "Bearer") {
@@ -233,16 +221,10 @@ func (a *api) serve(r route) http.HandlerFunc {
 				refuse(w, http.StatusUnauthorized, "a bearer token is needed: Authorization: Bearer TOKEN")
 				return
 			}
-			if r.admin && client.Role != RoleAdmin {
+			if !client.Role.Includes(r.role) {
 				a.Log.Warn("call refused", "who", c.who, "remote", req.RemoteAddr, "path", req.URL.Path,
-					"error", "the role is not admin")
-				refuse(w, http.StatusForbidden, "this needs a token with the role admin")
-				return
-			}
-			if r.method != http.MethodGet && client.Role == RoleViewer {
-				a.Log.Warn("change refused", "who", c.who, "remote", req.RemoteAddr, "path", req.URL.Path,
-					"error", "the role is viewer")
-				refuse(w, http.StatusForbidden, "the role of this token is viewer, which may only read")
+					"error", "the role is "+string(client.Role))
+				refuse(w, http.StatusForbidden, "this needs a token with the role %s", r.role)
 				return
 			}
 		}
@@ -288,14 +270,19 @@ func (a *api) serve(r route) http.HandlerFunc {
 func (a *api) scope(r route, c *call) error {
 	query := c.URL.Query()
 	for name, values := range query {
-		known := false
-		for _, p := range r.parameters() {
-			known = known || p.name == name
+		known, limit := r.shards && (name == shardParameter || name == allParameter), 1
+		for _, p := range r.query {
+			if p.name() == name {
+				known = true
+				if p.field().IsList() {
+					limit = maxList
+				}
+			}
 		}
 		switch {
 		case !known:
 			return badRequest("query: %q is not known", name)
-		case len(values) != 1:
+		case len(values) > limit:
 			return badRequest("query: %q is there %d times", name, len(values))
 		case len(values[0]) > maxText:
 			return badRequest("query: %s has %d bytes, at most %d are allowed", name, len(values[0]), maxText)
@@ -304,7 +291,7 @@ func (a *api) scope(r route, c *call) error {
 	if !r.shards {
 		return nil
 	}
-	shard, all := query.Get("shard"), query.Get("all_shards")
+	shard, all := query.Get(shardParameter), query.Get(allParameter)
 	switch {
 	case all != "" && all != "true" && all != "false":
 		return badRequest("query: all_shards is %q, want true or false", all)
@@ -320,76 +307,6 @@ func (a *api) scope(r route, c *call) error {
 			strings.Join(a.Fleet.Shards(), ", "))}
 	default:
 		c.shards = []string{shard}
-	}
-	return nil
-}
-
-// read decodes a JSON body and rejects unknown fields.
-func (c *call) read(into any) error {
-	body, err := c.readBody()
-	if err != nil {
-		return err
-	}
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
-		return badRequest("body: %v", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return badRequest("body: there is something after the JSON object")
-	}
-	return bounded(reflect.ValueOf(into).Elem())
-}
-
-// readBody reads the body of a request, which must be JSON of at most maxBody bytes.
-func (c *call) readBody() ([]byte, error) {
-	if kind, _, err := mime.ParseMediaType(c.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return nil, &refused{http.StatusUnsupportedMediaType, "the body must be JSON: Content-Type: application/json"}
-	}
-	body, err := io.ReadAll(c.Body)
-	var tooLong *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLong):
-		return nil, &refused{http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes",
-			tooLong.Limit)}
-	case err != nil:
-		return nil, badRequest("body: %v", err)
-	}
-	return body, nil
-}
-
-// bounded checks the sizes of the fields of a body.
-func bounded(body reflect.Value) error {
-	for i := range body.NumField() {
-		name, _, _ := strings.Cut(body.Type().Field(i).Tag.Get("json"), ",")
-		field := body.Field(i)
-		texts, limit := []reflect.Value{field}, 0
-		switch field.Kind() {
-		case reflect.Slice:
-			texts, limit = nil, maxList
-			for n := range min(field.Len(), limit) {
-				texts = append(texts, field.Index(n))
-			}
-		case reflect.Map:
-			texts, limit = field.MapKeys(), maxMap
-		}
-		if limit > 0 && field.Len() > limit {
-			return badRequest("body: %s has %d entries, at most %d are allowed", name, field.Len(), limit)
-		}
-		for _, text := range texts {
-			if text.Kind() == reflect.String && text.Len() > maxText {
-				return badRequest("body: %s has a text of %d bytes, at most %d are allowed", name, text.Len(), maxText)
-			}
-		}
-	}
-	return nil
-}
-
-// empty rejects a body.
-func (c *call) empty() error {
-	text, err := io.ReadAll(c.Body)
-	if text := strings.TrimSpace(string(text)); err != nil || text != "" && text != "{}" {
-		return badRequest("body: this request takes none")
 	}
 	return nil
 }

@@ -134,85 +134,83 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/config/status?all_shards=true", "", nil, 200, []string{`"etag": "e1"`}},
 		{"POST", "/config/refresh?all_shards=true", "", nil, 200, []string{`"result": "REFRESH_RESULT_UNCHANGED"`}},
 		{"POST", "/config/refresh?shard=a", "{}", nil, 200, []string{`"result": "REFRESH_RESULT_UNCHANGED"`}},
-		{"POST", "/config/refresh?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
+		{"POST", "/config/refresh?shard=a", `{"x": 1}`, nil, 400, []string{"unknown field"}},
 		{"POST", "/config/refresh?shard=a", "", func(x *api) {
 			x.a.Refresh = &nstancev1.RefreshConfigResponse{Result: nstancev1.RefreshResult_REFRESH_RESULT_INVALID,
 				Problems: []*nstancev1.ConfigProblem{{Path: "cluster.id", Line: 4, Message: "bad"}}}
 		}, 400, []string{`"line": 4`, `"REFRESH_RESULT_INVALID"`}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, nil, 200,
-			[]string{`"size": 5`, `"previous_size": 2`}},
+		{"POST", "/group?shard=a&group=workers&must_exist=true", `{"size": 5}`, nil, 200, []string{`"size": 5`}},
+		{"POST", "/group?shard=a&group=workers&must_exist=yes", `{"size": 5}`, nil, 400, []string{"must_exist"}},
 		{"GET", "/status?shard=a", "", nil, 200, []string{`"heir_id": "heir"`}},
 		{"GET", "/orphans?shard=a", "", nil, 200, []string{`"provider_id": "vm-1"`}},
 		{"POST", "/orphans/confirm?shard=a", `{"provider_ids": ["vm-1"]}`, nil, 200, []string{`"confirmed": 1`}},
 		{"POST", "/orphans/confirm?shard=a", `{"provider_ids": []}`, nil, 409, []string{"list them again"}},
 		{"POST", "/orphans/confirm?all_shards=true", `{"provider_ids": []}`, nil, 400, []string{"one shard at a time"}},
+		{"POST", "/orphans/confirm?shard=a", `{"provider_ids": [1]}`, nil, 400, []string{"invalid value"}},
 		{"POST", "/server/step-down?shard=a", "", nil, 200, []string{`"leader_id": "one"`}},
-		{"POST", "/server/step-down?shard=a", `{"x": 1}`, nil, 400, []string{"takes none"}},
-		{"POST", "/group/rollout?shard=a", `{"group": "workers", "action": "pause"}`, nil, 200,
-			[]string{`"paused": true`}},
-		{"POST", "/group/rollout?shard=a", `{"group": "nobody", "action": "roll"}`, nil, 404, []string{`"not_found"`}},
-		{"POST", "/group/rollout?shard=a", `{"group": "workers", "action": "stop"}`, nil, 400,
-			[]string{"pause, resume or roll"}},
-		{"POST", "/group/rollout?shard=a", `{"group": "Workers", "action": "roll"}`, nil, 400, []string{"group"}},
-		{"POST", "/group/scale?shard=a", `{"group": "nobody", "size": 5}`, nil, 404, []string{`"not_found"`}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 5}`, func(x *api) {
-			x.a.Groups[0].Deleting = true
-		}, 409, []string{"failed_precondition"}},
-		{"POST", "/group/scale?all_shards=true", `{"group": "workers", "size": 0}`, func(x *api) {
+		{"POST", "/server/step-down?shard=a", `{"x": 1}`, nil, 400, []string{"unknown field"}},
+		{"POST", "/group/pause?shard=a", `{"group": "workers"}`, nil, 200, []string{`"paused": true`}},
+		{"POST", "/group/resume?shard=a", `{"group": "workers"}`, nil, 200, []string{`"paused": false`}},
+		{"POST", "/group/roll?shard=a", `{"group": "nobody"}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group/roll?shard=a", `{"group": "Workers"}`, nil, 400, []string{"group"}},
+		{"POST", "/group?shard=a&group=nobody&must_exist=true", `{"size": 5}`, nil, 404, []string{`"not_found"`}},
+		{"POST", "/group?all_shards=true&group=workers&must_exist=true", `{"size": 0}`, func(x *api) {
 			x.b.Groups = nil
 		}, 502, []string{`"size": 0`, `"not_found"`}},
-		{"GET", "/group?shard=a&group=workers", "", nil, 200, []string{`"template": "worker"`}},
-		{"GET", "/group?shard=a&group=nobody", "", nil, 404, []string{`"not_found"`}},
-		{"GET", "/group?shard=a", "", nil, 400, []string{"query: group"}},
-		{"GET", "/group/explain?shard=a&group=workers", "", nil, 200, []string{`"rule_name": "well"`}},
-		{"POST", "/group/create?shard=a&group=web", `{"template": "worker", "size": 1}`, nil, 200,
+		{"GET", "/groups?shard=a&group=workers", "", nil, 200, []string{`"template": "worker"`}},
+		{"GET", "/groups?shard=a&group=nobody", "", nil, 404, []string{`"not_found"`}},
+		{"GET", "/group/explain?shard=a&group=workers&size=3", "", nil, 200,
+			[]string{`"rule_name": "well"`, `"desired": 3`, `"group": "workers"`}},
+		{"GET", "/group/explain?shard=a&group=workers&size=-3", "", nil, 400, []string{"query: size"}},
+		{"POST", "/group?shard=a&must_create=true&group=web", `{"template": "worker", "size": 1}`, nil, 200,
 			[]string{`"size": 1`}},
-		{"POST", "/group/create?shard=a&group=workers", `{"template": "worker"}`, nil, 409, []string{"exists"}},
-		{"POST", "/group/create?shard=a&group=web", `{"template": "t", "drain_timeout": "soon"}`, nil, 400,
+		{"POST", "/group?shard=a&must_create=true&group=workers", `{"template": "worker"}`, nil, 409,
+			[]string{"exists"}},
+		{"POST", "/group?shard=a&must_create=true&group=web", `{"template": "t", "drain_timeout": "soon"}`, nil, 400,
 			[]string{"drain_timeout"}},
-		{"POST", "/group/create?shard=a&group=web", `{"template": "t", "max_unhealth": "3"}`, nil, 400,
+		{"POST", "/group?shard=a&must_create=true&group=web", `{"template": "t", "max_unhealth": "3"}`, nil, 400,
 			[]string{`max_unhealth: there is no such field (did you mean \"max_unhealthy\"?)`}},
-		{"POST", "/group/create?shard=a&group=web", `{"template": "t", "size": 4294967295}`, nil, 400,
+		{"POST", "/group?shard=a&must_create=true&group=web", `{"template": "t", "size": 4294967295}`, nil, 400,
 			[]string{"size"}},
-		{"POST", "/group/set?shard=a&group=workers", `{"vars": {"a": "b"}, "rollout": {"paused": true}}`, nil, 200,
-			[]string{`"group": "workers"`}},
-		{"POST", "/group/set?shard=a&group=workers", `{"rollout": {"canry": 1}}`, nil, 400,
+		{"POST", "/group?shard=a&must_exist=true&group=workers", `{"vars": {"a": "b"}, "rollout": {"paused": true}}`,
+			nil, 200, []string{`"group": "workers"`}},
+		{"POST", "/group?shard=a&must_exist=true&group=workers", `{"rollout": {"canry": 1}}`, nil, 400,
 			[]string{`rollout.canry: there is no such field (did you mean \"canary\"?)`}},
-		{"POST", "/group/set?shard=a&group=nobody", `{"size": 1}`, nil, 404, []string{`"not_found"`}},
-		{"POST", "/group/set?shard=a", `{"size": 1}`, nil, 400, []string{"query: group"}},
+		{"POST", "/group?shard=a&must_exist=true&group=nobody", `{"size": 1}`, nil, 404, []string{`"not_found"`}},
 		{"POST", "/group/delete?shard=a", `{"group": "nobody"}`, nil, 404, []string{`"not_found"`}},
-		{"POST", "/group/delete?shard=a", `{"group": "No"}`, nil, 400, []string{"body: group"}},
+		{"POST", "/group/delete?shard=a", `{"group": "No"}`, nil, 400, []string{"group"}},
 		{"GET", "/instance?all_shards=true&instance_id=" + first, "", func(x *api) { x.b.Instances = nil }, 200,
 			[]string{`"cpu": 0.5`, `"shard": "a"`}},
-		{"GET", "/instance?shard=a&instance_id=i-1", "", nil, 400, []string{"query: instance_id"}},
+		{"GET", "/instance?shard=a&instance_id=i-1", "", nil, 404, []string{"instance_id"}},
 		{"GET", "/instance?shard=a&instance_id=wrk06gx5zsg2nrrqcrz000000000g", "", nil, 404, []string{`"not_found"`}},
-		{"GET", "/instance/explain?shard=a&instance_id=" + first, "", nil, 200, []string{`"rule": 17`}},
+		{"GET", "/group/explain?shard=a&instance_id=" + first, "", nil, 200, []string{`"rule": 17`}},
 		{"POST", "/instance/create?shard=a", `{"group": "workers"}`, nil, 200, []string{`"on_demand": true`}},
 		{"POST", "/instance/create?all_shards=true", `{"group": "workers", "instance_id": "` + first + `"}`, nil, 400,
-			[]string{"of one shard"}},
+			[]string{"one shard at a time"}},
 		{"POST", "/instance/create?shard=a", `{"group": "workers", "instance_id": "i-1"}`, nil, 400,
-			[]string{"body: instance_id"}},
+			[]string{"instance_id"}},
 		{"POST", "/instance/delete?all_shards=true", `{"instance_id": "` + first + `", "decrement": true}`,
 			func(x *api) { x.b.Instances = nil }, 200, []string{`"deleting"`, `"size": 1`, "over HTTP by local"}},
 		{"POST", "/instance/protect?all_shards=true", `{"instance_id": "` + first + `"}`,
 			func(x *api) { x.b.Instances = nil }, 200, []string{`"protected": true`}},
-		{"POST", "/instance/protect?shard=a", `{"instance_id": "i-1"}`, nil, 400, []string{"body: instance_id"}},
-		{"POST", "/instance/delete?shard=a", `{"instance_id": "i-1"}`, nil, 400, []string{"body: instance_id"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": -1}`, nil, 400, []string{"size"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 4294967295}`, nil, 400, []string{"size"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers"}`, nil, 400, []string{"size"}},
-		{"POST", "/group/scale?shard=a", `{"group": "Workers", "size": 1}`, nil, 400, []string{"group"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1, "sizes": 2}`, nil, 400,
-			[]string{"unknown field"}},
-		{"POST", "/group/scale?shard=a", `{"group": "workers", "size": 1} {}`, nil, 400, []string{"something after"}},
-		{"POST", "/group/scale?shard=a", `{"group": "` + strings.Repeat("a", 70000) + `"}`, nil, 413,
+		{"POST", "/instance/protect?shard=a", `{"instance_id": "i-1"}`, nil, 404, []string{"instance_id"}},
+		{"POST", "/instance/delete?shard=a", `{"instance_id": "i-1"}`, nil, 404, []string{"instance_id"}},
+		{"POST", "/group?shard=a&group=workers", `{"size": 4294967295}`, nil, 400, []string{"size"}},
+		{"POST", "/group?shard=a&group=workers", "", nil, 400, []string{"body"}},
+		{"POST", "/group?shard=a&group=Workers", `{"size": 1}`, nil, 400, []string{"group"}},
+		{"POST", "/group/pause?shard=a", `{"group": "workers", "sizes": 2}`, nil, 400, []string{"unknown field"}},
+		{"POST", "/group/pause?shard=a", `{"group": "workers"} {}`, nil, 400, []string{"unexpected token"}},
+		{"POST", "/group/pause?shard=a", `{"group": "` + strings.Repeat("a", 70000) + `"}`, nil, 413,
 			[]string{"65536 bytes"}},
+		{"GET", "/events?shard=a&since=1h", "", nil, 400, []string{"query: since", "Timestamp"}},
+		{"GET", "/events?shard=a&since=2026-01-02T15:04:05Z&kinds=a&kinds=b&group=g", "", nil, 200,
+			[]string{`"events": []`}},
 		{"GET", "/config/status?shard=a", "", refuse(codes.InvalidArgument), 400, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.ResourceExhausted), 429, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.Unavailable), 503, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.DeadlineExceeded), 504, nil},
 		{"GET", "/config/status?shard=a", "", refuse(codes.PermissionDenied), 403, nil},
-		{"GET", "/group/scale", "", nil, 405, []string{"POST only"}},
+		{"GET", "/group/pause", "", nil, 405, []string{"POST only"}},
 		{"DELETE", "/groups", "", nil, 405, []string{"GET only"}},
 		{"GET", "/", "", nil, 404, []string{"openapi.json"}},
 	} {
@@ -236,7 +234,7 @@ func TestAnswers(t *testing.T) {
 // The log names the client of every change. Clients without a token are rejected.
 func TestTokens(t *testing.T) {
 	x := newAPI(t, "# who may\nalice "+alice+"\n\nci   "+ci+"\n")
-	scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`,
+	scale := request{method: "POST", path: "/group?shard=a&group=workers&must_exist=true", body: `{"size": 5}`,
 		host: "admin.example.com"}
 	for _, header := range []string{"", "Bearer ", "Bearer " + alice[1:], "Basic " + alice, alice, "Bearer " + alice +
 		ci} {
@@ -255,7 +253,7 @@ func TestTokens(t *testing.T) {
 			t.Error(got, body)
 		}
 		if log := x.log.String(); !strings.Contains(log, "who="+name) ||
-			!strings.Contains(log, "group workers to size 5") || strings.Contains(log, token) {
+			!strings.Contains(log, "UpsertGroup group=workers") || strings.Contains(log, token) {
 			t.Error(log)
 		}
 	}
@@ -318,7 +316,7 @@ func TestRoles(t *testing.T) {
 		if got, text, _ := x.do(t, request{method: "GET", path: "/groups?shard=a", header: header}); got != 200 {
 			t.Error(got, text)
 		}
-		scale := request{method: "POST", path: "/group/scale?shard=a", body: `{"group": "workers", "size": 5}`,
+		scale := request{method: "POST", path: "/group?shard=a&group=workers&must_exist=true", body: `{"size": 5}`,
 			header: header}
 		if got, text, _ := x.do(t, scale); got != status {
 			t.Errorf("%s: status %d, want %d: %s", token, got, status, text)
@@ -370,8 +368,8 @@ func TestBrowsers(t *testing.T) {
 			t.Error(header, got)
 		}
 	}
-	if got, _, _ := x.do(t, request{method: "POST", path: "/group/scale?shard=a",
-		body: `{"group": "workers", "size": 1}`, header: map[string]string{"Content-Type": "text/plain"}}); got != 415 {
+	if got, _, _ := x.do(t, request{method: "POST", path: "/group/pause?shard=a",
+		body: `{"group": "workers"}`, header: map[string]string{"Content-Type": "text/plain"}}); got != 415 {
 		t.Error("a form's content type:", got)
 	}
 	if diff := cmp.Diff([]string{"RefreshConfig", "ListGroups", "ListGroups", "ListGroups", "ListGroups"},

@@ -1,178 +1,210 @@
 package httpapi
 
 import (
-	"encoding/json"
-	"reflect"
+	"maps"
 	"strconv"
 	"strings"
 
-	"github.com/invopop/jsonschema"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
-// document describes the routes in OpenAPI 3.1. Its schemas are JSON Schema 2020-12.
-func (a *api) document() map[string]any {
-	paths := map[string]any{}
+// object is a JSON object.
+type object = map[string]any
+
+// document collects the schemas of the messages that the OpenAPI document refers to. The schemas are JSON Schema
+// 2020-12.
+type document struct{ schemas object }
+
+// document describes the routes in OpenAPI 3.1.
+func (a *api) document() object {
+	d := &document{object{
+		"Problem": schemaOf(object{"error": object{"type": "string"}}, "error"),
+		"Failure": schemaOf(object{"code": about("string", "Canonical gRPC code in lower case"),
+			"message": object{"type": "string"}, "hint": about("string", "What to do about it")}, "code", "message"),
+	}}
+	paths := object{}
 	for _, r := range a.routes() {
-		path, _ := paths[r.path].(map[string]any)
+		path, _ := paths[r.path].(object)
 		if path == nil {
-			path = map[string]any{}
+			path = object{}
 			paths[r.path] = path
 		}
-		path[strings.ToLower(r.method)] = a.operation(r)
+		path[strings.ToLower(r.method)] = d.operation(r, len(a.Tokens) > 0)
 	}
-	return map[string]any{
+	return object{
 		"openapi": "3.1.0",
-		"info": map[string]any{
+		"info": object{
 			"title": "nstance-admin", "version": a.Version,
 			"description": "The operator API of an Nstance cluster's shards, as JSON. Every answer about shards has " +
 				"one entry per shard; an entry with \"error\" failed.",
 		},
-		"externalDocs": map[string]any{"description": "The messages that the schemas' titles name",
+		"externalDocs": object{"description": "The messages that the schemas' titles name",
 			"url": "https://github.com/nstance-kit/nstance/blob/main/docs/reference/rpcs.md"},
 		"paths": paths,
-		"components": map[string]any{"securitySchemes": map[string]any{"bearer": map[string]any{"type": "http",
-			"scheme": "bearer"}}},
+		"components": object{"schemas": d.schemas,
+			"securitySchemes": object{"bearer": object{"type": "http", "scheme": "bearer"}}},
 	}
 }
 
-func (a *api) operation(r route) map[string]any {
-	answer := func(about string, value any) map[string]any {
-		return map[string]any{"description": about, "content": map[string]any{
-			"application/json": map[string]any{"schema": schema(value)}}}
-	}
-	responses := map[string]any{"200": answer("Done.", r.answer), "default": answer("The request was refused.",
-		Problem{})}
+func (d *document) operation(r route, tokens bool) object {
+	answer, problem := r.answer(d), reference("Problem")
+	responses := object{"200": response("Done.", answer), "default": response("The request was refused.", problem)}
 	if r.follow != nil {
-		responses["200"] = map[string]any{"description": "Each line is one object.", "content": map[string]any{
-			"application/x-ndjson": map[string]any{"schema": map[string]any{
-				"anyOf": []any{schema(r.answer), schema(Connection{})}}}}}
+		responses["200"] = object{"description": "Each line is one object.",
+			"content": object{"application/x-ndjson": object{"schema": answer}}}
 	} else if r.shards {
-		for status, about := range map[int]string{
-			400: "Refused by the shard, or the request is malformed.",
-			403: "The shard's configuration does not permit the request, or the operator was removed.",
-			404: "The shard does not have the group or instance, or there is no such shard.",
-			409: "The request conflicts with the present state.",
-			429: "The tenant's quota is used up, or the shard has too much to do.",
-			502: "One or more of several shards failed, or the shard refuses the certificate of this server.",
-			503: "The shard cannot be reached.", 504: "The shard did not answer in time.",
-		} {
-			either := answer(about, nil)
-			either["content"] = map[string]any{"application/json": map[string]any{
-				"schema": map[string]any{"anyOf": []any{schema(r.answer), schema(Problem{})}}}}
-			responses[strconv.Itoa(status)] = either
+		for status, about := range problems {
+			responses[strconv.Itoa(status)] = response(about, object{"anyOf": []any{answer, problem}})
 		}
 	}
-	out := map[string]any{"operationId": r.name, "summary": r.summary, "responses": responses}
-	if !r.open {
-		responses["401"] = answer("The request has no token, or a wrong one.", Problem{})
-		if len(a.Tokens) > 0 {
-			out["security"] = []any{map[string]any{"bearer": []any{}}}
+	out := object{"operationId": r.name, "summary": r.summary, "responses": responses}
+	if r.role != "" {
+		responses["401"] = response("The request has no token, or a wrong one.", problem)
+		if tokens {
+			out["security"] = []any{object{"bearer": []any{}}}
 		}
 	}
-	if parameters := r.parameters(); len(parameters) > 0 {
-		var list []any
-		for _, p := range parameters {
-			list = append(list, map[string]any{"name": p.name, "in": "query", "description": p.about,
-				"schema": map[string]any{"type": p.kind}})
-		}
-		out["parameters"] = list
+	var parameters []any
+	add := func(name, description string, schema object) {
+		parameters = append(parameters, object{"name": name, "in": "query", "description": description,
+			"schema": schema})
 	}
-	if r.body != nil {
-		out["requestBody"] = map[string]any{"required": true, "content": map[string]any{
-			"application/json": map[string]any{"schema": schema(r.body)}}}
+	if r.shards {
+		add(shardParameter, "The shard to ask. Not needed if there is only one.", object{"type": "string"})
+		add(allParameter, "Ask every shard.", object{"type": "boolean"})
+	}
+	for _, p := range r.query {
+		add(p.name(), nstancev1.Comment(p.field()), d.field(p.field()))
+	}
+	if parameters != nil {
+		out["parameters"] = parameters
+	}
+	if r.method == "POST" {
+		var schema any = config.PatchSchema()
+		if r.body == nil {
+			properties := object{}
+			for _, p := range parametersOf(r.request, nil) {
+				properties[p.name()] = described(d.field(p.field()), p.field())
+			}
+			schema = schemaOf(properties)
+		}
+		out["requestBody"] = object{"content": object{"application/json": object{"schema": schema}}}
 	}
 	return out
 }
 
-// schema returns the schema of a value's type.
-func schema(value any) any {
-	if value == nil {
-		return map[string]any{}
+// answer returns the schema of the answers of shards with a message. An answer has the members of the message beside
+// the name of the shard, or only an error.
+func (d *document) answer(message protoreflect.MessageDescriptor) object {
+	name := string(message.Name())
+	if d.schemas[name] == nil {
+		one := d.message(message)
+		maps.Copy(one["properties"].(object), object{"shard": object{"type": "string"}, "error": reference("Failure")})
+		one["required"] = []string{"shard"}
+		d.schemas[name] = schemaOf(object{"shards": object{"type": "array", "items": one}}, "shards")
 	}
-	if _, ok := value.(GroupPatch); ok {
-		return config.PatchSchema()
-	}
-	if reflect.TypeOf(value).Kind() == reflect.Map {
-		return map[string]any{"type": "object"}
-	}
-	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true, Mapper: mapped}
-	s := reflector.Reflect(value)
-	s.Version = ""
-	text, err := json.Marshal(s)
-	if err != nil {
-		panic("httpapi: a type has no schema: " + err.Error()) // a test covers the schemas of all types
-	}
-	return json.RawMessage(text)
+	return reference(name)
 }
 
-// mapped returns the schema of a type that holds a message of the protocol, and nil for other types. A shard's answer
-// has the members of the message beside its own. It requires only the shard, because an answer that failed has only an
-// error besides.
-func mapped(typ reflect.Type) *jsonschema.Schema {
-	value, ok := reflect.Zero(typ).Interface().(interface {
-		Descriptor() protoreflect.MessageDescriptor
-	})
-	if !ok || typ.Kind() != reflect.Struct {
-		return nil
+// event returns the schema of a line of GET /events/follow.
+func (d *document) event() object {
+	events := object{"shard": object{"type": "string"}, "snapshot": object{"type": "boolean"}}
+	for name, message := range map[string]protoreflect.ProtoMessage{"group_event": (*nstancev1.GroupEvent)(nil),
+		"instance_event": (*nstancev1.InstanceEvent)(nil), "error_event": (*nstancev1.ErrorEvent)(nil)} {
+		events[name] = d.refer(message.ProtoReflect().Descriptor())
 	}
-	reflector := jsonschema.Reflector{Anonymous: true, DoNotReference: true}
-	s := reflector.ReflectFromType(typ)
-	s.Version = ""
-	addFields(s, value.Descriptor())
-	if _, ok := s.Properties.Get("shard"); ok {
-		s.Required = []string{"shard"}
-	}
-	return s
+	connection := schemaOf(object{"shard": object{"type": "string"}, "error": reference("Failure"),
+		"connected": object{"type": "boolean"}}, "shard", "connected")
+	return object{"anyOf": []any{schemaOf(events, "shard", "snapshot"), connection}}
 }
 
-// addFields adds the fields of a message to a schema, and the message's name in docs/reference/rpcs.md.
-func addFields(s *jsonschema.Schema, message protoreflect.MessageDescriptor) {
-	s.Title = string(message.Name())
-	fields := message.Fields()
-	for i := range fields.Len() {
-		field := fields.Get(i)
+// refer returns a reference to the schema of a message.
+func (d *document) refer(message protoreflect.MessageDescriptor) object {
+	name := string(message.Name())
+	if message.Parent() != message.ParentFile() {
+		name = string(message.Parent().Name()) + name
+	}
+	if d.schemas[name] == nil {
+		d.schemas[name] = object{} // ends recursion
+		d.schemas[name] = d.message(message)
+	}
+	return reference(name)
+}
+
+// message returns the schema of a message. Its title is the message's name in docs/reference/rpcs.md.
+func (d *document) message(message protoreflect.MessageDescriptor) object {
+	properties, required := object{}, []string{}
+	for i := range message.Fields().Len() {
+		field := message.Fields().Get(i)
 		name := fleet.JSONName(field)
 		if name == "" {
 			continue
 		}
-		s.Properties.Set(name, fieldSchema(field))
+		properties[name] = described(d.field(field), field)
 		if !field.HasPresence() {
-			s.Required = append(s.Required, name)
+			required = append(required, name)
 		}
 	}
+	s := schemaOf(properties, required...)
+	s["title"] = string(message.Name())
+	return s
 }
 
-func fieldSchema(field protoreflect.FieldDescriptor) *jsonschema.Schema {
-	s := &jsonschema.Schema{}
-	switch {
+func (d *document) field(field protoreflect.FieldDescriptor) object {
+	s := object{"type": "integer"}
+	switch kind := field.Kind(); {
 	case fleet.JSONName(field) != string(field.Name()): // any JSON
+		s = object{}
 	case field.IsMap():
-		s.Type, s.AdditionalProperties = "object", fieldSchema(field.MapValue())
+		return object{"type": "object", "additionalProperties": d.field(field.MapValue())}
 	case fleet.IsMessage(field):
-		s.Type, s.Properties, s.AdditionalProperties = "object", jsonschema.NewProperties(), jsonschema.FalseSchema
-		addFields(s, field.Message())
-	case field.Kind() == protoreflect.EnumKind:
-		s.Type = "string"
+		s = d.refer(field.Message())
+	case kind == protoreflect.EnumKind:
+		var names []string
 		for i := range field.Enum().Values().Len() {
-			s.Enum = append(s.Enum, field.Enum().Values().Get(i).Name())
+			names = append(names, string(field.Enum().Values().Get(i).Name()))
 		}
-	case field.Kind() == protoreflect.BoolKind:
-		s.Type = "boolean"
-	case field.Kind() == protoreflect.DoubleKind:
-		s.Type = "number"
-	case field.Message() != nil && field.Message().Name() == "Timestamp":
-		s.Type, s.Format = "string", "date-time"
-	case field.Kind() == protoreflect.StringKind, field.Kind() == protoreflect.MessageKind:
-		s.Type = "string"
-	default:
-		s.Type = "integer"
+		s = object{"type": "string", "enum": names}
+	case kind == protoreflect.BoolKind:
+		s["type"] = "boolean"
+	case kind == protoreflect.DoubleKind:
+		s["type"] = "number"
+	case kind == protoreflect.MessageKind && field.Message().Name() == "Timestamp":
+		s = object{"type": "string", "format": "date-time"}
+	case kind == protoreflect.StringKind, kind == protoreflect.MessageKind:
+		s["type"] = "string"
 	}
 	if field.IsList() {
-		return &jsonschema.Schema{Type: "array", Items: s}
+		return object{"type": "array", "items": s}
 	}
 	return s
+}
+
+// described adds the comment of a field to its schema.
+func described(s object, field protoreflect.FieldDescriptor) object {
+	if comment := nstancev1.Comment(field); comment != "" {
+		s["description"] = comment
+	}
+	return s
+}
+
+func about(kind, description string) object { return object{"type": kind, "description": description} }
+
+func reference(name string) object { return object{"$ref": "#/components/schemas/" + name} }
+
+// schemaOf returns the schema of an object without other properties.
+func schemaOf(properties object, required ...string) object {
+	s := object{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	return s
+}
+
+func response(description string, schema any) object {
+	return object{"description": description, "content": object{"application/json": object{"schema": schema}}}
 }

@@ -13,6 +13,8 @@ import (
 	jsonschemacheck "github.com/santhosh-tekuri/jsonschema/v6"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
 )
 
 // The OpenAPI document describes every path, and every answer matches the schema of its path.
@@ -21,8 +23,9 @@ func TestOpenAPI(t *testing.T) {
 	x.b.Before = func(string) error { return status.Error(codes.Unavailable, "down") }
 	_, text, _ := x.do(t, request{method: "GET", path: "/openapi.json"})
 	var document struct {
-		OpenAPI string `json:"openapi"`
-		Paths   map[string]map[string]struct {
+		OpenAPI    string `json:"openapi"`
+		Components json.RawMessage
+		Paths      map[string]map[string]struct {
 			OperationID string `json:"operationId"`
 			Parameters  []struct{ Name, In string }
 			RequestBody struct {
@@ -44,16 +47,20 @@ func TestOpenAPI(t *testing.T) {
 	}
 	check(t, specification, text)
 	bodies := map[string]string{
-		"/group/scale":      `{"group": "workers", "size": 3}`,
-		"/group/rollout":    `{"group": "workers", "action": "roll"}`,
-		"/group/create":     `{"template": "worker", "vars": {"a": "b"}, "drain_timeout": "5m"}`,
-		"/group/set":        `{"rollout": {"canary": 1}, "vars": {"a": null}, "purchase": null, "args": {"x": null}}`,
+		"/group":            `{"rollout": {"canary": 1}, "vars": {"a": null}, "purchase": null, "args": {"x": null}}`,
 		"/group/delete":     `{"group": "workers"}`,
+		"/group/pause":      `{"group": "workers"}`,
+		"/group/resume":     `{"group": "workers"}`,
+		"/group/roll":       `{"group": "workers"}`,
 		"/orphans/confirm":  `{"provider_ids": ["vm-1"]}`,
-		"/instance/create":  `{"group": "workers", "instance_type": "big"}`,
-		"/instance/protect": `{"instance_id": "` + first + `", "protected": false}`,
+		"/instance/create":  `{"group": "workers", "instance_type": "big", "vars": {"a": "b"}}`,
+		"/instance/protect": `{"instance_id": "` + first + `", "off": true}`,
 		"/instance/delete":  `{"instance_id": "` + first + `", "decrement": true}`,
+		"/config/refresh":   `{}`,
+		"/server/step-down": `{}`,
 	}
+	required := map[string]string{"/group": "&group=workers", "/group/explain": "&group=workers",
+		"/instance": "&instance_id=" + first}
 	auth := map[string]string{"Authorization": "Bearer " + alice}
 	var described []string
 	for path, methods := range document.Paths {
@@ -62,13 +69,8 @@ func TestOpenAPI(t *testing.T) {
 			if path == "/events/follow" { // TestFollow reads it
 				continue
 			}
-			query, required, requests := "?", "", []request{}
+			query, requests := "?", []request{}
 			for _, p := range operation.Parameters {
-				if strings.HasSuffix(path, "stance") || strings.HasSuffix(path, "/explain") || path == "/group" ||
-					path == "/group/create" || path == "/group/set" {
-					required += map[string]string{"group": "&group=workers",
-						"instance_id": "&instance_id=" + first}[p.Name]
-				}
 				if p.In != "query" {
 					t.Errorf("%s: %+v", path, p)
 				}
@@ -80,13 +82,15 @@ func TestOpenAPI(t *testing.T) {
 				requests = append(requests, request{method: strings.ToUpper(method), path: path})
 			} else {
 				for _, query := range []string{"?shard=a", "?shard=b", "?all_shards=true", "?shard=nowhere", "?"} {
-					requests = append(requests, request{method: strings.ToUpper(method), path: path + query + required})
+					requests = append(requests, request{method: strings.ToUpper(method),
+						path: path + query + required[path]})
 				}
 			}
 			for _, r := range requests {
 				if operation.RequestBody.Content != nil {
 					r.body = bodies[path]
-					check(t, operation.RequestBody.Content["application/json"].Schema, r.body)
+					check(t, within(document.Components, operation.RequestBody.Content["application/json"].Schema),
+						r.body)
 				}
 				for _, header := range []map[string]string{auth, nil} {
 					r.header = header
@@ -103,21 +107,22 @@ func TestOpenAPI(t *testing.T) {
 						t.Errorf("%s %s: %d %s is not described", r.method, r.path, status, key)
 						continue
 					}
-					check(t, response.Content["application/json"].Schema, body)
+					check(t, within(document.Components, response.Content["application/json"].Schema), body)
 				}
 			}
 		}
 	}
 	slices.Sort(described)
-	want := []string{"GET /config/status", "GET /events", "GET /events/follow", "GET /group", "GET /group/explain",
-		"GET /groups", "GET /health", "GET /instance", "GET /instance/explain", "GET /instances", "GET /openapi.json",
-		"GET /orphans", "GET /status", "POST /config/refresh", "POST /group/create", "POST /group/delete",
-		"POST /group/rollout", "POST /group/scale", "POST /group/set", "POST /instance/create", "POST /instance/delete",
-		"POST /instance/protect",
-		"POST /orphans/confirm", "POST /server/step-down"}
+	want := httpapi.Routes()
+	slices.Sort(want)
 	if diff := cmp.Diff(want, described); diff != "" || document.OpenAPI != "3.1.0" {
 		t.Error(document.OpenAPI, diff)
 	}
+}
+
+// within returns a schema that may refer to the components of the OpenAPI document.
+func within(components, schema json.RawMessage) json.RawMessage {
+	return slices.Concat([]byte(`{"components":`), components, []byte(`,"allOf":[`), schema, []byte(`]}`))
 }
 
 func itoa(n int) string {

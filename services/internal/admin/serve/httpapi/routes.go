@@ -1,160 +1,120 @@
 package httpapi
 
 import (
-	"fmt"
 	"net/http"
-	"slices"
+	"strings"
 
-	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // route is one method of one path.
 type route struct {
 	method, path, name, summary string
-	// A route needs no token if `open` is set. It needs a token with the role admin if `admin` is set.
-	open, admin bool
+	// role is the role that a token needs. If it is empty, the route needs no token.
+	role record.OperatorRole
 	// shards means that the query selects shards.
 	shards bool
-	// query lists the query parameters, except those that select shards.
+	// request is the message that the query and the body describe. It is nil for routes that are no call of the
+	// operator API.
+	request protoreflect.MessageDescriptor
+	// query lists the query parameters, except those that select shards. body is the field that has the whole body, or
+	// nil if the body has all fields.
 	query []parameter
-	// body and answer are values of the request and response types.
-	body, answer any
-	do           func(*call) (status int, body any, err error)
+	body  protoreflect.FieldDescriptor
+	// oneShard means that the request may select one shard only.
+	oneShard bool
+	answer   func(*document) object // the schema
+	do       func(*call) (status int, body any, err error)
 	// Routes that stream have the function `follow` instead of `do`. follow sends values of the answer's type, one on
 	// each line, until the client disconnects.
-	follow func(c *call, send func(any)) error
+	follow func(c *call, send func(any))
 }
 
-type parameter struct{ name, kind, about string }
+// parameter is a field of the request that is a parameter of the query. Its path has more than one field if it is in a
+// message in the request.
+type parameter []protoreflect.FieldDescriptor
 
-func (r route) parameters() []parameter {
-	if !r.shards {
-		return r.query
-	}
-	return append([]parameter{
-		{"shard", "string", "The shard to ask. Not needed if there is only one."},
-		{"all_shards", "boolean", "Ask every shard."},
-	}, r.query...)
-}
+func (p parameter) field() protoreflect.FieldDescriptor { return p[len(p)-1] }
+
+func (p parameter) name() string { return string(p.field().Name()) }
 
 // Health is the answer of GET /health.
 type Health struct {
-	Status  string `json:"status" jsonschema:"enum=ok"`
+	Status  string `json:"status"`
 	Version string `json:"version"`
 }
 
-// ConfirmOrphansRequest is the body of POST /orphans/confirm.
-type ConfirmOrphansRequest struct {
-	ProviderIDs []string `json:"provider_ids"`
+// Routes returns the calls of the operator API that the HTTP API offers, such as "GET /groups".
+func Routes() (routes []string) {
+	for _, r := range (&api{}).routes() {
+		routes = append(routes, r.method+" "+r.path)
+	}
+	return routes
 }
 
+// routes returns all routes. Those of the operator API come from the options of its calls.
 func (a *api) routes() []route {
-	return slices.Concat(a.shardRoutes(), a.eventRoutes(), a.groupRoutes(), a.instanceRoutes())
-}
-
-func (a *api) shardRoutes() []route {
-	return []route{
+	routes := []route{
 		{
-			method: http.MethodGet, path: "/health", name: "health",
-			summary: "Whether this process serves requests. Shards do not matter.", open: true, answer: Health{},
+			method: http.MethodGet, path: "/health", name: "Health",
+			summary: "Whether this process serves requests. Shards do not matter.",
+			answer: func(*document) object {
+				return schemaOf(object{"status": object{"type": "string", "enum": []string{"ok"}},
+					"version": object{"type": "string"}}, "status", "version")
+			},
 			do: func(*call) (int, any, error) { return http.StatusOK, Health{"ok", a.Version}, nil },
 		}, {
-			method: http.MethodGet, path: "/openapi.json", name: "openapi", summary: "This document.", open: true,
-			answer: map[string]any{},
+			method: http.MethodGet, path: "/openapi.json", name: "OpenAPI", summary: "This document.",
+			answer: func(*document) object { return object{"type": "object"} },
 			do:     func(*call) (int, any, error) { return http.StatusOK, a.document(), nil },
 		}, {
-			method: http.MethodGet, path: "/status", name: "status",
-			summary: "Leaders, configurations, sizes and active alerts of shards.", shards: true,
-			answer: fleet.Answers[fleet.StatusAnswer]{},
-			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Status(c.Context(), c.shards)) },
-		}, {
-			method: http.MethodPost, path: "/server/step-down", name: "serverStepDown", admin: true,
-			summary: "Make the leader hand over to another server.", shards: true,
-			answer: fleet.Answers[fleet.StepDownAnswer]{},
-			do: func(c *call) (int, any, error) {
-				if err := c.empty(); err != nil {
-					return 0, nil, err
-				}
-				c.detail = "step down"
-				return answer(a.Fleet.StepDown(c.Context(), c.shards))
-			},
-		}, {
-			method: http.MethodGet, path: "/orphans", name: "orphans", admin: true,
-			summary: "The VMs of shards that have no record in the bucket.", shards: true,
-			answer: fleet.Answers[fleet.OrphansAnswer]{},
-			do:     func(c *call) (int, any, error) { return answer(a.Fleet.Orphans(c.Context(), c.shards)) },
-		}, {
-			method: http.MethodPost, path: "/orphans/confirm", name: "orphansConfirm", admin: true,
-			summary: "Allow the leader to terminate the VMs without a record. The body names all of them.",
-			shards:  true, body: ConfirmOrphansRequest{},
-			answer: fleet.Answers[fleet.ConfirmAnswer]{},
-			do:     a.confirmOrphans,
-		}, {
-			method: http.MethodGet, path: "/config/status", name: "configStatus",
-			summary: "Which configuration is in force, and what is wrong with a newer one that was refused.",
-			shards:  true, answer: fleet.Answers[fleet.ConfigAnswer]{},
-			do: func(c *call) (int, any, error) {
-				return answer(a.Fleet.ConfigStatus(c.Context(), c.shards))
-			},
-		}, {
-			method: http.MethodPost, path: "/config/refresh", name: "configRefresh",
-			summary: "Make leaders read and apply their shards' configurations now. An invalid configuration is an " +
-				"error of its shard, which keeps the one before.",
-			shards: true, answer: fleet.Answers[fleet.RefreshAnswer]{},
-			do: func(c *call) (int, any, error) {
-				if err := c.empty(); err != nil {
-					return 0, nil, err
-				}
-				return answer(a.Fleet.Refresh(c.Context(), c.shards))
-			},
+			method: http.MethodGet, path: "/events/follow", name: "FollowShards", shards: true,
+			role: record.RoleViewer, summary: "What happens in shards, one event on each line, beginning with the " +
+				"present state. The response ends when the client disconnects. Empty lines show that the connection " +
+				"works.",
+			answer: (*document).event, follow: a.followEvents,
 		},
 	}
+	calls := nstancev1.OperatorCalls()
+	for i := range calls.Len() {
+		method := calls.Get(i)
+		options := nstancev1.OptionsOf(method)
+		verb, path, ok := strings.Cut(options.GetHttp(), " ")
+		if !ok {
+			continue
+		}
+		r := route{method: verb, path: path, name: string(method.Name()), summary: nstancev1.Comment(method),
+			role: record.OperatorRole(options.GetRole()), shards: true, request: method.Input(),
+			body:     method.Input().Fields().ByName(protoreflect.Name(options.GetBody())),
+			oneShard: options.GetOneShard(),
+			answer:   func(d *document) object { return d.answer(method.Output()) }}
+		if verb == http.MethodGet || r.body != nil {
+			r.query = parametersOf(r.request, r.body)
+		}
+		r.do = func(c *call) (int, any, error) { return a.invoke(r, method, c) }
+		routes = append(routes, r)
+	}
+	return routes
 }
 
-func (a *api) confirmOrphans(c *call) (int, any, error) {
-	var body ConfirmOrphansRequest
-	if err := c.read(&body); err != nil {
-		return 0, nil, err
+// parametersOf returns the fields of a message, and those of the messages in it. It leaves out the body, and the pages
+// of lists, because the fleet reads all pages.
+func parametersOf(message protoreflect.MessageDescriptor, body protoreflect.FieldDescriptor) (all []parameter) {
+	for i := range message.Fields().Len() {
+		field := message.Fields().Get(i)
+		switch {
+		case field == body, field.Name() == "page_size", field.Name() == "page_token":
+		case fleet.IsMessage(field):
+			for _, p := range parametersOf(field.Message(), body) {
+				all = append(all, append(parameter{field}, p...))
+			}
+		default:
+			all = append(all, parameter{field})
+		}
 	}
-	if len(c.shards) != 1 {
-		return 0, nil, badRequest("query: all_shards: confirm the orphans of one shard at a time")
-	}
-	c.detail = fmt.Sprintf("terminate %d orphans", len(body.ProviderIDs))
-	return answer(a.Fleet.ConfirmOrphans(c.Context(), c.shards, body.ProviderIDs))
-}
-
-// answer returns the HTTP status and the body for the answers of shards.
-func answer[T fleet.Result](answers []T) (int, any, error) {
-	return statusOf(answers), fleet.Answers[T]{Shards: answers}, nil
-}
-
-// statusOf returns 200 if every shard succeeded. If one of several shards failed, it returns 502, and the answers say
-// which shards failed. If the only shard failed, it returns the status for that error.
-func statusOf[T fleet.Result](answers []T) int {
-	failed := fleet.Failed(answers)
-	switch {
-	case len(failed) == 0:
-		return http.StatusOK
-	case len(answers) > 1:
-		return http.StatusBadGateway
-	}
-	switch failed[0].Code {
-	case codes.InvalidArgument, codes.OutOfRange:
-		return http.StatusBadRequest
-	case codes.PermissionDenied:
-		return http.StatusForbidden
-	case codes.NotFound:
-		return http.StatusNotFound
-	case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:
-		return http.StatusConflict
-	case codes.ResourceExhausted:
-		return http.StatusTooManyRequests
-	case codes.Unavailable:
-		return http.StatusServiceUnavailable
-	case codes.DeadlineExceeded, codes.Canceled:
-		return http.StatusGatewayTimeout
-	}
-	return http.StatusBadGateway // also if the shard rejects this process's certificate, which the caller cannot change
+	return all
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
@@ -48,9 +49,16 @@ func (p *page) changeGroup(r *http.Request) (detail, to string, err error) {
 		return detail, "", err
 	}
 	only := []string{shard}
-	switch do := fleet.RolloutAction(action); do {
-	case fleet.PauseRollout, fleet.ResumeRollout, fleet.RollGroup:
-		err = errorOf(p.Fleet.Rollout(r.Context(), only, name, do))
+	switch action {
+	case "pause":
+		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.PauseGroup,
+			&nstancev1.PauseGroupRequest{Group: name}))
+	case "resume":
+		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ResumeGroup,
+			&nstancev1.ResumeGroupRequest{Group: name}))
+	case "roll":
+		err = errorOf(fleet.Call(r.Context(), p.Fleet, only, fleet.Client.RollGroup,
+			&nstancev1.RollGroupRequest{Group: name}))
 	case "scale":
 		size, parseErr := strconv.ParseUint(r.PostFormValue("size"), 10, 31)
 		if parseErr != nil {
@@ -79,7 +87,8 @@ func (p *page) deleteInstance(r *http.Request) (detail, to string, err error) {
 	if reason == "" {
 		reason = "deleted on the page by " + clientOf(r).Name
 	}
-	answers := p.Fleet.DeleteInstance(r.Context(), []string{shard}, id, reason, false)
+	answers := fleet.Call(r.Context(), p.Fleet, []string{shard}, fleet.Client.DeleteInstance,
+		&nstancev1.DeleteInstanceRequest{InstanceId: id.String(), Reason: reason})
 	return detail, instancePath(shard, id.String()) + "?done=delete", errorOf(answers)
 }
 

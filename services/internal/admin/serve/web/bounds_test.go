@@ -44,7 +44,7 @@ func parameters(t *testing.T) []string {
 // parameter or one field of a form that is much too large. Each is refused in few words before a shard is called.
 func TestEveryPartOfARequestIsBounded(t *testing.T) {
 	const most = 2048
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	calls := func() (n int) {
 		s.a.Do(func() { n += len(s.a.Calls) })
 		s.b.Do(func() { n += len(s.b.Calls) })

@@ -26,7 +26,7 @@ func (b *bucket) Compare(context.Context, string) (web.Comparison, error) { retu
 // waits for. The page of a shard with a leader shows no lock.
 func TestLeaderlessShard(t *testing.T) {
 	s := newSiteWith(t, &bucket{lock: web.Lock{Holder: "server-9", Heir: "server-8", Term: 41, RenewedAt: fleettest.Now,
-		Lease: 10 * time.Second, Waits: "the lock is <stale>", Next: "start a server"}}, nil)
+		Lease: 10 * time.Second, Waits: "the lock is <stale>", Next: "start a server"}}, "")
 	s.a.Do(func() { s.a.Before = func(string) error { return fleettest.NotLeader("a", "", "") } })
 	all := s.text(t, "/ui/", 200)
 	if strings.Count(all, "Lock of server-9 in term 41") != 1 || !strings.Contains(all, "the lock is &lt;stale&gt;") {
@@ -50,7 +50,7 @@ func TestComparedConfiguration(t *testing.T) {
 		Effects: []string{"Instances are replaced."}, More: 7,
 		Diff: []web.DiffLine{{Class: "position", Text: "@@ -1 +1 @@"},
 			{Class: "removed", Text: `-"<old>"`}, {Class: "added", Text: `+"new"`}}}}
-	s := newSiteWith(t, b, nil)
+	s := newSiteWith(t, b, "")
 	text := s.text(t, "/ui/config", 200)
 	for _, want := range []string{"<dt>Groups that would roll</dt><dd>default/workers</dd>", "Instances are replaced.",
 		`<span class="removed">-&#34;&lt;old&gt;&#34;</span>`, `<span class="added">&#43;&#34;new&#34;</span>`,

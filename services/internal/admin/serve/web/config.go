@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 )
 
 // configView shows the configurations of all shards.
@@ -34,7 +35,8 @@ func (p *page) showConfig(w http.ResponseWriter, r *http.Request) error {
 			wg.Go(func() { view.Shards[i].Comparison, view.Shards[i].CompareErr = p.compare(r, name) })
 		}
 	}
-	for i, answer := range p.Fleet.ConfigStatus(r.Context(), names) {
+	for i, answer := range fleet.Call(r.Context(), p.Fleet, names, fleet.Client.GetConfigStatus,
+		&nstancev1.GetConfigStatusRequest{}) {
 		view.Shards[i].Shard, view.Shards[i].Config = answer.Shard, answer.Message
 		if answer.Err != nil {
 			problem := errorView(answer.Err)

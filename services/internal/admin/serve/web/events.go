@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
@@ -81,41 +83,44 @@ func (f eventFilter) query() url.Values {
 	return query
 }
 
-// history converts the page's filter to a filter for the shards' journals.
-func (f eventFilter) history(now time.Time) (h fleet.HistoryFilter, err error) {
-	h = fleet.HistoryFilter{Group: f.Group, InstanceID: f.Instance, Cause: f.Cause}
+// journal converts the page's filter to a request for the shards' journals.
+func (f eventFilter) journal(now time.Time) (*nstancev1.ListEventsRequest, error) {
+	h := &nstancev1.EventFilter{Group: f.Group, InstanceId: f.Instance, Cause: f.Cause}
+	request := &nstancev1.ListEventsRequest{Filter: h}
 	if f.Kind != "" {
 		h.Kinds = []string{f.Kind}
 	}
 	if f.Group != "" {
 		if err := ident.ValidateName(f.Group); err != nil {
-			return h, badFilter("group", err)
+			return nil, badFilter("group", err)
 		}
 	}
 	if f.Instance != "" {
 		if _, err := ident.ParseID(f.Instance); err != nil {
-			return h, badFilter("instance", err)
+			return nil, badFilter("instance", err)
 		}
 	}
 	if f.Period != "" {
 		d, err := time.ParseDuration(f.Period)
 		if err != nil || d <= 0 {
-			return h, badFilter("period", fmt.Errorf("%q is no duration like 1h", f.Period))
+			return nil, badFilter("period", fmt.Errorf("%q is no duration like 1h", f.Period))
 		}
-		h.Since = now.Add(-d)
+		h.Since = timestamppb.New(now.Add(-d))
 	}
 	for name, at := range map[string]struct {
 		text string
-		into *time.Time
-	}{"since": {f.Since, &h.Since}, "until": {f.Until, &h.Until}} {
+		into **timestamppb.Timestamp
+	}{"since": {f.Since, &h.Since}, "until": {f.Until, &request.Until}} {
 		if at.text == "" {
 			continue
 		}
-		if *at.into, err = time.Parse(time.RFC3339Nano, at.text); err != nil {
-			return h, badFilter(name, fmt.Errorf("%q is no time like 2026-01-02T15:04:05Z", at.text))
+		parsed, err := time.Parse(time.RFC3339Nano, at.text)
+		if err != nil {
+			return nil, badFilter(name, fmt.Errorf("%q is no time like 2026-01-02T15:04:05Z", at.text))
 		}
+		*at.into = timestamppb.New(parsed)
 	}
-	return h, nil
+	return request, nil
 }
 
 func badFilter(name string, err error) error {
@@ -130,9 +135,16 @@ func (f eventFilter) matches(shard string, e *nstancev1.JournalEvent) bool {
 		(f.Cause == "" || f.Cause == e.GetCause())
 }
 
+// history returns the events in the journals of shards.
+func (p *page) history(r *http.Request, shards []string, filter *nstancev1.EventFilter,
+	until *timestamppb.Timestamp) []fleet.Answer[*nstancev1.ListEventsResponse] {
+	return fleet.Call(r.Context(), p.Fleet, shards, fleet.Client.ListEvents,
+		&nstancev1.ListEventsRequest{Filter: filter, Until: until})
+}
+
 func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 	filter := readFilter(r.URL.Query())
-	history, err := filter.history(p.Now())
+	request, err := filter.journal(p.Now())
 	if err != nil {
 		return err
 	}
@@ -150,7 +162,7 @@ func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 		live = p.liveURL(query)
 	}
 	view := eventsView{Filter: filter, Shards: p.Fleet.Shards(), Kinds: record.EventKinds(), Periods: periods}
-	for _, answer := range p.Fleet.History(r.Context(), shards, history) {
+	for _, answer := range p.history(r, shards, request.GetFilter(), request.GetUntil()) {
 		if answer.Err != nil {
 			view.Failed = append(view.Failed, errorView(answer.Err))
 		}
@@ -164,7 +176,7 @@ func (p *page) showEvents(w http.ResponseWriter, r *http.Request) error {
 	slices.Reverse(view.Events)
 	if len(view.Events) > maxEvents {
 		filter.Until = fleet.Time(view.Events[maxEvents-1].GetAt()).Format(time.RFC3339Nano)
-		filter.Since, filter.Period = history.Since.UTC().Format(time.RFC3339Nano), ""
+		filter.Since, filter.Period = fleet.Time(request.GetFilter().GetSince()).Format(time.RFC3339Nano), ""
 		view.Events, view.Earlier = view.Events[:maxEvents], Path+"events?"+filter.query().Encode()
 	}
 	return p.renderLive(w, r, http.StatusOK, "events", strings.TrimSpace("Events "+filter.Group+filter.Instance),

@@ -46,11 +46,16 @@ func (p *page) showShard(w http.ResponseWriter, r *http.Request) error {
 
 // shards queries the named shards and returns one view for each of them.
 func (p *page) shards(r *http.Request, names []string) []shardView {
-	var statuses []fleet.StatusAnswer
-	var groups []fleet.GroupsAnswer
+	var statuses []fleet.Answer[*nstancev1.GetShardStatusResponse]
+	var groups []fleet.Answer[*nstancev1.ListGroupsResponse]
 	var wg sync.WaitGroup
-	wg.Go(func() { statuses = p.Fleet.Status(r.Context(), names) })
-	wg.Go(func() { groups = p.Fleet.Groups(r.Context(), names) })
+	wg.Go(func() {
+		statuses = fleet.Call(r.Context(), p.Fleet, names, fleet.Client.GetShardStatus,
+			&nstancev1.GetShardStatusRequest{})
+	})
+	wg.Go(func() {
+		groups = fleet.Call(r.Context(), p.Fleet, names, fleet.Client.ListGroups, &nstancev1.ListGroupsRequest{})
+	})
 	wg.Wait()
 	views := make([]shardView, len(names))
 	for i, name := range names {

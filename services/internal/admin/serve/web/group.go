@@ -94,13 +94,22 @@ func (p *page) showGroup(w http.ResponseWriter, r *http.Request) error {
 	}
 	live := p.liveURL(url.Values{"shard": {shard}, "group": {name}})
 	only := []string{shard}
-	var groups []fleet.GroupsAnswer
-	var instances []fleet.InstancesAnswer
-	var plans []fleet.ExplanationAnswer
+	var groups []fleet.Answer[*nstancev1.ListGroupsResponse]
+	var instances []fleet.Answer[*nstancev1.ListInstancesResponse]
+	var plans []fleet.Answer[*nstancev1.ExplainGroupResponse]
 	var wg sync.WaitGroup
-	wg.Go(func() { groups = p.Fleet.Group(r.Context(), only, name) })
-	wg.Go(func() { instances = p.Fleet.Instances(r.Context(), only, name) })
-	wg.Go(func() { plans = p.Fleet.Explain(r.Context(), only, name, nil) })
+	wg.Go(func() {
+		groups = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ListGroups,
+			&nstancev1.ListGroupsRequest{Group: name})
+	})
+	wg.Go(func() {
+		instances = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ListInstances,
+			&nstancev1.ListInstancesRequest{Group: name})
+	})
+	wg.Go(func() {
+		plans = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ExplainGroup,
+			&nstancev1.ExplainGroupRequest{Group: name})
+	})
 	wg.Wait()
 	for _, err := range []*fleet.Error{groups[0].Err, instances[0].Err} {
 		if err != nil {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
@@ -102,7 +104,7 @@ func (h *hub) followJournal(ctx context.Context, shard string) {
 	var position string
 	for ctx.Err() == nil {
 		// The error of FollowHistory is ignored, because followState records why a shard cannot be followed.
-		filter := fleet.HistoryFilter{Since: h.now().Add(-statisticsTime)}
+		filter := &nstancev1.EventFilter{Since: timestamppb.New(h.now().Add(-statisticsTime))}
 		_ = h.fleet.FollowHistory(ctx, shard, filter, position, func(e *nstancev1.JournalEvent) {
 			position = e.GetPosition()
 			h.mu.Lock()

@@ -52,13 +52,19 @@ func (p *page) showInstance(w http.ResponseWriter, r *http.Request) error {
 	}
 	live := p.liveURL(url.Values{"shard": {shard}, "instance": {id.String()}})
 	only := []string{shard}
-	var instances []fleet.InstanceAnswer
-	var plans []fleet.ExplanationAnswer
-	var events []fleet.HistoryAnswer
+	var instances []fleet.Answer[*nstancev1.GetInstanceStatusResponse]
+	var plans []fleet.Answer[*nstancev1.ExplainGroupResponse]
+	var events []fleet.Answer[*nstancev1.ListEventsResponse]
 	var wg sync.WaitGroup
-	wg.Go(func() { instances = p.Fleet.Instance(r.Context(), only, id) })
-	wg.Go(func() { plans = p.Fleet.ExplainInstance(r.Context(), only, id) })
-	wg.Go(func() { events = p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: id.String()}) })
+	wg.Go(func() {
+		instances = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.GetInstanceStatus,
+			&nstancev1.GetInstanceStatusRequest{InstanceId: id.String()})
+	})
+	wg.Go(func() {
+		plans = fleet.Call(r.Context(), p.Fleet, only, fleet.Client.ExplainGroup,
+			&nstancev1.ExplainGroupRequest{InstanceId: id.String()})
+	})
+	wg.Go(func() { events = p.history(r, only, &nstancev1.EventFilter{InstanceId: id.String()}, nil) })
 	wg.Wait()
 	view := instanceView{Shard: shard, MayChange: clientOf(r).MayChange(), Confirm: lastCharacters(id),
 		Done: doneText(r.FormValue("done"))}
@@ -102,7 +108,7 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 	}
 	only := []string{view.row.Shard}
 	if view.Predecessor != "" {
-		before := p.Fleet.History(r.Context(), only, fleet.HistoryFilter{InstanceID: view.Predecessor})[0]
+		before := p.history(r, only, &nstancev1.EventFilter{InstanceId: view.Predecessor}, nil)[0]
 		for _, e := range before.Message.GetEvents() {
 			switch e.GetKind() {
 			case "instance_lost", "instance_unhealthy", "instance_notice", "instance_pending_deletion":
@@ -112,9 +118,9 @@ func (p *page) addLife(r *http.Request, view *instanceView, events []*nstancev1.
 		}
 	}
 	if len(events) > 0 && view.GetGroup() != "" {
-		filter := fleet.HistoryFilter{Group: view.GetGroup(), Kinds: []string{"instance_creating"},
-			Since: fleet.Time(events[0].GetAt())}
-		for _, e := range p.Fleet.History(r.Context(), only, filter)[0].Message.GetEvents() {
+		filter := &nstancev1.EventFilter{Group: view.GetGroup(), Kinds: []string{"instance_creating"},
+			Since: events[0].GetAt()}
+		for _, e := range p.history(r, only, filter, nil)[0].Message.GetEvents() {
 			if e.GetReplaces() == view.GetInstanceId() {
 				view.Successor = e.GetInstanceId()
 				view.Steps = append(view.Steps, step{JournalEvent: e, Name: stepName(e.GetKind()),

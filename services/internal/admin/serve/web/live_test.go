@@ -84,7 +84,7 @@ func next(t testing.TB, events <-chan liveEvent, kind string) liveEvent {
 // liveSite returns a site whose hub runs. Tests send the events of the shard s.a through channels.
 func liveSite(t testing.TB) *site {
 	t.Helper()
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.InstanceEvents = make(chan *nstancev1.InstanceEvent, 10)
 	s.a.GroupEvents = make(chan *nstancev1.GroupEvent, 10)
 	s.a.ErrorEvents = make(chan *nstancev1.ErrorEvent, 10)

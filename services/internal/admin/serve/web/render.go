@@ -16,6 +16,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
 )
 
 // parseTemplates returns a map from the name of each page to its template. It panics if a template has a mistake.
@@ -169,28 +170,8 @@ func errorView(err error) problem {
 	case errors.As(err, &own):
 		return problem{status: own.status, Message: own.message, Hint: own.hint}
 	case errors.As(err, &shard):
-		return problem{status: statusOf(shard.Code), Shard: shard.Shard, Message: shard.Message, Hint: shard.Hint,
-			Unavailable: shard.Code == codes.Unavailable || shard.Code == codes.DeadlineExceeded}
+		return problem{status: httpapi.StatusOf(shard.Code), Shard: shard.Shard, Message: shard.Message,
+			Hint: shard.Hint, Unavailable: shard.Code == codes.Unavailable || shard.Code == codes.DeadlineExceeded}
 	}
 	return problem{status: http.StatusInternalServerError, Message: fmt.Sprint(err)}
-}
-
-func statusOf(code codes.Code) int {
-	switch code {
-	case codes.NotFound:
-		return http.StatusNotFound
-	case codes.PermissionDenied:
-		return http.StatusForbidden
-	case codes.InvalidArgument, codes.OutOfRange:
-		return http.StatusBadRequest
-	case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:
-		return http.StatusConflict
-	case codes.ResourceExhausted:
-		return http.StatusTooManyRequests
-	case codes.Unavailable:
-		return http.StatusServiceUnavailable
-	case codes.DeadlineExceeded:
-		return http.StatusGatewayTimeout
-	}
-	return http.StatusBadGateway
 }

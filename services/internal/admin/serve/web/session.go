@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,27 +15,17 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/pasted"
-)
-
-// Role is what a person may do on the page.
-type Role string
-
-// The roles.
-const (
-	// RoleViewer may read.
-	RoleViewer Role = "viewer"
-	// RoleOperator permits what RoleViewer permits, and also changing groups and deleting instances.
-	RoleOperator Role = "operator"
+	"github.com/nstance-kit/nstance/services/contract/record"
 )
 
 // Client is a person who is logged in.
 type Client struct {
-	Name string `json:"name"`
-	Role Role   `json:"role"`
+	Name string              `json:"name"`
+	Role record.OperatorRole `json:"role"`
 }
 
 // MayChange reports whether the client may change something.
-func (c Client) MayChange() bool { return c.Role == RoleOperator }
+func (c Client) MayChange() bool { return c.Role.Includes(record.RoleOperator) }
 
 const (
 	cookieName = "nstance-session"
@@ -87,11 +78,11 @@ func (p *page) sign(text []byte) []byte {
 // client returns the client that sent the request. A bearer token or the cookie of a login identifies the client. A
 // proxy in front of the page may add the token.
 func (p *page) client(r *http.Request) (Client, bool) {
-	if p.Login == nil {
-		return p.Local, true
+	if p.Tokens == nil {
+		return Client{"local", record.RoleOperator}, true
 	}
 	if scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") {
-		return p.Login(pasted.Clean(token))
+		return p.holder(token)
 	}
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -99,6 +90,12 @@ func (p *page) client(r *http.Request) (Client, bool) {
 	}
 	s, err := p.open(cookie.Value)
 	return s.Client, err == nil
+}
+
+// holder returns the client who holds a token. A token without a role is that of a viewer.
+func (p *page) holder(token string) (Client, bool) {
+	found, ok := p.Tokens.Find(pasted.Clean(token))
+	return Client{found.Name, cmp.Or(found.Role, record.RoleViewer)}, ok
 }
 
 // setCookie makes the browser keep the value of a session for the duration `age`, or delete the value if `age` is
@@ -112,14 +109,14 @@ func setCookie(w http.ResponseWriter, r *http.Request, value string, age time.Du
 // login shows the form, or checks a token and starts a session.
 func (p *page) login(w http.ResponseWriter, r *http.Request) error {
 	view := loginView{To: localPath(r.FormValue("to"))}
-	if p.Login == nil {
+	if p.Tokens == nil {
 		http.Redirect(w, r, view.To, http.StatusSeeOther)
 		return nil
 	}
 	if r.Method != http.MethodPost {
 		return p.render(w, r, http.StatusOK, "login", "Log in", view)
 	}
-	client, ok := p.Login(pasted.Clean(r.PostFormValue("token")))
+	client, ok := p.holder(r.PostFormValue("token"))
 	if !ok {
 		p.Log.Warn("login refused", "remote", r.RemoteAddr)
 		view.Refused = true

@@ -47,15 +47,14 @@ const (
 //go:embed templates assets
 var files embed.FS
 
-// Options configure [New]. All but Bucket and Login are required.
+// Options configure [New]. All but Bucket and Tokens are required.
 type Options struct {
 	Fleet *fleet.Fleet
 	// Bucket reads the bucket of the shards. If it is nil, the page shows only what leaders answer.
 	Bucket Bucket
-	// Login returns the client to whom a token belongs. If Login is nil, no login is needed, and every client that can
-	// connect is treated as Local. The listener must then be reachable only from this machine.
-	Login   func(token string) (Client, bool)
-	Local   Client
+	// Tokens authenticate clients at the login. If there are none, no login is needed, and every client that can
+	// connect has the role operator. The listener must then be reachable only from this machine.
+	Tokens  httpapi.Tokens
 	Version string
 	// Timeout limits one request, including its calls to shards.
 	Timeout time.Duration
@@ -142,7 +141,7 @@ func (p *page) guard(next http.Handler) http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
-		if p.Login == nil && !httpapi.NamesThisMachine(r) {
+		if p.Tokens == nil && !httpapi.NamesThisMachine(r) {
 			p.fail(w, r, &httpError{http.StatusForbidden, "Without tokens only this machine is served.",
 				"Open the page as localhost, or start nstance-admin serve with --token-file."})
 			return
@@ -293,7 +292,7 @@ func (p *page) render(w http.ResponseWriter, r *http.Request, status int, name, 
 func (p *page) renderLive(w http.ResponseWriter, r *http.Request, status int, name, title, live string,
 	view any) error {
 	var b bytes.Buffer
-	f := frame{title, clientOf(r), p.Login != nil, p.Version, p.Now().UTC(), live, view}
+	f := frame{title, clientOf(r), p.Tokens != nil, p.Version, p.Now().UTC(), live, view}
 	if err := p.templates[name].ExecuteTemplate(&b, "layout.html", f); err != nil {
 		return fmt.Errorf("render page %s: %w", name, err)
 	}

@@ -67,12 +67,12 @@ type site struct {
 	log   *strings.Builder
 }
 
-func newSite(t testing.TB, login func(string) (web.Client, bool)) *site {
+func newSite(t testing.TB, tokens string) *site {
 	t.Helper()
-	return newSiteWith(t, nil, login)
+	return newSiteWith(t, nil, tokens)
 }
 
-func newSiteWith(t testing.TB, bucket web.Bucket, login func(string) (web.Client, bool)) *site {
+func newSiteWith(t testing.TB, bucket web.Bucket, tokens string) *site {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	s := &site{a: shard(), b: shard(), log: &strings.Builder{}}
@@ -86,9 +86,14 @@ func newSiteWith(t testing.TB, bucket web.Bucket, login func(string) (web.Client
 		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour), Rand: fleettest.Rand(1)})
 	t.Cleanup(f.Close)
 	s.fleet = f
-	s.page = web.New(web.Options{Fleet: f, Bucket: bucket, Login: login, Local: web.Client{Name: "local",
-		Role: web.RoleOperator}, Version: "1.2.3", Timeout: time.Minute, Now: fleettest.Clock,
-		Log: slog.New(slog.NewTextHandler(s.log, nil))})
+	var parsed httpapi.Tokens
+	if tokens != "" {
+		if parsed, err = httpapi.ParseTokens(tokens); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.page = web.New(web.Options{Fleet: f, Bucket: bucket, Tokens: parsed, Version: "1.2.3", Timeout: time.Minute,
+		Now: fleettest.Clock, Log: slog.New(slog.NewTextHandler(s.log, nil))})
 	return s
 }
 
@@ -150,7 +155,7 @@ func (s *site) text(t testing.TB, path string, want int) string {
 
 // TestPages checks that every page contains the values that the shards answer, escaped for HTML.
 func TestPages(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.History = []*nstancev1.JournalEvent{
 		{Position: "3-1", Kind: "instance_lost", Group: "workers", InstanceId: first,
 			At: timestamppb.New(fleettest.Now.Add(-time.Minute)), Message: "gone <b>"},
@@ -194,7 +199,7 @@ func TestPages(t *testing.T) {
 
 // TestRolloutWaits checks that the page shows what a rollout waits for, and until when the rollout waits.
 func TestRolloutWaits(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.Do(func() {
 		s.a.Groups[0].RolloutWaits = "no window is open"
 		s.a.Explanations["workers"].RolloutUntil = timestamppb.New(fleettest.Now.Add(time.Hour))
@@ -209,7 +214,7 @@ func TestRolloutWaits(t *testing.T) {
 // TestShardWithoutAnswer checks that a shard that does not answer keeps its row, with the reason why it does not
 // answer. The rows of other shards stay.
 func TestShardWithoutAnswer(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.Do(func() {
 		s.a.Before = func(string) error { return fleettest.NotLeader("a", "", "") }
 	})
@@ -224,7 +229,7 @@ func TestShardWithoutAnswer(t *testing.T) {
 
 // TestRefusedConfiguration checks that the page shows the positions of the problems of a refused configuration.
 func TestRefusedConfiguration(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.Config.RefusedEtag, s.a.Status.RefusedEtag = "e2", "e2"
 	s.a.Config.Problems = []*nstancev1.ConfigProblem{{Path: "groups.workers.size", Line: 14, Column: 9,
 		Message: "is negative"}}
@@ -242,7 +247,7 @@ func TestRefusedConfiguration(t *testing.T) {
 
 // TestHeaders checks that the headers forbid inline scripts and styles, and that no page has any.
 func TestHeaders(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	inline := regexp.MustCompile(`<style|<script[^>]*>[^<]|\sstyle=|\son[a-z]+=|javascript:`)
 	for _, path := range []string{"/ui/", "/ui/shards/a", "/ui/shards/a/groups/workers", "/ui/events", "/ui/config",
 		"/ui/shards/a/instances/" + first, "/ui/nothing"} {
@@ -266,7 +271,7 @@ func TestHeaders(t *testing.T) {
 // TestAssets checks that the style and the script are at the addresses to which the pages refer. A browser may cache
 // them forever.
 func TestAssets(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	found := regexp.MustCompile(`/ui/assets/[^"]+`).FindAllString(s.text(t, "/ui/", 200), -1)
 	if len(found) != 3 {
 		t.Fatal(found)
@@ -282,13 +287,8 @@ func TestAssets(t *testing.T) {
 	s.text(t, "/ui/assets/x/nothing.js", 404)
 }
 
-// logins accepts the token of an operator and that of a viewer.
-func logins(token string) (web.Client, bool) {
-	clients := map[string]web.Client{"olivias-token-of-24-chars": {Name: "olivia", Role: web.RoleOperator},
-		"victors-token-of-24-chars": {Name: "victor", Role: web.RoleViewer}}
-	client, ok := clients[token]
-	return client, ok
-}
+// logins has the token of an operator and that of a viewer.
+const logins = "olivia olivias-token-of-24-chars operator\nvictor victors-token-of-24-chars viewer"
 
 // login logs in with the token and returns the cookie of the session.
 func (s *site) login(t testing.TB, token string) *http.Cookie {
@@ -405,7 +405,7 @@ func TestSlowLogins(t *testing.T) {
 // TestLocalOnly checks that a page that is configured without logins answers only requests for host names of this
 // machine.
 func TestLocalOnly(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	resp := s.do(t, request{path: "/ui/", host: "evil.example:8080"})
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusForbidden {
@@ -415,7 +415,7 @@ func TestLocalOnly(t *testing.T) {
 
 // TestManyInstances shows that the list of a large group is split into pages, and that each page stays small.
 func TestManyInstances(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.Instances = manyInstances(5000)
 	start := time.Now()
 	text := s.text(t, "/ui/shards/a/groups/workers?page=2", 200)
@@ -451,7 +451,7 @@ func manyInstances(n int) []*nstancev1.InstanceStatus {
 
 // TestUnavailableShard checks that a group's page shows the error of a shard that does not answer.
 func TestUnavailableShard(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.a.Do(func() {
 		s.a.Before = func(string) error { return status.Error(codes.PermissionDenied, "the operator was removed") }
 	})
@@ -462,7 +462,7 @@ func TestUnavailableShard(t *testing.T) {
 
 // TestFiguresAreThoseOfTheAPI checks that the page shows the same numbers of instances as the HTTP API.
 func TestFiguresAreThoseOfTheAPI(t *testing.T) {
-	s := newSite(t, nil)
+	s := newSite(t, "")
 	s.b.Groups = append(s.b.Groups, &nstancev1.GroupStatus{Group: "other", Size: 40, ActualSize: 30, Healthy: 20})
 	api := httpapi.New(httpapi.Options{Fleet: s.fleet, Timeout: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/groups?all_shards=true", nil)

@@ -287,8 +287,8 @@ func (s *Shard) newID() string {
 
 func (s *Shard) newInstance(id string, g *nstancev1.GroupStatus, instanceType string) *nstancev1.InstanceStatus {
 	settings := config.ReadSettings(g.GetMergedJson())
-	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: settings.Template, Kind: g.GetKind(),
-		State: "registered", ProviderState: "running",
+	return &nstancev1.InstanceStatus{InstanceId: id, Group: g.GetGroup(), Template: settings.Template,
+		Kind: g.GetKind(), State: "registered", ProviderState: "running",
 		ProviderId: "test:///" + s.id + "/" + id, Health: "healthy", Ipv4: "10.0.0.1", Hostname: id,
 		InstanceType: cmp.Or(instanceType, settings.InstanceType), Zone: s.id, Region: "test"}
 }

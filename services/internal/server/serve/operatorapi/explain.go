@@ -1,10 +1,17 @@
 package operatorapi
 
 import (
+	"cmp"
 	"context"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
+	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
 )
 
 // ExplainGroup returns the leader's next plan for one of the tenant's groups, and changes nothing.
@@ -14,20 +21,32 @@ func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupR
 }
 
 func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
-	if err := groupName("group", req.GetGroup()); err != nil {
+	name := req.GetGroup()
+	var only shardstate.InstanceView // zero: all instances
+	if req.GetInstanceId() != "" {
+		var err error
+		if only, err = c.instance(req.GetInstanceId()); err != nil {
+			return nil, err
+		}
+		name = cmp.Or(name, only.Record.Group)
+	}
+	about := func(ids ...ident.ID) bool {
+		return req.GetInstanceId() == "" || slices.Contains(ids, only.Record.ID)
+	}
+	if err := groupName("group", name); err != nil {
 		return nil, err
 	}
-	key := c.key(req.GetGroup())
+	key := c.key(name)
 	snapshot, e, ok := c.Leader.Leader.Loop.Explain(key, req.Size)
 	if !ok {
 		return nil, errNoGroup(key)
 	}
-	answer := &nstancev1.ExplainGroupResponse{PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
+	answer := &nstancev1.ExplainGroupResponse{Group: name, PlannedAt: timestamp(snapshot.Now), Term: snapshot.Term,
 		Desired: uint32(e.Desired), BlockedReason: e.Blocked, BlockedUntil: timestamp(e.BlockedUntil),
 		NextPlanAt:     timestamp(e.NextPlan),
 		UnhealthyGuard: e.Guarded, RolloutWaits: e.Rollout, RolloutUntil: timestamp(e.RolloutUntil)}
 	for _, a := range e.Actions {
-		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError {
+		if a.Kind == plan.RaiseError || a.Kind == plan.ResolveError || !about(a.Instance, a.Replaces) {
 			continue // errors has the active ones
 		}
 		planned := &nstancev1.PlannedAction{Kind: string(a.Kind), Reason: a.Why(), Cause: string(a.Cause),
@@ -41,11 +60,18 @@ func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.Expl
 		answer.Actions = append(answer.Actions, planned)
 	}
 	for n, v := range e.Verdicts {
+		if !about(v.Instance) {
+			continue
+		}
 		i := &snapshot.Instances[n]
 		answer.Instances = append(answer.Instances, &nstancev1.InstanceVerdict{InstanceId: v.Instance.String(),
 			Rule: uint32(v.Rule), RuleName: v.RuleName, Cause: string(v.Cause), Until: timestamp(v.Until),
 			Work: i.Work.String(), DrainDeadline: timestamp(i.DeleteDeadline), FailedCheck: i.FailedCheck,
 			Refused: i.Refused})
+	}
+	if req.GetInstanceId() != "" && len(answer.GetInstances()) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"instance_id: instance %s is %s, so that no rule applies to it", only.Record.ID, only.Record.State)
 	}
 	for _, event := range c.state().Standing(c.tenant) {
 		if event.Group == "" || event.Tenant == key.Tenant && event.Group == key.Group {

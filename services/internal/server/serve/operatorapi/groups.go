@@ -34,6 +34,17 @@ func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGrou
 		return v.GroupKey.Group > after
 	})
 	answer := &nstancev1.ListGroupsResponse{}
+	if name := req.GetGroup(); name != "" {
+		if err := groupName("group", name); err != nil {
+			return nil, err
+		}
+		view, ok := c.state().GroupView(c.key(name))
+		if !ok {
+			return nil, errNoGroup(c.key(name))
+		}
+		answer.Groups = append(answer.Groups, c.groupStatus(view))
+		return answer, nil
+	}
 	for _, view := range views {
 		answer.Groups = append(answer.Groups, c.groupStatus(view))
 	}

@@ -261,7 +261,7 @@ func TestConditionalChangesLoseNothing(t *testing.T) {
 		"limit per hour":   upsert(&nstancev1.UpsertGroupRequest{Patch: `{"disruption": {"max_per_hour": 3}}`}),
 		"schedules":        upsert(&nstancev1.UpsertGroupRequest{Patch: `{"schedules": [{"cron": "0 7 * * Mon-Fri", "size": 1}]}`}),
 		"protection": func() error {
-			_, err := w.ProtectInstance(ctx, &nstancev1.ProtectInstanceRequest{InstanceId: id, Protected: true})
+			_, err := w.ProtectInstance(ctx, &nstancev1.ProtectInstanceRequest{InstanceId: id})
 			return err
 		},
 	} {
@@ -389,6 +389,19 @@ func TestExplainGroup(t *testing.T) {
 	if !has("of the shard") || has("elsewhere") {
 		t.Errorf("errors %v: want those of the group and of the shard", e.GetErrors())
 	}
+	id := e.GetInstances()[0].GetInstanceId()
+	e, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{InstanceId: id})
+	if err != nil || e.GetGroup() != "fleet" || len(e.GetInstances()) != 1 || len(e.GetActions()) != 0 {
+		t.Errorf("of instance %s: %v, %v", id, e, err)
+	}
+	_, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "static", InstanceId: id})
+	wants(t, "an instance of another group", err, codes.FailedPrecondition, "no rule applies")
+	listed, err := w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{Group: "fleet"})
+	if err != nil || len(listed.GetGroups()) != 1 || listed.GetGroups()[0].GetGroup() != "fleet" {
+		t.Errorf("one group: %v, %v", listed, err)
+	}
+	_, err = w.ListGroups(t.Context(), &nstancev1.ListGroupsRequest{Group: "nobody"})
+	wants(t, "no group", err, codes.NotFound, "nobody")
 	empty := uint32(0)
 	e, err = w.ExplainGroup(t.Context(), &nstancev1.ExplainGroupRequest{Group: "fleet", Size: &empty})
 	if err != nil || e.GetDesired() != 0 || len(e.GetActions()) != 1 || e.GetActions()[0].GetKind() != "mark_deleting" {

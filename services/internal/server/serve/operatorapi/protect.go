@@ -26,10 +26,11 @@ func (c *call) protectInstance(req *nstancev1.ProtectInstanceRequest) (*nstancev
 		return nil, err
 	}
 	key, id := c.key(view.Record.Group), view.Record.ID
+	protect := !req.GetOff()
 	switch {
 	case view.Record.OnDemand:
 		return nil, invalid("instance_id", "instance %s was created on demand: it is never replaced or chosen", id)
-	case req.GetProtected() && (view.Record.State == record.Deleting || view.Record.State == record.Deleted):
+	case protect && (view.Record.State == record.Deleting || view.Record.State == record.Deleted):
 		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is %s", id, view.Record.State)
 	}
 	changed := false
@@ -37,14 +38,14 @@ func (c *call) protectInstance(req *nstancev1.ProtectInstanceRequest) (*nstancev
 		if !exists {
 			return errNoGroup(key)
 		}
-		changed = slices.Contains(spec.Protected, id.String()) != req.GetProtected()
+		changed = slices.Contains(spec.Protected, id.String()) != protect
 		if !changed {
 			return nil
 		}
 		spec.Protected = slices.DeleteFunc(c.live(c.Config.Groups()[key].Protected), func(text string) bool {
 			return text == id.String()
 		})
-		if req.GetProtected() {
+		if protect {
 			spec.Protected = append(spec.Protected, id.String())
 		}
 		return nil
@@ -54,11 +55,11 @@ func (c *call) protectInstance(req *nstancev1.ProtectInstanceRequest) (*nstancev
 	}
 	if changed {
 		message := "it is no longer protected"
-		if req.GetProtected() {
+		if protect {
 			message = "it is protected from voluntary replacement and from a smaller size"
 		}
 		c.Log.Info("protection changed", "tenant", key.Tenant, "group", key.Group, "instance", id.String(),
-			"operator", c.operator.String(), "protected", req.GetProtected())
+			"operator", c.operator.String(), "protected", protect)
 		c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Instance: id.String(),
 			Message: message})
 	}

@@ -21,7 +21,7 @@ func TestProtectInstance(t *testing.T) {
 		w.register(t, id, shardstate.Report{Healthy: true})
 	}
 	oldest := ids[0]
-	req := &nstancev1.ProtectInstanceRequest{InstanceId: oldest.String(), Protected: true}
+	req := &nstancev1.ProtectInstanceRequest{InstanceId: oldest.String()}
 	w.breakStore(func(r mem.Request) mem.Fault {
 		if r.Op == mem.Put {
 			return outOfOrder(r)
@@ -52,8 +52,8 @@ func TestProtectInstance(t *testing.T) {
 		}
 		protected(oldest)
 	}
-	if _, err := w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: ids[2].String(),
-		Protected: true}); err != nil {
+	if _, err := w.ProtectInstance(t.Context(),
+		&nstancev1.ProtectInstanceRequest{InstanceId: ids[2].String()}); err != nil {
 		t.Fatal(err)
 	}
 	protected(oldest, ids[2])
@@ -70,7 +70,8 @@ func TestProtectInstance(t *testing.T) {
 	}
 	_, err = w.ProtectInstance(t.Context(), req)
 	wants(t, "a leaving instance", err, codes.FailedPrecondition, "is deleting")
-	answer, err := w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: ids[2].String()})
+	answer, err := w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: ids[2].String(),
+		Off: true})
 	if err != nil || answer.GetInstance().GetProtected() {
 		t.Errorf("%v, %v", answer, err)
 	}
@@ -80,11 +81,9 @@ func TestProtectInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: onDemand.GetInstanceId(),
-		Protected: true})
+	_, err = w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: onDemand.GetInstanceId()})
 	wants(t, "on demand", err, codes.InvalidArgument, "on demand")
-	_, err = w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: w.NewID(t, "knd").String(),
-		Protected: true})
+	_, err = w.ProtectInstance(t.Context(), &nstancev1.ProtectInstanceRequest{InstanceId: w.NewID(t, "knd").String()})
 	wants(t, "unknown", err, codes.NotFound, "instance_id")
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
@@ -27,24 +28,12 @@ type Leading struct {
 	Standbys []string
 }
 
-// roles maps the name of a method to the role that its calls need. Calls of methods that are not listed need
-// RoleOperator.
-var roles = map[string]record.OperatorRole{
-	"ConfirmOrphans": record.RoleAdmin, "ListOrphans": record.RoleAdmin, "StepDown": record.RoleAdmin,
-
-	"ExplainGroup": record.RoleViewer, "FollowEvents": record.RoleViewer, "GetConfigStatus": record.RoleViewer,
-	"GetInstanceStatus": record.RoleViewer, "GetInstanceType": record.RoleViewer, "GetShardStatus": record.RoleViewer,
-	"ListEvents": record.RoleViewer, "ListGroups": record.RoleViewer, "ListInstances": record.RoleViewer,
-	"RenewCertificate": record.RoleViewer, "WatchErrors": record.RoleViewer, "WatchGroups": record.RoleViewer,
-	"WatchInstances": record.RoleViewer,
-}
-
 // permit refuses a call that needs a more powerful role than the operator has.
 func (c *call) permit(ctx context.Context) error {
 	method := methodOf(ctx)
-	need, ok := roles[method]
-	if !ok {
-		need = record.RoleOperator
+	need := record.RoleAdmin
+	if call := nstancev1.OperatorCalls().ByName(protoreflect.Name(method)); call != nil {
+		need = record.OperatorRole(nstancev1.OptionsOf(call).GetRole())
 	}
 	if !c.role.Includes(need) {
 		return status.Errorf(codes.PermissionDenied, "%s needs the role %s: register the operator with --role %[2]s",

@@ -20,6 +20,7 @@ import (
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/internal/admin/fleet"
+	"github.com/nstance-kit/nstance/services/internal/admin/serve/httpapi"
 	"github.com/nstance-kit/nstance/services/internal/admin/serve/web"
 	"github.com/nstance-kit/nstance/services/internal/proof/fleettest"
 )
@@ -38,7 +39,8 @@ func newShard(n int) *fleettest.Shard {
 		Config: &nstancev1.GetConfigStatusResponse{Etag: "5d41402abc4b2a76", Generation: 4,
 			ClusterId: "example", Term: 7, Size: 4812, LeaderId: "server-2", LastModified: at(49 * time.Hour)},
 		Groups: []*nstancev1.GroupStatus{{Group: "workers", IsStatic: true, Size: uint32(n), ActualSize: uint32(n),
-			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker"}`, Kind: "wrk", Etag: "etag-1",
+			Healthy: uint32(n - 1), Outdated: uint32(n / 3), MergedJson: `{"template":"worker"}`, Kind: "wrk",
+			Etag:          "etag-1",
 			BlockedReason: "1 instance is silent", BlockedSince: at(41 * time.Second)}},
 		Explanations: map[string]*nstancev1.ExplainGroupResponse{"workers": {PlannedAt: at(0), Term: 7,
 			Desired: uint32(n), BlockedReason: "1 instance is silent", NextPlanAt: at(-30 * time.Second),
@@ -89,10 +91,8 @@ func newShard(n int) *fleettest.Shard {
 	return s
 }
 
-// logins accepts one token.
-func logins(token string) (web.Client, bool) {
-	return web.Client{Name: "olivia", Role: web.RoleOperator}, token == "olivias-token-of-24-chars"
-}
+// logins has one token.
+const logins = "olivia olivias-token-of-24-chars operator"
 
 // bucket is a bucket in which the newest configuration of the shard us-west-2b is not yet in force.
 type bucket struct{}
@@ -118,7 +118,7 @@ func (bucket) Compare(_ context.Context, shard string) (web.Comparison, error) {
 
 // serve serves the page of three shards and returns its address. The second shard refused a configuration, and the
 // third has no leader.
-func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, bool)) string {
+func serve(t *testing.T, a *fleettest.Shard, tokens string) string {
 	t.Helper()
 	c := fleettest.NewCluster(t, "example")
 	b := newShard(12)
@@ -136,8 +136,13 @@ func serve(t *testing.T, a *fleettest.Shard, login func(string) (web.Client, boo
 	f := fleet.New(fleet.Options{Servers: servers, Timeout: patience, Now: fleettest.Clock, Rand: fleettest.Rand(1),
 		IdentityDir: c.Identity(t, "default", fleettest.Now, 30*24*time.Hour)})
 	t.Cleanup(f.Close)
-	page := web.New(web.Options{Fleet: f, Bucket: bucket{}, Login: login,
-		Local:   web.Client{Name: "local", Role: web.RoleOperator},
+	var parsed httpapi.Tokens
+	if tokens != "" {
+		if parsed, err = httpapi.ParseTokens(tokens); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := web.New(web.Options{Fleet: f, Bucket: bucket{}, Tokens: parsed,
 		Version: "0.2.0", Timeout: patience, Now: fleettest.Clock, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -173,7 +178,7 @@ func TestManyInstances(t *testing.T) {
 		return
 	}
 	shard := newShard(manyInstances)
-	url := serve(t, shard, nil) + "shards/us-west-2a/groups/workers"
+	url := serve(t, shard, "") + "shards/us-west-2a/groups/workers"
 	b.open(url)
 	b.awaitLive()
 	var firstByte, render time.Duration
@@ -301,7 +306,7 @@ func TestKeyboard(t *testing.T) {
 		return
 	}
 	shard := newShard(3)
-	b.open(serve(t, shard, nil))
+	b.open(serve(t, shard, ""))
 	b.awaitLive()
 	focused := func() string { return evaluate[string](b, "document.activeElement.innerText") }
 	b.do(chromedp.KeyEvent(kb.Tab))
@@ -332,12 +337,10 @@ func TestViewer(t *testing.T) {
 		return
 	}
 	shard := newShard(3)
-	url := serve(t, shard, func(string) (web.Client, bool) {
-		return web.Client{Name: "victor", Role: web.RoleViewer}, true
-	})
+	url := serve(t, shard, "victor any-token-of-a-viewer viewer")
 	b.open(url + "shards/us-west-2a/groups/workers")
 	b.await("input[name=token]")
-	b.do(chromedp.SendKeys(chromedp.CSS("input[name=token]"), "any\n"))
+	b.do(chromedp.SendKeys(chromedp.CSS("input[name=token]"), "any-token-of-a-viewer\n"))
 	b.await("#instances")
 	if n := evaluate[int](b, "document.querySelectorAll('main form').length"); n != 0 {
 		t.Error(n, "forms")

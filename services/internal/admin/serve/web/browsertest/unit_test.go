@@ -114,7 +114,8 @@ func checkViewersPage(ctx context.Context, t *testing.T, url string) error {
 			t.Errorf("%s: status %d, %v\n%s", path, status, err, text)
 		}
 	}
-	status, text, err := ask(http.MethodPost, "/group/scale?shard="+local.Shard, `{"group": "`+group+`", "size": 1}`)
+	status, text, err := ask(http.MethodPost, "/group?must_exist=true&group="+group+"&shard="+local.Shard,
+		`{"size": 1}`)
 	if err != nil || status != http.StatusForbidden {
 		t.Errorf("a viewer changes a group: status %d, %v\n%s", status, err, text)
 	}
