@@ -129,16 +129,15 @@ func (p *Provider) instance(ctx context.Context, what, id string) (types.Instanc
 // List implements infra.Provider. It reads all pages of DescribeInstances, filtered by tags. EC2 lists terminated
 // instances for about an hour.
 func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, error) {
-	return p.list(ctx, "list", filter("tag:"+tagManaged, managed), filter("tag:"+tagCluster, owner.Cluster),
-		filter("tag:"+tagShard, owner.Shard))
+	return p.list(ctx, "list", append(ofOwner(owner), filter("tag:"+tagManaged, managed))...)
 }
 
 // FindByInstance implements infra.Provider with a filter by tag. Several VMs match if a person copied tags.
 // FindByInstance then returns the youngest live VM, or the youngest VM if none is alive.
 func (p *Provider) FindByInstance(ctx context.Context, owner infra.Owner, id ident.ID) (infra.VM, error) {
 	what := "find " + id.String()
-	vms, err := p.list(ctx, what, filter("tag:"+tagInstance, id.String()), filter("tag:"+tagCluster, owner.Cluster),
-		filter("tag:"+tagShard, owner.Shard))
+	vms, err := p.list(ctx, what, append(ofOwner(owner),
+		filter("tag:"+tagPrefix+infra.TagInstanceID, id.String()))...)
 	if err != nil {
 		return infra.VM{}, err
 	}
@@ -182,6 +181,12 @@ func (p *Provider) list(ctx context.Context, what string, filters ...types.Filte
 	}
 	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
 	return vms, nil
+}
+
+// ofOwner returns the filters that match an owner's resources.
+func ofOwner(owner infra.Owner) []types.Filter {
+	return []types.Filter{filter("tag:"+tagPrefix+infra.TagCluster, owner.Cluster),
+		filter("tag:"+tagPrefix+infra.TagShard, owner.Shard)}
 }
 
 // filter returns a filter that matches values literally. EC2's filters would interpret wildcards.

@@ -4,35 +4,20 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
-	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
-// Tags of every resource that the provider makes. IAM policies and cost reports use these names.
+// Tags of every resource that the provider makes, with the tags of [infra.Tags.Values]. IAM policies and cost reports use
+// these names.
 const (
-	tagPrefix    = contract.TagPrefix
-	tagManaged   = tagPrefix + "managed"
-	tagCluster   = tagPrefix + "cluster"
-	tagShard     = tagPrefix + "shard"
-	tagTenant    = tagPrefix + "tenant"
-	tagInstance  = tagPrefix + "instance-id"
-	tagTerm      = tagPrefix + "term"
-	tagInfraHash = tagPrefix + "infra-hash"
-	tagGroup     = tagPrefix + "group"
-	tagTemplate  = tagPrefix + "template"
-	tagKind      = tagPrefix + "kind"
-	tagOnDemand  = tagPrefix + "on-demand"
-	tagCreatedAt = tagPrefix + "created-at"
-	tagSpot      = tagPrefix + "spot" // only on spot instances
-	tagName      = "Name"             // shown in the console; args may set another value
-	managed      = "true"
+	tagPrefix  = contract.TagPrefix
+	tagManaged = tagPrefix + "managed"
+	tagName    = "Name" // shown in the console; args may set another value
+	managed    = "true"
 )
 
 // maxTags is the maximum number of tags of one resource.
@@ -41,18 +26,9 @@ const maxTags = 50
 
 // encodeTags returns the tags of a VM. They depend only on t, so that a repeated request has the same bytes.
 func encodeTags(t infra.Tags) map[string]string {
-	tags := map[string]string{
-		tagManaged: managed, tagCluster: t.Cluster, tagShard: t.Shard, tagTenant: t.Tenant,
-		tagInstance: t.Instance.String(),
-		tagTerm:     strconv.FormatUint(t.Term, 10), tagInfraHash: t.InfraHash,
-		tagGroup: t.Group, tagTemplate: t.Template, tagKind: t.Kind, tagOnDemand: strconv.FormatBool(t.OnDemand),
-		tagName: t.Instance.String(),
-	}
-	if !t.CreatedAt.IsZero() {
-		tags[tagCreatedAt] = t.CreatedAt.UTC().Format(time.RFC3339Nano)
-	}
-	if t.Spot {
-		tags[tagSpot] = "true"
+	tags := map[string]string{tagManaged: managed, tagName: t.Instance.String()}
+	for name, value := range t.Values() {
+		tags[tagPrefix+name] = value
 	}
 	return tags
 }
@@ -63,32 +39,7 @@ func decodeTags(list []types.Tag) (t infra.Tags, warning string) {
 	for _, tag := range list {
 		tags[deref(tag.Key)] = deref(tag.Value)
 	}
-	var warnings []string
-	read := func(key string, parse func(string) error) {
-		if err := parse(tags[key]); err != nil {
-			warnings = append(warnings, fmt.Sprintf("tag %s: %v", key, err))
-		}
-	}
-	t = infra.Tags{Owner: infra.Owner{Cluster: tags[tagCluster], Shard: tags[tagShard]}, Tenant: tags[tagTenant],
-		InfraHash: tags[tagInfraHash],
-		Group:     tags[tagGroup], Template: tags[tagTemplate], Kind: tags[tagKind], Spot: tags[tagSpot] == "true"}
-	read(tagInstance, func(s string) (err error) { t.Instance, err = ident.ParseID(s); return err })
-	read(tagTerm, func(s string) (err error) { t.Term, err = strconv.ParseUint(s, 10, 64); return err })
-	read(tagOnDemand, func(s string) error {
-		if s != "true" && s != "false" && s != "" {
-			return fmt.Errorf("%q is neither true nor false", s)
-		}
-		t.OnDemand = s == "true"
-		return nil
-	})
-	if tags[tagCreatedAt] != "" {
-		read(tagCreatedAt, func(s string) (err error) {
-			t.CreatedAt, err = time.Parse(time.RFC3339Nano, s)
-			return err
-		})
-		t.CreatedAt = t.CreatedAt.UTC()
-	}
-	return t, strings.Join(warnings, "; ")
+	return infra.ParseTags(func(name string) string { return tags[tagPrefix+name] })
 }
 
 // tagSpecifications returns the tags to set together with the instance. Every resource in ourResources gets the

@@ -115,9 +115,9 @@ func TestTagsReadBack(t *testing.T) {
 	if diff := cmp.Diff(tags, got, cmp.AllowUnexported(ident.ID{})); diff != "" || warning != "" {
 		t.Errorf("tags (-want +got), warning %q:\n%s", warning, diff)
 	}
-	got, warning = decodeTags([]types.Tag{{Key: ptr(tagInstance), Value: ptr("x")},
-		{Key: ptr(tagTerm), Value: ptr("-1")}, {Key: ptr(tagCreatedAt), Value: ptr("now")},
-		{Key: ptr(tagOnDemand), Value: ptr("maybe")}, {Key: ptr(tagCluster), Value: ptr("c")}})
+	got, warning = decodeTags([]types.Tag{{Key: ptr("nstance:instance-id"), Value: ptr("x")},
+		{Key: ptr("nstance:term"), Value: ptr("-1")}, {Key: ptr("nstance:created-at"), Value: ptr("now")},
+		{Key: ptr("nstance:on-demand"), Value: ptr("maybe")}, {Key: ptr("nstance:cluster"), Value: ptr("c")}})
 	if diff := cmp.Diff(infra.Tags{Owner: infra.Owner{Cluster: "c"}}, got,
 		cmp.AllowUnexported(ident.ID{})); diff != "" || strings.Count(warning, ";") != 3 {
 		t.Errorf("odd tags, warning %q:\n%s", warning, diff)

@@ -27,17 +27,17 @@ func TestNumberOfLabels(t *testing.T) {
 // every label that cannot be read. Without its instance, the VM would be replaced.
 func TestDamagedLabels(t *testing.T) {
 	const name, other = "knc06bgm7733st2576nx5jht4ecjw", "knc06bgm7733st2576nx5jht4eckw"
-	good := map[string]string{labelInstance: name, labelTerm: "7", labelCreated: "1700000000000"}
+	good := map[string]string{"nstance-instance-id": name, "nstance-term": "7"}
 	for _, test := range []struct{ label, value, instance, warning string }{
-		{labelInstance, name, name, ""},
-		{labelInstance, other, other, ""},
-		{labelInstance, "", name, labelInstance},
-		{labelInstance, "damaged", name, labelInstance},
-		{labelTerm, "-1", name, labelTerm},
-		{labelCreated, "today", name, labelCreated},
+		{"instance-id", name, name, ""},
+		{"instance-id", other, other, ""},
+		{"instance-id", "", name, "instance-id"},
+		{"instance-id", "damaged", name, "instance-id"},
+		{"term", "-1", name, "term"},
+		{"created-at", "today", name, "created-at"},
 	} {
 		labels := maps.Clone(good)
-		labels[test.label] = test.value
+		labels["nstance-"+test.label] = test.value
 		tags, warning := decodeTags(&compute.Instance{Name: name, Labels: labels})
 		if tags.Instance.String() != test.instance || (warning == "") != (test.warning == "") ||
 			!strings.Contains(warning, test.warning) {

@@ -260,7 +260,7 @@ func TestRequest(t *testing.T) {
 	if in.Scheduling.InstanceTerminationAction != "DELETE" || *in.Scheduling.AutomaticRestart {
 		t.Errorf("scheduling %+v", in.Scheduling)
 	}
-	if in.Labels["team"] != "x" || in.Labels[labelGroup] != "g" || !in.Disks[0].AutoDelete {
+	if in.Labels["team"] != "x" || in.Labels["nstance-group"] != "g" || !in.Disks[0].AutoDelete {
 		t.Errorf("labels %v, disk %+v", in.Labels, in.Disks[0])
 	}
 	if item(in, "startup-script") != "#!/bin/sh\n" {
