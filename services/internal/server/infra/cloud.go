@@ -2,6 +2,7 @@ package infra
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/nstance-kit/nstance/services/contract/cloud"
@@ -70,3 +71,53 @@ type Watcher interface {
 	// ends.
 	Watch(ctx context.Context, changed func(ident.ID))
 }
+
+// Wrapper is a Provider that forwards its calls to another Provider, for example to measure them.
+type Wrapper interface {
+	Provider
+	Unwrap() Provider
+}
+
+// Capability returns an optional capability of a provider, and whether the provider has it. A [Wrapper] has exactly the
+// capabilities of the provider that it wraps. If the wrapper implements the capability too, Capability returns the
+// wrapper. Otherwise it returns the wrapped provider.
+func Capability[T any](p Provider) (capability T, ok bool) {
+	own, implements := p.(T)
+	wrapper, wraps := p.(Wrapper)
+	if !wraps {
+		return own, implements
+	}
+	capability, ok = Capability[T](wrapper.Unwrap())
+	if ok && implements {
+		return own, true
+	}
+	return capability, ok
+}
+
+// Console is what the machine of a server has written to its console.
+type Console struct {
+	// Machine is the provider's ID of the machine. State is the machine's state in the provider's words.
+	Machine string `json:"machine"`
+	State   string `json:"state"`
+	Output  string `json:"output"` // empty if the provider has none yet
+}
+
+// Member is a server's machine as a member of the scaling group that keeps the number of servers constant. All methods
+// are safe to repeat.
+type Member interface {
+	// MachineID returns the provider's ID of the machine.
+	MachineID() string
+	// Ready tells the group that this server is ready. While the group waits for a server to become ready, it replaces
+	// no other server. [ErrNotAwaited] means that the group does not wait for this machine.
+	Ready(ctx context.Context) error
+	// Abandon tells the group to stop waiting for this machine, to terminate it, and to start another one.
+	// [ErrNotAwaited] means that the group does not wait for this machine.
+	Abandon(ctx context.Context) error
+	// Replace tells the group that the server is unhealthy, so that the group replaces the machine. The group ignores
+	// this in the grace period of a new machine.
+	Replace(ctx context.Context) error
+}
+
+// ErrNotAwaited means that a scaling group does not wait for a machine: the machine is a full member already, or the
+// group never waits.
+var ErrNotAwaited = errors.New("the scaling group does not wait for this machine")

@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"unicode"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
+	"github.com/nstance-kit/nstance/services/contract/config"
 )
 
 // Class says what a provider's error means for the caller. A Class is itself an error, so that errors.Is(err,
@@ -82,6 +87,43 @@ func Wrap(class Class, op string, err error) error {
 		class = Indeterminate
 	}
 	return &Error{Class: class, Op: op, Err: err}
+}
+
+// Reclass returns err with another class, if err is an [*Error].
+func Reclass(err error, class Class) error {
+	if e, ok := err.(*Error); ok { //nolint:errorlint // a wrapped error keeps its class
+		return &Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
+	}
+	return err
+}
+
+// MaxMessage is the maximum length in bytes of a text from a cloud that is written to logs and alerts.
+const MaxMessage = 1000
+
+// OneLine makes a text from a cloud fit for one log line: it replaces control characters by spaces, and cuts the text
+// after `most` bytes.
+func OneLine(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\uFFFD"))
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}
+
+// JoinProblems returns an error with the problems of one part of a configuration, or nil if there are only warnings.
+// The arguments in path are the elements of the part's path.
+func JoinProblems(found []cloud.Problem, path ...any) error {
+	var problems config.Problems
+	for _, p := range found {
+		problems = append(problems, config.Problem{Path: config.JoinPath(append(slices.Clone(path), p.Path...)...),
+			Message: p.Message, Hint: p.Hint, Warning: p.WhenWritten})
+	}
+	return problems.Err()
 }
 
 // PartialError is the error of a List that could not read all VMs, for example because one of several hosts did not

@@ -6,9 +6,13 @@
 package infra
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 )
@@ -99,6 +103,20 @@ func CheckOwned(op string, found, want Tags) error {
 		found.Cluster, want.Instance, want.Shard, want.Cluster)
 }
 
+// SortVMs sorts a list by provider ID and removes duplicates. A cloud can list a VM on two pages while others start or
+// end.
+func SortVMs(vms []VM) []VM {
+	slices.SortFunc(vms, func(a, b VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
+	return slices.CompactFunc(vms, func(a, b VM) bool { return a.ProviderID == b.ProviderID })
+}
+
+// Subnets lists all subnets of a shard once, in order.
+func Subnets(shard *config.Shard) []string {
+	subnets := slices.Concat(slices.Collect(maps.Values(shard.Server.SubnetPools))...)
+	slices.Sort(subnets)
+	return slices.Compact(subnets)
+}
+
 // Provider creates and deletes VMs. All methods are safe for concurrent use, honor ctx, and return errors that
 // [ClassOf] classifies.
 type Provider interface {
@@ -159,6 +177,15 @@ type InstanceType struct {
 	MemoryMiB int64 // the whole memory, including what firmware and kernel reserve
 }
 
+// SizedTypes implements [InstanceTypes] for a provider whose types have their sizes as names.
+type SizedTypes struct{}
+
+// DescribeType implements [InstanceTypes].
+func (SizedTypes) DescribeType(_ context.Context, name string) (InstanceType, error) {
+	size, err := vmsize.Parse(name)
+	return InstanceType{CPUs: size.CPUs, MemoryMiB: size.MemoryMiB}, Wrap(Invalid, "describe type", err)
+}
+
 // LoadBalancers is an optional capability: it adds VMs to load balancers and removes them. Both methods are idempotent.
 // For a VM that is gone or being deleted, Deregister succeeds and Register fails with class [Invalid]. Elastic Load
 // Balancing refuses such VMs too ("targets are not in a running state"; RegisterTargets, InvalidTarget). If Register
@@ -191,22 +218,9 @@ type UserdataRemover interface {
 	RemoveUserdata(ctx context.Context, owner Owner, id ident.ID) error
 }
 
-// Images is an optional capability: it looks up a machine image by a query.
-type Images interface {
-	Resolve(ctx context.Context, q ImageQuery) (string, error)
-}
-
 // Verifier is an optional capability: it compares a configuration with the cloud.
 type Verifier interface {
 	// Verify checks that everything the configuration names exists in the cloud and can be used as configured. A server
 	// does not start after an error of class [Invalid]. Other errors raise an alert.
 	Verify(ctx context.Context, shard *config.Shard) error
-}
-
-// ImageQuery has the fields of an image entry in the shard configuration.
-type ImageQuery struct {
-	Owners  []string
-	Filters map[string][]string
-	Sort    string
-	Newest  bool
 }

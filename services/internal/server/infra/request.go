@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+
+	"github.com/nstance-kit/nstance/services/contract/cloud"
 )
 
 // Digest returns a hash of the request. Two requests with the same digest are equal. The digest is safe to store,
@@ -18,6 +20,24 @@ func (r CreateRequest) Digest() (string, error) {
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:]), nil
+}
+
+// DecodeArgs copies args, which a cloud's contract has decoded and checked, into the request of the cloud's SDK. The
+// error lists all problems that the contract found.
+func DecodeArgs(decoded map[string]any, found []cloud.Problem, into any) error {
+	if err := JoinProblems(found, "args"); err != nil {
+		return err
+	}
+	// The decoded values have the types of the SDK's fields, and the API and the SDK name the fields alike. So JSON can
+	// copy the values.
+	text, err := json.Marshal(decoded)
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		return fmt.Errorf("args: %w", err)
+	}
+	return nil
 }
 
 // String describes the request without userdata and args.

@@ -5,6 +5,7 @@
 package aws
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -94,9 +95,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.PageSize == 0 {
 		cfg.PageSize = 1000
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -159,13 +158,8 @@ func (p *Provider) Configure(shard *config.Shard) {
 
 // Verify implements infra.Verifier. Every subnet must exist (else NotFound) and be in the shard's zone (else Invalid).
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
-	var subnets []string
-	for _, pool := range shard.Server.SubnetPools {
-		subnets = append(subnets, pool...)
+	if subnets := infra.Subnets(shard); len(subnets) > 0 {
+		return p.checkSubnets(ctx, subnets)
 	}
-	slices.Sort(subnets)
-	if subnets = slices.Compact(subnets); len(subnets) == 0 {
-		return nil
-	}
-	return p.checkSubnets(ctx, subnets)
+	return nil
 }

@@ -25,10 +25,9 @@ func (p *Provider) Register(ctx context.Context, lb string, vm infra.VM) error {
 		return infra.Errorf(infra.NotFound, what, "the VM is not known yet")
 	}
 	return each(arns, func(arn string) error {
-		ctx, tries := withAttempts(ctx)
-		_, err := p.cfg.ELB.RegisterTargets(ctx, &elbv2.RegisterTargetsInput{TargetGroupArn: &arn,
-			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
-		return classify(what+" at "+arn, "RegisterTargets", tries, err)
+		_, err := call(ctx, what+" at "+arn, "RegisterTargets", p.cfg.ELB.RegisterTargets,
+			&elbv2.RegisterTargetsInput{TargetGroupArn: &arn, Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		return err
 	})
 }
 
@@ -40,13 +39,13 @@ func (p *Provider) Deregister(ctx context.Context, lb string, vm infra.VM) error
 		return nil
 	}
 	return each(arns, func(arn string) error {
-		ctx, tries := withAttempts(ctx)
-		_, err := p.cfg.ELB.DeregisterTargets(ctx, &elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
-			Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
+		_, err := call(ctx, what+" at "+arn, "DeregisterTargets", p.cfg.ELB.DeregisterTargets,
+			&elbv2.DeregisterTargetsInput{TargetGroupArn: &arn,
+				Targets: []types.TargetDescription{{Id: &vm.ProviderID}}})
 		if code := codeOf(err); code == "TargetGroupNotFound" || code == "InvalidTarget" {
 			return nil
 		}
-		return classify(what+" at "+arn, "DeregisterTargets", tries, err)
+		return err
 	})
 }
 
@@ -63,10 +62,10 @@ func (p *Provider) MemberHealth(ctx context.Context, lb string, _ []infra.VM) (m
 	}
 	members := map[string]infra.MemberHealth{}
 	err := each(arns, func(arn string) error {
-		ctx, tries := withAttempts(ctx)
-		out, err := p.cfg.ELB.DescribeTargetHealth(ctx, &elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
+		out, err := call(ctx, what+" at "+arn, "DescribeTargetHealth", p.cfg.ELB.DescribeTargetHealth,
+			&elbv2.DescribeTargetHealthInput{TargetGroupArn: &arn})
 		if err != nil {
-			return classify(what+" at "+arn, "DescribeTargetHealth", tries, err)
+			return err
 		}
 		for _, d := range out.TargetHealthDescriptions {
 			if d.Target != nil && d.TargetHealth != nil {

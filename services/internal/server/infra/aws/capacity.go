@@ -77,17 +77,12 @@ func (p *Provider) checkSubnets(ctx context.Context, subnets []string) error {
 
 // describeSubnets describes subnets and caches the result. It leaves out subnets that do not exist.
 func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []string) (map[string]subnet, error) {
-	ctx, tries := withAttempts(ctx)
 	known := make(map[string]subnet, len(subnets))
 	for ids := range slices.Chunk(subnets, filterValues) {
 		// Use a filter: if subnets are requested by ID and one does not exist, EC2 returns none of them.
 		pages := ec2.NewDescribeSubnetsPaginator(p.cfg.EC2, &ec2.DescribeSubnetsInput{
 			Filters: []types.Filter{filter("subnet-id", ids...)}})
-		for pages.HasMorePages() {
-			page, err := pages.NextPage(ctx)
-			if err != nil {
-				return nil, classify(what, "DescribeSubnets", tries, err)
-			}
+		if err := readPages(ctx, what, "DescribeSubnets", pages, func(page *ec2.DescribeSubnetsOutput) {
 			for _, s := range page.Subnets {
 				free := deref(s.AvailableIpAddressCount)
 				if deref(s.Ipv6Native) {
@@ -95,6 +90,8 @@ func (p *Provider) describeSubnets(ctx context.Context, what string, subnets []s
 				}
 				known[deref(s.SubnetId)] = subnet{zone: deref(s.AvailabilityZone), free: free}
 			}
+		}); err != nil {
+			return nil, err
 		}
 	}
 	p.mu.Lock()
@@ -110,4 +107,21 @@ func (p *Provider) foreign(id string) bool {
 	defer p.mu.Unlock()
 	s, known := p.subnets[id]
 	return known && s.zone != p.cfg.Zone
+}
+
+// DescribeType implements infra.InstanceTypes with DescribeInstanceTypes.
+func (p *Provider) DescribeType(ctx context.Context, name string) (infra.InstanceType, error) {
+	what := "describe instance type " + name
+	out, err := call(ctx, what, "DescribeInstanceTypes", p.cfg.EC2.DescribeInstanceTypes,
+		&ec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{types.InstanceType(name)}})
+	if err != nil {
+		return infra.InstanceType{}, err
+	}
+	for _, t := range out.InstanceTypes {
+		if string(t.InstanceType) == name && t.VCpuInfo != nil && t.MemoryInfo != nil {
+			return infra.InstanceType{CPUs: int(deref(t.VCpuInfo.DefaultVCpus)),
+				MemoryMiB: deref(t.MemoryInfo.SizeInMiB)}, nil
+		}
+	}
+	return infra.InstanceType{}, infra.Errorf(infra.NotFound, what, "there is no such type")
 }

@@ -28,19 +28,15 @@ type EC2 interface {
 	RunInstances(context.Context, *ec2.RunInstancesInput, ...func(*ec2.Options)) (*ec2.RunInstancesOutput, error)
 	TerminateInstances(context.Context, *ec2.TerminateInstancesInput, ...func(*ec2.Options)) (
 		*ec2.TerminateInstancesOutput, error)
-	DescribeInstances(context.Context, *ec2.DescribeInstancesInput, ...func(*ec2.Options)) (
-		*ec2.DescribeInstancesOutput, error)
-	DescribeNetworkInterfaces(context.Context, *ec2.DescribeNetworkInterfacesInput,
-		...func(*ec2.Options)) (*ec2.DescribeNetworkInterfacesOutput, error)
 	AttachNetworkInterface(context.Context, *ec2.AttachNetworkInterfaceInput,
 		...func(*ec2.Options)) (*ec2.AttachNetworkInterfaceOutput, error)
 	DetachNetworkInterface(context.Context, *ec2.DetachNetworkInterfaceInput,
 		...func(*ec2.Options)) (*ec2.DetachNetworkInterfaceOutput, error)
-	DescribeSubnets(context.Context, *ec2.DescribeSubnetsInput, ...func(*ec2.Options)) (*ec2.DescribeSubnetsOutput,
-		error)
-	DescribeImages(context.Context, *ec2.DescribeImagesInput, ...func(*ec2.Options)) (*ec2.DescribeImagesOutput, error)
-	DescribeInstanceTypes(context.Context, *ec2.DescribeInstanceTypesInput, ...func(*ec2.Options)) (
-		*ec2.DescribeInstanceTypesOutput, error)
+	ec2.DescribeImagesAPIClient
+	ec2.DescribeInstancesAPIClient
+	ec2.DescribeInstanceTypesAPIClient
+	ec2.DescribeNetworkInterfacesAPIClient
+	ec2.DescribeSubnetsAPIClient
 }
 
 // ELB lists the methods of Elastic Load Balancing that the provider uses.

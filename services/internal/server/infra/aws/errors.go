@@ -3,10 +3,8 @@ package aws
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
-	"unicode"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
@@ -196,27 +194,33 @@ func plain(call string, err error) *awsError {
 	if r, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		e.request = r.ServiceRequestID()
 	}
-	e.code, e.message, e.request = oneLine(e.code, 100), oneLine(e.message, maxMessage), oneLine(e.request, 100)
+	e.code, e.message, e.request = infra.OneLine(e.code, 100), infra.OneLine(e.message, infra.MaxMessage),
+		infra.OneLine(e.request, 100)
 	return e
 }
 
-// maxMessage bounds an error's message in bytes, because AWS sends the text and it is written to logs and alerts.
-const maxMessage = 1000
+// call makes one API call and classifies its error.
+func call[I, O, F any](ctx context.Context, what, name string, do func(context.Context, *I, ...func(*F)) (*O, error),
+	in *I) (*O, error) {
+	ctx, tries := withAttempts(ctx)
+	out, err := do(ctx, in)
+	return out, classify(what, name, tries, err)
+}
 
-// oneLine makes a text from the API fit for one log line: it replaces control characters by spaces, and cuts the text
-// after `most` bytes.
-func oneLine(text string, most int) string {
-	text = strings.ToValidUTF8(text, "\uFFFD")
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return ' '
+// readPages makes an API call that has pages, and classifies its error. It calls add with each page.
+func readPages[O, F any](ctx context.Context, what, name string, pages interface {
+	HasMorePages() bool
+	NextPage(ctx context.Context, options ...func(*F)) (*O, error)
+}, add func(*O)) error {
+	ctx, tries := withAttempts(ctx)
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return classify(what, name, tries, err)
 		}
-		return r
-	}, text)
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
+		add(page)
 	}
-	return text
+	return nil
 }
 
 // classify gives the error of a call its class. The parameter "what" describes the operation in words.
@@ -255,5 +259,5 @@ func classify(what, call string, tries *attempts, err error) error {
 
 // refused makes an Invalid error for a mistake that is found before the provider sends anything.
 func refused(what, format string, args ...any) error {
-	return infra.Errorf(infra.Invalid, what, "%w", fmt.Errorf(format, args...))
+	return infra.Errorf(infra.Invalid, what, format, args...)
 }

@@ -51,15 +51,6 @@ var documented = map[infra.Class]string{
 	infra.Indeterminate: `InternalError InternalFailure Unavailable ServiceUnavailable RequestTimeout Server.Unheard`,
 }
 
-func TestErrorTextIsOneLine(t *testing.T) {
-	for text, want := range map[string]string{"a\nb\r\x1b[0m": "a b  [0m", "a\u2028b\u2029": "a b ", "caf\xe9": "caf\uFFFD",
-		"aaaaaaaaé": "aaaaaaaaé", "aaaaaaaaaé": "aaaaaaaaa…", "": ""} {
-		if got := oneLine(text, 10); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
-	}
-}
-
 func TestDocumentedCodes(t *testing.T) {
 	n := 0
 	for class, codes := range documented {

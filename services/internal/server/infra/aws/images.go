@@ -1,12 +1,10 @@
 package aws
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
+	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
@@ -21,7 +19,7 @@ var owned = []string{"owner-id", "owner-alias", "image-id"}
 // Resolve implements infra.Images with DescribeImages. It considers available images only, unless the query filters by
 // state. Filter values may hold EC2's wildcards.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
-	what := "look up image " + queryText(q)
+	what := "look up image " + q.String()
 	if len(q.Owners) == 0 && !slices.ContainsFunc(owned, func(name string) bool { return len(q.Filters[name]) > 0 }) {
 		return "",
 			refused(what,
@@ -35,46 +33,15 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 	if _, filtered := q.Filters["state"]; !filtered {
 		in.Filters = append(in.Filters, filter("state", string(types.ImageStateAvailable)))
 	}
-	var before func(a, b types.Image) int
-	switch q.Sort {
-	case "", "creation-date":
-		// All dates are ISO 8601 in UTC, so their text order is their time order.
-		before = func(a, b types.Image) int { return cmp.Compare(deref(a.CreationDate), deref(b.CreationDate)) }
-	case "name":
-		before = func(a, b types.Image) int { return cmp.Compare(deref(a.Name), deref(b.Name)) }
-	default:
-		return "", refused(what, "images cannot be sorted by %q", q.Sort)
-	}
-	ctx, tries := withAttempts(ctx)
-	var images []types.Image
-	for pages := ec2.NewDescribeImagesPaginator(p.cfg.EC2, in); pages.HasMorePages(); {
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return "", classify(what, "DescribeImages", tries, err)
+	var images []infra.Image
+	pages := ec2.NewDescribeImagesPaginator(p.cfg.EC2, in)
+	if err := readPages(ctx, what, "DescribeImages", pages, func(page *ec2.DescribeImagesOutput) {
+		for _, image := range page.Images {
+			at, _ := time.Parse(time.RFC3339, deref(image.CreationDate)) // an image without a date is the oldest
+			images = append(images, infra.Image{ID: deref(image.ImageId), Name: deref(image.Name), CreatedAt: at})
 		}
-		images = append(images, page.Images...)
+	}); err != nil {
+		return "", err
 	}
-	if len(images) == 0 {
-		return "", infra.Errorf(infra.NotFound, what, "no available image matches")
-	}
-	first := slices.MinFunc(images, func(a, b types.Image) int {
-		order := cmp.Or(before(a, b), cmp.Compare(deref(a.ImageId), deref(b.ImageId)))
-		if q.Newest {
-			return -order
-		}
-		return order
-	})
-	return deref(first.ImageId), nil
-}
-
-// queryText describes a query in one line.
-func queryText(q infra.ImageQuery) string {
-	var parts []string
-	if len(q.Owners) > 0 {
-		parts = append(parts, "owned by "+strings.Join(q.Owners, ", "))
-	}
-	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {
-		parts = append(parts, fmt.Sprintf("%s = %s", name, strings.Join(q.Filters[name], " | ")))
-	}
-	return "(" + strings.Join(parts, "; ") + ")"
+	return q.Choose(what, images)
 }

@@ -29,14 +29,13 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 		return infra.VM{}, refused(what, "subnet %s is not in zone %s", req.Subnet, p.cfg.Zone)
 	}
 	p.rememberKeys(&req.Tags, volumeKeys(in))
-	ctx, tries := withAttempts(ctx)
-	out, err := p.cfg.EC2.RunInstances(ctx, in)
+	out, err := call(ctx, what, "RunInstances", p.cfg.EC2.RunInstances, in)
 	if err != nil {
-		err = withQuota(classify(what, "RunInstances", tries, err), req.InstanceType)
+		err = withQuota(err, req.InstanceType)
 		if infra.ClassOf(err) == infra.NotFound {
 			// EC2 did not find a resource that the request names. NotFound cannot mean the instance, which does not
 			// exist yet.
-			return infra.VM{}, reclass(err, infra.Invalid)
+			return infra.VM{}, infra.Reclass(err, infra.Invalid)
 		}
 		return infra.VM{}, err
 	}
@@ -59,14 +58,6 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	return vm, nil
 }
 
-// reclass replaces the class of an error that classify returned.
-func reclass(err error, class infra.Class) error {
-	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
-		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
-	}
-	return err
-}
-
 // Delete implements infra.Provider with DescribeInstances and TerminateInstances.
 func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
 	providerID, what := vm.ProviderID, "delete "+vm.ProviderID
@@ -82,9 +73,9 @@ func (p *Provider) Delete(ctx context.Context, vm infra.VM) error {
 	if err := infra.CheckOwned(what, p.describe(instance).Tags, vm.Tags); err != nil {
 		return err
 	}
-	ctx, tries := withAttempts(ctx)
-	_, err = p.cfg.EC2.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
-	switch err = classify(what, "TerminateInstances", tries, err); infra.ClassOf(err) {
+	_, err = call(ctx, what, "TerminateInstances", p.cfg.EC2.TerminateInstances,
+		&ec2.TerminateInstancesInput{InstanceIds: []string{providerID}})
+	switch infra.ClassOf(err) {
 	case infra.NotFound:
 		return nil
 	case infra.Denied:
@@ -111,10 +102,10 @@ func (p *Provider) Get(ctx context.Context, providerID string) (infra.VM, error)
 
 // instance describes one instance by its ID.
 func (p *Provider) instance(ctx context.Context, what, id string) (types.Instance, error) {
-	ctx, tries := withAttempts(ctx)
-	out, err := p.cfg.EC2.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	out, err := call(ctx, what, "DescribeInstances", p.cfg.EC2.DescribeInstances,
+		&ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 	if err != nil {
-		return types.Instance{}, classify(what, "DescribeInstances", tries, err)
+		return types.Instance{}, err
 	}
 	for _, reservation := range out.Reservations {
 		for _, instance := range reservation.Instances {
@@ -159,28 +150,17 @@ func rank(vm infra.VM) int {
 
 // list describes all matching instances, sorted by ID. The list is complete, or list returns an error.
 func (p *Provider) list(ctx context.Context, what string, filters ...types.Filter) ([]infra.VM, error) {
-	ctx, tries := withAttempts(ctx)
 	pages := ec2.NewDescribeInstancesPaginator(p.cfg.EC2, &ec2.DescribeInstancesInput{Filters: filters,
 		MaxResults: sdk.Int32(p.cfg.PageSize)})
-	found := map[string]infra.VM{} // an instance can appear on two pages while others start or end
-	for pages.HasMorePages() {
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, classify(what, "DescribeInstances", tries, err)
-		}
+	var vms []infra.VM
+	err := readPages(ctx, what, "DescribeInstances", pages, func(page *ec2.DescribeInstancesOutput) {
 		for _, reservation := range page.Reservations {
 			for _, instance := range reservation.Instances {
-				vm := p.describe(instance)
-				found[vm.ProviderID] = vm
+				vms = append(vms, p.describe(instance))
 			}
 		}
-	}
-	vms := make([]infra.VM, 0, len(found))
-	for _, vm := range found {
-		vms = append(vms, vm)
-	}
-	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
-	return vms, nil
+	})
+	return infra.SortVMs(vms), err
 }
 
 // ofOwner returns the filters that match an owner's resources.
@@ -256,7 +236,7 @@ func describe(instance types.Instance) infra.VM {
 	if len(instance.NetworkInterfaces) > 0 {
 		vm.Account = deref(instance.NetworkInterfaces[0].OwnerId)
 	}
-	vm.EndReason = oneLine(endedBy(instance), maxMessage)
+	vm.EndReason = infra.OneLine(endedBy(instance), infra.MaxMessage)
 	return vm
 }
 

@@ -129,11 +129,10 @@ func (t *takeover) attach(ctx context.Context) error {
 		return err
 	}
 	index := freeIndex(self.NetworkInterfaces)
-	ctx, tries := withAttempts(ctx)
-	_, err = t.p.cfg.EC2.AttachNetworkInterface(ctx, &ec2.AttachNetworkInterfaceInput{
-		NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface), InstanceId: sdk.String(t.machine),
-		DeviceIndex: sdk.Int32(index)})
-	return classify(t.what, "AttachNetworkInterface", tries, err)
+	_, err = call(ctx, t.what, "AttachNetworkInterface", t.p.cfg.EC2.AttachNetworkInterface,
+		&ec2.AttachNetworkInterfaceInput{NetworkInterfaceId: sdk.String(t.p.cfg.Network.Interface),
+			InstanceId: sdk.String(t.machine), DeviceIndex: sdk.Int32(index)})
+	return err
 }
 
 // freeIndex returns the lowest device index, from 1 on, that no interface has.
@@ -179,30 +178,26 @@ func (p *Provider) checkNetwork(machineID string) error {
 }
 
 func (p *Provider) detach(ctx context.Context, what, attachment string, force bool) error {
-	ctx, tries := withAttempts(ctx)
-	_, err := p.cfg.EC2.DetachNetworkInterface(ctx, &ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment,
-		Force: &force})
-	return classify(what, "DetachNetworkInterface", tries, err)
+	_, err := call(ctx, what, "DetachNetworkInterface", p.cfg.EC2.DetachNetworkInterface,
+		&ec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: &force})
+	return err
 }
 
 // networkInterface describes the leader's network interface and checks its zone and addresses against the
 // configuration.
 func (p *Provider) networkInterface(ctx context.Context, what string) (types.NetworkInterface, error) {
-	ctx, tries := withAttempts(ctx)
 	id := p.cfg.Network.Interface
-	out, err := p.cfg.EC2.DescribeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{
-		NetworkInterfaceIds: []string{id}})
-	if err != nil {
-		err = classify(what, "DescribeNetworkInterfaces", tries, err)
-		if infra.ClassOf(err) == infra.NotFound {
-			return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what,
-				"server.leader_network.interface_id: there is no %s in this account and region", id)
-		}
+	out, err := call(ctx, what, "DescribeNetworkInterfaces", p.cfg.EC2.DescribeNetworkInterfaces,
+		&ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}})
+	if err != nil && infra.ClassOf(err) != infra.NotFound {
 		return types.NetworkInterface{}, err
 	}
-	i := slices.IndexFunc(out.NetworkInterfaces, func(n types.NetworkInterface) bool {
-		return deref(n.NetworkInterfaceId) == id
-	})
+	i := -1
+	if err == nil {
+		i = slices.IndexFunc(out.NetworkInterfaces, func(n types.NetworkInterface) bool {
+			return deref(n.NetworkInterfaceId) == id
+		})
+	}
 	if i < 0 {
 		return types.NetworkInterface{}, infra.Errorf(infra.NotFound, what,
 			"server.leader_network.interface_id: there is no %s in this account and region", id)
@@ -288,17 +283,7 @@ func answers(ctx context.Context, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	var cfg net.ListenConfig
-	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
-	if err != nil {
-		return fmt.Errorf("%s cannot be used yet: %w", addr, err)
-	}
-	defer listener.Close()
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
-	if err != nil {
-		return fmt.Errorf("%s does not answer: %w", addr, err)
-	}
-	if err := conn.Close(); err != nil {
+	if err := infra.Answers(ctx, addr); err != nil {
 		return err
 	}
 	by, err := replyInterface(addr)

@@ -9,6 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	contract "github.com/nstance-kit/nstance/services/contract/cloud/aws"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
@@ -116,4 +117,22 @@ func encodeUserdata(userdata []byte) (*string, error) {
 		return nil, fmt.Errorf("userdata: %d bytes, EC2 takes at most %d", len(raw), maxUserdata)
 	}
 	return sdk.String(base64.StdEncoding.EncodeToString(raw)), nil
+}
+
+// decodeArgs returns a request with the values of rendered args. The error lists all problems, each with its path.
+func decodeArgs(args map[string]any) (*ec2.RunInstancesInput, error) {
+	in := &ec2.RunInstancesInput{}
+	decoded, found := contract.DecodeArgs(args, false)
+	if err := infra.DecodeArgs(decoded, found, in); err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// deref returns the value that p points to, or the zero value if p is nil.
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
 }

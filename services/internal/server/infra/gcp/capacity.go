@@ -3,7 +3,6 @@ package gcp
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"google.golang.org/api/compute/v1"
 
@@ -51,13 +50,4 @@ func (p *Provider) DescribeType(ctx context.Context, name string) (infra.Instanc
 		return infra.InstanceType{}, p.classify("describe machine type "+name, "machineTypes.get", err)
 	}
 	return infra.InstanceType{CPUs: int(found.GuestCpus), MemoryMiB: found.MemoryMb}, nil
-}
-
-// createdAt returns the time of an image, or the zero time.
-func createdAt(image *compute.Image) time.Time {
-	at, err := time.Parse(time.RFC3339, image.CreationTimestamp)
-	if err != nil {
-		return time.Time{}
-	}
-	return at
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/api/compute/v1"
+	"google.golang.org/api/googleapi"
 
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
@@ -75,6 +76,41 @@ func newClient(ctx context.Context, cfg Config) (client, error) {
 	return client{service, cfg.Project, cfg.Zone, cfg.Sleep}, nil
 }
 
+// repeat sends a request that is safe to repeat, and repeats it after an error that may be temporary.
+func repeat[T any](ctx context.Context, call interface {
+	Do(opts ...googleapi.CallOption) (T, error)
+}) (T, error) {
+	return googlecloud.Repeat(ctx, func() (T, error) { return call.Do() })
+}
+
+// readAll reads all pages of a list. The function page returns the entries of a page, and the token of the next page.
+func readAll[C interface {
+	PageToken(token string) C
+	Do(opts ...googleapi.CallOption) (P, error)
+}, P, T any](ctx context.Context, call C, page func(P) (entries []T, next string)) (all []T, err error) {
+	for token, more := "", true; more; more = token != "" {
+		answer, err := repeat(ctx, call.PageToken(token))
+		if err != nil {
+			return nil, err
+		}
+		var entries []T
+		entries, token = page(answer)
+		all = append(all, entries...)
+	}
+	return all, nil
+}
+
+// change sends a request for a change, and waits until the change has ended.
+func (c client) change(ctx context.Context, call interface {
+	Do(opts ...googleapi.CallOption) (*compute.Operation, error)
+}) error {
+	op, err := call.Do()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, op)
+}
+
 // insert sends the request for an instance. If it fails, doubtful reports whether one of the attempts may still have
 // had an effect.
 func (c client) insert(ctx context.Context, in *compute.Instance, requestID string) (op *compute.Operation,
@@ -91,49 +127,32 @@ func (c client) insert(ctx context.Context, in *compute.Instance, requestID stri
 }
 
 func (c client) delete(ctx context.Context, id string) error {
-	_, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
-		return c.service.Instances.Delete(c.project, c.zone, id).Context(ctx).Do()
-	})
+	_, err := repeat(ctx, c.service.Instances.Delete(c.project, c.zone, id).Context(ctx))
 	return err
 }
 
 // get describes an instance by its name or numeric ID.
 func (c client) get(ctx context.Context, nameOrID string) (*compute.Instance, error) {
-	return googlecloud.Repeat(ctx, func() (*compute.Instance, error) {
-		return c.service.Instances.Get(c.project, c.zone, nameOrID).Context(ctx).Do()
-	})
+	return repeat(ctx, c.service.Instances.Get(c.project, c.zone, nameOrID).Context(ctx))
 }
 
 // list returns all instances that match the filter.
-func (c client) list(ctx context.Context, filter string) (all []*compute.Instance, err error) {
-	for token, more := "", true; more; more = token != "" {
-		page, err := googlecloud.Repeat(ctx, func() (*compute.InstanceList, error) {
-			call := c.service.Instances.List(c.project, c.zone).PageToken(token).Context(ctx)
-			if filter != "" {
-				call.Filter(filter)
-			}
-			return call.Do()
-		})
-		if err != nil {
-			return nil, err
-		}
-		all, token = append(all, page.Items...), page.NextPageToken
+func (c client) list(ctx context.Context, filter string) ([]*compute.Instance, error) {
+	call := c.service.Instances.List(c.project, c.zone).Context(ctx)
+	if filter != "" {
+		call.Filter(filter)
 	}
-	return all, nil
+	return readAll(ctx, call, func(page *compute.InstanceList) ([]*compute.Instance, string) {
+		return page.Items, page.NextPageToken
+	})
 }
 
 // operations returns all operations in the zone that match the filter.
-func (c client) operations(ctx context.Context, filter string) (all []*compute.Operation, err error) {
-	for token, more := "", true; more; more = token != "" {
-		page, err := googlecloud.Repeat(ctx, func() (*compute.OperationList, error) {
-			return c.service.ZoneOperations.List(c.project, c.zone).Filter(filter).PageToken(token).Context(ctx).Do()
+func (c client) operations(ctx context.Context, filter string) ([]*compute.Operation, error) {
+	return readAll(ctx, c.service.ZoneOperations.List(c.project, c.zone).Filter(filter).Context(ctx),
+		func(page *compute.OperationList) ([]*compute.Operation, string) {
+			return page.Items, page.NextPageToken
 		})
-		if err != nil {
-			return nil, err
-		}
-		all, token = append(all, page.Items...), page.NextPageToken
-	}
-	return all, nil
 }
 
 // soonest and latest are the first and the longest pause between two wait calls for an operation. Each pause is twice
@@ -144,9 +163,7 @@ const soonest, latest = 100 * time.Millisecond, 2 * time.Second
 // wait waits until an operation has ended. If the operation failed, wait returns its error.
 func (c client) wait(ctx context.Context, op *compute.Operation) error {
 	for tries := 1; op.Status != "DONE"; tries++ {
-		next, err := googlecloud.Repeat(ctx, func() (*compute.Operation, error) {
-			return c.service.ZoneOperations.Wait(c.project, c.zone, op.Name).Context(ctx).Do()
-		})
+		next, err := repeat(ctx, c.service.ZoneOperations.Wait(c.project, c.zone, op.Name).Context(ctx))
 		if err != nil {
 			return &waitError{err}
 		}
@@ -161,94 +178,61 @@ func (c client) wait(ctx context.Context, op *compute.Operation) error {
 }
 
 func (c client) setMetadata(ctx context.Context, instance string, metadata *compute.Metadata) error {
-	op, err := c.service.Instances.SetMetadata(c.project, c.zone, instance, metadata).Context(ctx).Do()
-	if err != nil {
-		return err
-	}
-	return c.wait(ctx, op)
+	return c.change(ctx, c.service.Instances.SetMetadata(c.project, c.zone, instance, metadata).Context(ctx))
 }
 
 func (c client) updateInterface(ctx context.Context, instance string, nic *compute.NetworkInterface) error {
-	op, err := c.service.Instances.UpdateNetworkInterface(c.project, c.zone, instance, nic.Name, nic).Context(ctx).Do()
-	if err != nil {
-		return err
-	}
-	return c.wait(ctx, op)
+	return c.change(ctx, c.service.Instances.UpdateNetworkInterface(c.project, c.zone, instance, nic.Name, nic).
+		Context(ctx))
 }
 
 func (c client) groupMembers(ctx context.Context, group string) (links []string, err error) {
-	for token, more := "", true; more; more = token != "" {
-		page, err := googlecloud.Repeat(ctx, func() (*compute.InstanceGroupsListInstances, error) {
-			return c.service.InstanceGroups.ListInstances(c.project, c.zone, group,
-				&compute.InstanceGroupsListInstancesRequest{InstanceState: "ALL"}).PageToken(token).Context(ctx).Do()
+	all, err := readAll(ctx, c.service.InstanceGroups.ListInstances(c.project, c.zone, group,
+		&compute.InstanceGroupsListInstancesRequest{InstanceState: "ALL"}).Context(ctx),
+		func(page *compute.InstanceGroupsListInstances) ([]*compute.InstanceWithNamedPorts, string) {
+			return page.Items, page.NextPageToken
 		})
-		if err != nil {
-			return nil, err
-		}
-		for _, item := range page.Items {
-			links = append(links, item.Instance)
-		}
-		token = page.NextPageToken
+	for _, member := range all {
+		links = append(links, member.Instance)
 	}
-	return links, nil
+	return links, err
 }
 
 func (c client) addToGroup(ctx context.Context, group, link string) error {
-	op, err := c.service.InstanceGroups.AddInstances(c.project, c.zone, group,
+	return c.change(ctx, c.service.InstanceGroups.AddInstances(c.project, c.zone, group,
 		&compute.InstanceGroupsAddInstancesRequest{Instances: []*compute.InstanceReference{{Instance: link}}}).
-		Context(ctx).Do()
-	if err != nil {
-		return err
-	}
-	return c.wait(ctx, op)
+		Context(ctx))
 }
 
 func (c client) removeFromGroup(ctx context.Context, group, link string) error {
-	op, err := c.service.InstanceGroups.RemoveInstances(c.project, c.zone, group,
+	return c.change(ctx, c.service.InstanceGroups.RemoveInstances(c.project, c.zone, group,
 		&compute.InstanceGroupsRemoveInstancesRequest{Instances: []*compute.InstanceReference{{Instance: link}}}).
-		Context(ctx).Do()
-	if err != nil {
-		return err
-	}
-	return c.wait(ctx, op)
+		Context(ctx))
 }
 
 // groupHealth asks a regional backend service for the health of the members of an instance group.
 func (c client) groupHealth(ctx context.Context, service, group string) ([]*compute.HealthStatus, error) {
 	of := &compute.ResourceGroupReference{Group: "https://www.googleapis.com/compute/v1/projects/" + c.project +
 		"/zones/" + c.zone + "/instanceGroups/" + group}
-	health, err := googlecloud.Repeat(ctx, func() (*compute.BackendServiceGroupHealth, error) {
-		return c.service.RegionBackendServices.GetHealth(c.project, regionOf(c.zone), service, of).Context(ctx).Do()
-	})
+	health, err := repeat(ctx, c.service.RegionBackendServices.GetHealth(c.project, regionOf(c.zone), service, of).
+		Context(ctx))
 	if err != nil {
 		return nil, err
 	}
 	return health.HealthStatus, nil
 }
 
-func (c client) images(ctx context.Context, project string) (all []*compute.Image, err error) {
-	for token, more := "", true; more; more = token != "" {
-		page, err := googlecloud.Repeat(ctx, func() (*compute.ImageList, error) {
-			return c.service.Images.List(project).PageToken(token).Context(ctx).Do()
-		})
-		if err != nil {
-			return nil, err
-		}
-		all, token = append(all, page.Items...), page.NextPageToken
-	}
-	return all, nil
+func (c client) images(ctx context.Context, project string) ([]*compute.Image, error) {
+	return readAll(ctx, c.service.Images.List(project).Context(ctx),
+		func(page *compute.ImageList) ([]*compute.Image, string) { return page.Items, page.NextPageToken })
 }
 
 func (c client) machineType(ctx context.Context, name string) (*compute.MachineType, error) {
-	return googlecloud.Repeat(ctx, func() (*compute.MachineType, error) {
-		return c.service.MachineTypes.Get(c.project, c.zone, name).Context(ctx).Do()
-	})
+	return repeat(ctx, c.service.MachineTypes.Get(c.project, c.zone, name).Context(ctx))
 }
 
 // getSubnet describes a subnet, including the used part of its ranges.
 func (c client) getSubnet(ctx context.Context, path string) (*compute.Subnetwork, error) {
-	return googlecloud.Repeat(ctx, func() (*compute.Subnetwork, error) {
-		return c.service.Subnetworks.Get(pathPart(path, "projects"), pathPart(path, "regions"),
-			pathPart(path, "subnetworks")).Views("WITH_UTILIZATION").Context(ctx).Do()
-	})
+	return repeat(ctx, c.service.Subnetworks.Get(pathPart(path, "projects"), pathPart(path, "regions"),
+		pathPart(path, "subnetworks")).Views("WITH_UTILIZATION").Context(ctx))
 }

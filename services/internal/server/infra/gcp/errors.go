@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
-	"unicode"
 
 	"google.golang.org/api/compute/v1"
 	"google.golang.org/api/googleapi"
@@ -169,7 +168,7 @@ func (e *callError) Error() string {
 	if code := codeOf(e.err); code != "" {
 		text += ": " + code
 	}
-	return text + ": " + oneLine(messageOf(e.err), maxMessage)
+	return text + ": " + infra.OneLine(messageOf(e.err), infra.MaxMessage)
 }
 
 func (e *callError) Unwrap() error { return e.err }
@@ -182,24 +181,6 @@ func messageOf(err error) string {
 		return cmp.Or(answer.Message, fmt.Sprintf("HTTP status %d", answer.Code))
 	}
 	return err.Error()
-}
-
-// maxMessage limits the length in bytes of the API's error messages, because they are written to logs and alerts.
-const maxMessage = 1000
-
-// oneLine replaces the control characters in a text from the API by spaces, and limits its length. So the text fits
-// into one log line.
-func oneLine(text string, most int) string {
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, "\uFFFD"))
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return text
 }
 
 // refused makes an error of class Invalid for a request that the provider itself refuses.

@@ -7,6 +7,7 @@
 package gcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +43,9 @@ type Config struct {
 	// Now and Sleep replace the clock. nil means the real clock.
 	Now   func() time.Time
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Answers returns nil if addr is an address of this machine, and otherwise an error. If the field Answers is nil,
-	// the provider asks the kernel of this machine.
+	// Answers returns nil if addr is an address of this machine, and otherwise an error. nil means infra.Answers.
+	// Google's guest agent adds a local route for an alias address. It does not add the address to an interface, so the
+	// default checks whether this machine can listen on the address.
 	Answers func(ctx context.Context, addr netip.Addr) error
 }
 
@@ -88,9 +90,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 	if cfg.Zone == "" {
 		return nil, errors.New("gcp provider: no zone")
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -98,7 +98,7 @@ func New(ctx context.Context, cfg Config) (*Provider, error) {
 		cfg.Sleep = tasks.Sleep
 	}
 	if cfg.Answers == nil {
-		cfg.Answers = answers
+		cfg.Answers = infra.Answers
 	}
 	api, err := newClient(ctx, cfg)
 	if err != nil {
@@ -144,14 +144,8 @@ func (p *Provider) Configure(shard *config.Shard) {
 
 // Verify implements infra.Verifier. Every subnet and instance group must exist.
 func (p *Provider) Verify(ctx context.Context, shard *config.Shard) error {
-	subnets := map[string]bool{}
-	for _, pool := range shard.Server.SubnetPools {
-		for _, subnet := range pool {
-			subnets[subnet] = true
-		}
-	}
 	const what = "check the configuration"
-	for _, subnet := range slices.Sorted(maps.Keys(subnets)) {
+	for _, subnet := range infra.Subnets(shard) {
 		path := p.subnetPath(subnet)
 		if region := pathPart(path, "regions"); region != p.region() {
 			return refused(what, "server.subnet_pools: %s is in region %s, the shard is in %s", subnet, region,

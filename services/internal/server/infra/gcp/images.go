@@ -1,13 +1,12 @@
 package gcp
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/api/compute/v1"
 
@@ -26,7 +25,7 @@ var imageFields = map[string]func(*compute.Image) string{
 // Resolve implements infra.Images with images.list. The owners in a query are projects. Resolve considers images that
 // are ready and not deprecated. It returns the image's path, which a template's args can contain.
 func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, error) {
-	what := "look up image " + queryText(q)
+	what := "look up image " + q.String()
 	if len(q.Owners) == 0 {
 		return "", refused(what, "owners is missing: set the projects of the image, such as debian-cloud, or self")
 	}
@@ -36,16 +35,7 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 				strings.Join(slices.Sorted(maps.Keys(imageFields)), ", "))
 		}
 	}
-	var before func(a, b *compute.Image) int
-	switch q.Sort {
-	case "", "creation-date":
-		before = func(a, b *compute.Image) int { return createdAt(a).Compare(createdAt(b)) }
-	case "name":
-		before = func(a, b *compute.Image) int { return cmp.Compare(a.Name, b.Name) }
-	default:
-		return "", refused(what, "images cannot be sorted by %q", q.Sort)
-	}
-	var found []*compute.Image
+	var found []infra.Image
 	for _, owner := range q.Owners {
 		if owner == "self" {
 			owner = p.cfg.Project
@@ -56,21 +46,13 @@ func (p *Provider) Resolve(ctx context.Context, q infra.ImageQuery) (string, err
 		}
 		for _, image := range images {
 			if matchesQuery(image, q) {
-				found = append(found, image)
+				at, _ := time.Parse(time.RFC3339, image.CreationTimestamp) // an image without a time is the oldest
+				found = append(found, infra.Image{Name: image.Name, CreatedAt: at,
+					ID: "projects/" + pathPart(image.SelfLink, "projects") + "/global/images/" + image.Name})
 			}
 		}
 	}
-	if len(found) == 0 {
-		return "", infra.Errorf(infra.NotFound, what, "no available image matches")
-	}
-	first := slices.MinFunc(found, func(a, b *compute.Image) int {
-		order := cmp.Or(before(a, b), cmp.Compare(a.SelfLink, b.SelfLink))
-		if q.Newest {
-			return -order
-		}
-		return order
-	})
-	return "projects/" + pathPart(first.SelfLink, "projects") + "/global/images/" + first.Name, nil
+	return q.Choose(what, found)
 }
 
 func matchesQuery(image *compute.Image, q infra.ImageQuery) bool {
@@ -98,13 +80,4 @@ func matchesQuery(image *compute.Image, q infra.ImageQuery) bool {
 		}
 	}
 	return true
-}
-
-// queryText describes a query in one line.
-func queryText(q infra.ImageQuery) string {
-	parts := []string{"in " + strings.Join(q.Owners, ", ")}
-	for _, name := range slices.Sorted(maps.Keys(q.Filters)) {
-		parts = append(parts, fmt.Sprintf("%s = %s", name, strings.Join(q.Filters[name], " | ")))
-	}
-	return "(" + strings.Join(parts, "; ") + ")"
 }

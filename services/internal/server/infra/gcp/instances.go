@@ -63,9 +63,9 @@ func (p *Provider) Create(ctx context.Context, req infra.CreateRequest) (infra.V
 	case class == infra.Conflict:
 		return p.verify(ctx, what, in, in.Name)
 	case doubtful:
-		return infra.VM{}, reclass(err, infra.Indeterminate) // An earlier attempt may have made it.
+		return infra.VM{}, infra.Reclass(err, infra.Indeterminate) // An earlier attempt may have made it.
 	case class == infra.NotFound:
-		return infra.VM{}, reclass(err, infra.Invalid) // Something that the request names does not exist.
+		return infra.VM{}, infra.Reclass(err, infra.Invalid) // Something that the request names does not exist.
 	}
 	return infra.VM{}, err
 }
@@ -114,7 +114,7 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 		return infra.VM{}, infra.Errorf(infra.Conflict, what, "instance %s of this request was deleted", nameOrID)
 	case err != nil:
 		// An insert has made the VM. If reading the VM fails, this does not mean that the request was refused.
-		return infra.VM{}, reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
+		return infra.VM{}, infra.Reclass(p.classify(what, "instances.get", err), infra.Indeterminate)
 	}
 	vm := p.describe(found)
 	switch {
@@ -125,14 +125,6 @@ func (p *Provider) verify(ctx context.Context, what string, in *compute.Instance
 			vm.ProviderID, vm.State)
 	}
 	return vm, nil
-}
-
-// reclass replaces the class of an error that classify returned.
-func reclass(err error, class infra.Class) error {
-	if e, ok := err.(*infra.Error); ok { //nolint:errorlint // classify returns it as it is
-		return &infra.Error{Class: class, Op: e.Op, Quota: e.Quota, Err: e.Err}
-	}
-	return err
 }
 
 // Delete implements infra.Provider with instances.get and instances.delete.
@@ -174,17 +166,11 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	if err != nil {
 		return nil, p.classify("list", "instances.list", err)
 	}
-	byID := map[string]infra.VM{} // an instance can appear on two pages while others start or end
+	vms := make([]infra.VM, 0, len(found))
 	for _, in := range found {
-		vm := p.describe(in)
-		byID[vm.ProviderID] = vm
+		vms = append(vms, p.describe(in))
 	}
-	vms := make([]infra.VM, 0, len(byID))
-	for _, vm := range byID {
-		vms = append(vms, vm)
-	}
-	slices.SortFunc(vms, func(a, b infra.VM) int { return strings.Compare(a.ProviderID, b.ProviderID) })
-	return vms, nil
+	return infra.SortVMs(vms), nil
 }
 
 // FindByInstance implements infra.Provider. It looks the VM up by the VM's name.
@@ -316,7 +302,7 @@ func (p *Provider) describe(in *compute.Instance) infra.VM {
 		}
 	}
 	if !vm.State.Alive() {
-		vm.EndReason = oneLine(in.StatusMessage, maxMessage)
+		vm.EndReason = infra.OneLine(in.StatusMessage, infra.MaxMessage)
 	}
 	return vm
 }

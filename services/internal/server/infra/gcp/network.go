@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -174,21 +173,4 @@ func (p *Provider) checkNetwork(machineID string) error {
 			cmp.Or(machineID, "not known"))
 	}
 	return nil
-}
-
-// answers checks with the kernel that an address belongs to this machine. Google's guest agent adds a local route for
-// an alias address. It does not add the address to an interface. So answers checks whether this machine can listen on
-// the address. The check sends no packets to other machines.
-func answers(ctx context.Context, addr netip.Addr) error {
-	var cfg net.ListenConfig
-	listener, err := cfg.Listen(ctx, "tcp", netip.AddrPortFrom(addr, 0).String())
-	if err != nil {
-		return fmt.Errorf("%s cannot be used yet: %w", addr, err)
-	}
-	defer listener.Close()
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", listener.Addr().String())
-	if err != nil {
-		return fmt.Errorf("%s does not answer: %w", addr, err)
-	}
-	return conn.Close()
 }

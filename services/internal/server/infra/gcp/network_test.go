@@ -180,13 +180,13 @@ func TestAddressMustBeOnTheMachine(t *testing.T) {
 	c := newTestCloud(t)
 	p := c.open(func(cfg *Config) {
 		alias(cfg)
-		cfg.Answers = answers
+		cfg.Answers = infra.Answers
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	err := p.Acquire(ctx, c.addServer("a"))
 	wantClass(t, "an address that this machine does not have", err, infra.Indeterminate, "cannot be used yet")
-	if err := answers(t.Context(), netip.MustParseAddr("127.0.0.1")); err != nil {
+	if err := infra.Answers(t.Context(), netip.MustParseAddr("127.0.0.1")); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,7 +2,6 @@ package gcp
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	"google.golang.org/api/compute/v1"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
@@ -142,22 +140,10 @@ func addUserdata(items map[string]string, userdata []byte) error {
 
 // decodeArgs converts rendered args to an instance. The error lists all problems, each with its path.
 func decodeArgs(args map[string]any) (*compute.Instance, error) {
-	decoded, found := contract.DecodeArgs(args, false)
-	var problems config.Problems
-	for _, p := range found {
-		problems = append(problems, config.Problem{Path: config.JoinPath(append([]any{"args"}, p.Path...)...),
-			Message: p.Message, Hint: p.Hint, Warning: p.WhenWritten})
-	}
-	if err := problems.Err(); err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(decoded)
-	if err != nil {
-		return nil, fmt.Errorf("args: %w", err)
-	}
 	in := &compute.Instance{}
-	if err := json.Unmarshal(text, in); err != nil {
-		return nil, fmt.Errorf("args: %w", err)
+	decoded, found := contract.DecodeArgs(args, false)
+	if err := infra.DecodeArgs(decoded, found, in); err != nil {
+		return nil, err
 	}
 	forceSend(reflect.ValueOf(in).Elem(), decoded)
 	return in, nil

@@ -60,8 +60,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 		return invalid(err)
 	}
 	args, problems := contract.ParseArgs(req.Args)
-	if len(problems) > 0 {
-		return invalid(fmt.Errorf("args: %v: %s", problems[0].Path, problems[0].Message))
+	if err := infra.JoinProblems(problems, "args"); err != nil {
+		return invalid(err)
 	}
 	if args.Image+args.Kernel == "" {
 		return invalid(errors.New("args: neither image nor kernel is given"))

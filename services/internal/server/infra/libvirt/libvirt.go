@@ -22,7 +22,6 @@ import (
 	"github.com/digitalocean/go-libvirt"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/libvirt"
-	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
@@ -36,6 +35,7 @@ type Config struct {
 
 // Provider implements infra.Provider and several optional capabilities.
 type Provider struct {
+	infra.SizedTypes
 	options contract.Options
 	log     *slog.Logger
 	now     func() time.Time
@@ -53,10 +53,8 @@ var (
 
 // New makes a provider. It connects to the hosts when it needs them.
 func New(cfg Config) *Provider {
-	p := &Provider{options: cfg.Options, log: cfg.Log, now: cfg.Now, hosts: map[string]*host{}}
-	if p.log == nil {
-		p.log = slog.New(slog.DiscardHandler)
-	}
+	p := &Provider{options: cfg.Options, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)), now: cfg.Now,
+		hosts: map[string]*host{}}
 	if p.now == nil {
 		p.now = time.Now
 	}
@@ -169,7 +167,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	if len(unlisted) == len(p.hosts) {
 		return nil, err
 	}
-	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
+	vms = infra.SortVMs(vms)
 	if len(unlisted) > 0 {
 		slices.Sort(unlisted)
 		return vms, &infra.PartialError{Unlisted: unlisted, Err: err}
@@ -290,13 +288,4 @@ func (p *Provider) HasRoom(ctx context.Context, subnets []string) (map[string]bo
 		room[subnet] = free > 0
 	}
 	return room, nil
-}
-
-// DescribeType implements infra.InstanceTypes. The type's name states its size.
-func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
-	size, err := vmsize.Parse(name)
-	if err != nil {
-		return infra.InstanceType{}, infra.Wrap(infra.Invalid, "describe type", err)
-	}
-	return infra.InstanceType{CPUs: size.CPUs, MemoryMiB: size.MemoryMiB}, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // The pause between two attempts to connect to a host for its events. It doubles from watchSoonest up to watchLatest.
@@ -37,12 +38,7 @@ func (p *Provider) watchHost(ctx context.Context, h *host, changed func(ident.ID
 		if p.now().Sub(began) > watchLatest {
 			tries, pause = 1, watchSoonest
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		_ = tasks.Sleep(ctx, pause) // the loop ends with ctx
 	}
 }
 

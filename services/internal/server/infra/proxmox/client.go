@@ -24,6 +24,7 @@ import (
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
@@ -174,7 +175,7 @@ func (c *client) wait(ctx context.Context, upid string) error {
 		case err != nil:
 			return fmt.Errorf("ask for the result of task %s: %w", upid, &lostError{err})
 		case task.Status != "stopped":
-			sleep(ctx, reconnect.Backoff(taskSoonest, taskLatest, tries))
+			_ = tasks.Sleep(ctx, reconnect.Backoff(taskSoonest, taskLatest, tries))
 		case task.Exit == "OK" || strings.HasPrefix(task.Exit, "WARNINGS:"):
 			return nil
 		default:
@@ -187,14 +188,6 @@ func (c *client) wait(ctx context.Context, upid string) error {
 type lostError struct{ error }
 
 func (e *lostError) Unwrap() error { return e.error }
-
-// sleep pauses, but not longer than ctx lasts.
-func sleep(ctx context.Context, pause time.Duration) {
-	select {
-	case <-time.After(pause):
-	case <-ctx.Done():
-	}
-}
 
 // upload stores an ISO image in a storage of a node. It replaces an image of the same name.
 func (c *client) upload(ctx context.Context, node, storage, name string, content []byte) error {

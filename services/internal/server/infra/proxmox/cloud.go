@@ -14,9 +14,8 @@ func Cloud() infra.Cloud {
 
 func openProvider(_ context.Context, env infra.Env) (infra.Provider, error) {
 	options, problems := contract.ParseOptions(env.Shard.Server.Provider.Options)
-	if len(problems) > 0 {
-		return nil, infra.Errorf(infra.Invalid, "open the provider", "server.provider.options: %v: %s",
-			problems[0].Path, problems[0].Message)
+	if err := infra.JoinProblems(problems, "server", "provider", "options"); err != nil {
+		return nil, infra.Wrap(infra.Invalid, "open the provider", err)
 	}
 	return New(Config{Options: options, Log: env.Log, Throttled: env.Throttled})
 }

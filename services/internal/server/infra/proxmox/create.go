@@ -14,6 +14,7 @@ import (
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
 	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/reconnect"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/nocloud"
 )
@@ -43,8 +44,8 @@ func (p *Provider) parseRequest(req infra.CreateRequest) (order, error) {
 		return invalid(err)
 	}
 	args, problems := contract.ParseArgs(req.Args)
-	if len(problems) > 0 {
-		return invalid(fmt.Errorf("args: %v: %s", problems[0].Path, problems[0].Message))
+	if err := infra.JoinProblems(problems, "args"); err != nil {
+		return invalid(err)
 	}
 	if args.Template == "" {
 		return invalid(errors.New("args: template is missing"))
@@ -245,7 +246,7 @@ func (p *Provider) start(ctx context.Context, node string, o order, config vmCon
 		if infra.ClassOf(p.client.classify(o.what, err)) != infra.Throttled {
 			return infra.VM{}, err
 		}
-		sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries))
+		_ = tasks.Sleep(ctx, reconnect.Backoff(250*time.Millisecond, 10*time.Second, tries))
 	}
 	// Read the configuration again after the start, because another server may have marked the VM as deleted just
 	// before.

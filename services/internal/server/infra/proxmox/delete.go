@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
 
@@ -124,7 +125,7 @@ func (p *Provider) stop(ctx context.Context, node string, vmid int) error {
 		if live.Status == "stopped" {
 			return nil
 		}
-		sleep(ctx, taskLatest)
+		_ = tasks.Sleep(ctx, taskLatest)
 	}
 }
 

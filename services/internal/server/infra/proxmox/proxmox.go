@@ -23,7 +23,6 @@ import (
 	"time"
 
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/proxmox"
-	"github.com/nstance-kit/nstance/services/contract/cloud/vmsize"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 )
@@ -38,6 +37,7 @@ type Config struct {
 
 // Provider implements infra.Provider and several optional capabilities.
 type Provider struct {
+	infra.SizedTypes
 	options contract.Options
 	log     *slog.Logger
 	now     func() time.Time
@@ -69,11 +69,8 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, infra.Wrap(infra.Invalid, "open the provider", err)
 	}
-	p := &Provider{options: cfg.Options, log: cfg.Log, now: cfg.Now, client: c, known: map[int]metadata{},
-		cloning: make(chan struct{}, maxCloning)}
-	if p.log == nil {
-		p.log = slog.New(slog.DiscardHandler)
-	}
+	p := &Provider{options: cfg.Options, log: cmp.Or(cfg.Log, slog.New(slog.DiscardHandler)), now: cfg.Now,
+		client: c, known: map[int]metadata{}, cloning: make(chan struct{}, maxCloning)}
 	if p.now == nil {
 		p.now = time.Now
 	}
@@ -339,8 +336,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 	if len(errs) > 0 {
 		return nil, p.client.classify(what, errs[0])
 	}
-	slices.SortFunc(vms, func(a, b infra.VM) int { return cmp.Compare(a.ProviderID, b.ProviderID) })
-	return vms, nil
+	return infra.SortVMs(vms), nil
 }
 
 // listNode describes the VMs on one node that belong to an owner.
@@ -380,15 +376,6 @@ func (p *Provider) listNode(ctx context.Context, owner infra.Owner, node string,
 func isUnreachable(err error) bool {
 	answer, ok := errors.AsType[*apiError](err)
 	return ok && answer.status >= 595
-}
-
-// DescribeType implements infra.InstanceTypes. It derives the CPUs and the memory from the name of the type.
-func (p *Provider) DescribeType(_ context.Context, name string) (infra.InstanceType, error) {
-	size, err := vmsize.Parse(name)
-	if err != nil {
-		return infra.InstanceType{}, infra.Wrap(infra.Invalid, "describe type", err)
-	}
-	return infra.InstanceType{CPUs: size.CPUs, MemoryMiB: size.MemoryMiB}, nil
 }
 
 // seedName is the name of the ISO image with an instance's userdata.

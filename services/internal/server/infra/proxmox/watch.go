@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // watchInterval is the time between two checks of the statuses of all VMs.
@@ -15,7 +16,7 @@ func (p *Provider) Watch(ctx context.Context, changed func(ident.ID)) {
 	seen := map[string]map[int]liveVM{}
 	for ctx.Err() == nil {
 		p.watchOnce(ctx, seen, changed)
-		sleep(ctx, watchInterval)
+		_ = tasks.Sleep(ctx, watchInterval)
 	}
 }
 

@@ -29,7 +29,7 @@ func FuzzParseDocument(f *testing.F) {
 		"", "{}", "null", "[]", string(good) + "{}", strings.Replace(string(good), `"version":1`, `"version":2`, 1),
 		strings.Replace(string(good), `"pid":12`, `"pid":0`, 1), strings.Replace(string(good), `"pid":12`, `"pid":-12`,
 			1),
-		strings.Replace(string(good), `"kind":""`, `"kind":"","odd":1`, 1),
+		strings.Replace(string(good), `"version":1`, `"version":1,"odd":1`, 1),
 		strings.Replace(string(good), "06bgm", "06bgn", 1),
 		strings.Replace(string(good), `"request":"digest"`, `"request":""`, 1),
 		strings.Replace(string(good), "1970-01-01T00:00:01.000000002", "0001-01-01T00:00:00", 1),

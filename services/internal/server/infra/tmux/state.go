@@ -2,6 +2,7 @@ package tmux
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,20 +25,10 @@ const documentVersion = 1
 // document is the content of vm.json: everything that the provider stores about a VM. It is written before any process
 // starts, and remains as a tombstone.
 type document struct {
-	Version  int      `json:"version"`
-	Instance ident.ID `json:"instance"`
+	Version int `json:"version"`
+	infra.Tags
 	// Request is the digest of the create request. A repeated request must have the same digest.
 	Request string `json:"request"`
-
-	Cluster   string    `json:"cluster"`
-	Shard     string    `json:"shard"`
-	Tenant    string    `json:"tenant"`
-	Term      uint64    `json:"term"`
-	InfraHash string    `json:"infra_hash"`
-	Group     string    `json:"group"`
-	Template  string    `json:"template"`
-	Kind      string    `json:"kind"`
-	CreatedAt time.Time `json:"created_at"`
 
 	InstanceType string `json:"instance_type"`
 	Subnet       string `json:"subnet"`
@@ -60,22 +51,14 @@ type document struct {
 }
 
 func newDocument(req infra.CreateRequest, digest string, entered, now time.Time) document {
-	t := req.Tags
-	d := document{
-		Version: documentVersion, Instance: t.Instance, Request: digest,
-		Cluster: t.Cluster, Shard: t.Shard, Tenant: t.Tenant, Term: t.Term, InfraHash: t.InfraHash,
-		Group: t.Group, Template: t.Template, Kind: t.Kind, CreatedAt: t.CreatedAt,
-		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: req.Hostname, LaunchedAt: entered.UTC().Round(0),
-		AcceptedAt: now.UTC().Round(0),
+	return document{
+		Version: documentVersion, Tags: req.Tags, Request: digest,
+		InstanceType: req.InstanceType, Subnet: req.Subnet, Hostname: cmp.Or(req.Hostname, req.Tags.Instance.String()),
+		LaunchedAt: entered.UTC().Round(0), AcceptedAt: now.UTC().Round(0),
 	}
-	if d.Hostname == "" {
-		d.Hostname = t.Instance.String()
-	}
-	return d
 }
 
-func (d document) owner() infra.Owner { return infra.Owner{Cluster: d.Cluster, Shard: d.Shard} }
-func (d document) process() process   { return process{d.PID, d.Start} }
+func (d document) process() process { return process{d.PID, d.Start} }
 
 // parseDocument parses the vm.json of an instance. It refuses unknown fields and unknown versions.
 func parseDocument(raw []byte, id ident.ID) (d document, err error) {

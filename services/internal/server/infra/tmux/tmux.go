@@ -11,6 +11,7 @@
 package tmux
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,14 +86,12 @@ func New(cfg Config) (*Provider, error) {
 		return nil, err
 	}
 	p := &Provider{
-		options: cfg.Options, workDir: workDir, logger: cfg.Logger, now: cfg.Now, state: st,
+		options: cfg.Options, workDir: workDir, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), now: cfg.Now,
+		state:   st,
 		session: &session{name: cfg.Options.Session, socket: cfg.Options.Socket, env: environment()},
 	}
 	if p.now == nil {
 		p.now = time.Now
-	}
-	if p.logger == nil {
-		p.logger = slog.New(slog.DiscardHandler)
 	}
 	return p, nil
 }
@@ -266,11 +265,8 @@ func (p *Provider) started(d document, panes []pane) (process, bool) {
 func (p *Provider) describe(d document, panes []pane) infra.VM {
 	vm := infra.VM{
 		ProviderID: providerID(d.Instance),
-		Tags: infra.Tags{
-			Owner: d.owner(), Tenant: d.Tenant, Instance: d.Instance, Term: d.Term, InfraHash: d.InfraHash,
-			Group: d.Group, Template: d.Template, Kind: d.Kind, CreatedAt: d.CreatedAt,
-		},
-		IPv4: loopback, Hostname: d.Hostname, LaunchedAt: d.LaunchedAt,
+		Tags:       d.Tags,
+		IPv4:       loopback, Hostname: d.Hostname, LaunchedAt: d.LaunchedAt,
 	}
 	machine, started := d.process(), d.PID != 0
 	if !started {
@@ -320,7 +316,7 @@ func (p *Provider) get(ctx context.Context, what string, id ident.ID, owner *inf
 	if err != nil {
 		return infra.VM{}, infra.Wrap(infra.Indeterminate, what, err)
 	}
-	if !ok || owner != nil && d.owner() != *owner {
+	if !ok || owner != nil && d.Owner != *owner {
 		return infra.VM{}, infra.Errorf(infra.NotFound, what, "no such VM")
 	}
 	panes, err := p.session.panes(ctx)
@@ -347,7 +343,7 @@ func (p *Provider) List(ctx context.Context, owner infra.Owner) ([]infra.VM, err
 		if vm.State == infra.Deleted {
 			deleted = append(deleted, d)
 		}
-		if d.owner() == owner {
+		if d.Owner == owner {
 			vms = append(vms, vm)
 		}
 	}
@@ -419,7 +415,7 @@ func (p *Provider) markDeleted(ctx context.Context, id ident.ID, want infra.Tags
 	if !known {
 		return d, false, err
 	}
-	err = infra.CheckOwned("delete "+providerID(id), infra.Tags{Owner: d.owner(), Instance: d.Instance}, want)
+	err = infra.CheckOwned("delete "+providerID(id), d.Tags, want)
 	if err != nil || !d.DeletedAt.IsZero() {
 		return d, known, err
 	}
