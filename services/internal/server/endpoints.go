@@ -226,7 +226,7 @@ func (s *server) serve(ctx context.Context, source *transport.Source) (stop func
 			})
 		}},
 		{"operators", s.ports.bind.Operator, authority.RoleOperator, func(g *grpc.Server) {
-			nstancev1.RegisterOperatorServiceServer(g, s.operators)
+			s.operators.Register(g)
 		}},
 		{"agents", s.ports.bind.Agent, authority.RoleAgent, func(g *grpc.Server) {
 			nstancev1.RegisterAgentServiceServer(g, s.agents)

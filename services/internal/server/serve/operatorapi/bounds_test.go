@@ -42,7 +42,7 @@ func TestEveryFieldOfARequestIsBounded(t *testing.T) {
 			base = dynamicpb.NewMessage(method.Input())
 		}
 		conn := w.Dial(t, w.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
-			nstancev1.RegisterOperatorServiceServer(s, w.service)
+			w.service.Register(s)
 		}), w.certificateAs(t, "ada", record.RoleAdmin))
 		// The first call makes the server read the operator's record.
 		if _, err := nstancev1.NewOperatorServiceClient(conn).ListGroups(t.Context(),

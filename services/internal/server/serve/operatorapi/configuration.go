@@ -11,12 +11,8 @@ import (
 )
 
 // GetConfigStatus returns the active configuration and the problems of a newer one that was rejected.
-func (s *Service) GetConfigStatus(ctx context.Context, req *nstancev1.GetConfigStatusRequest) (
+func (c *call) GetConfigStatus(_ context.Context, _ *nstancev1.GetConfigStatusRequest) (
 	*nstancev1.GetConfigStatusResponse, error) {
-	return unary(s, ctx, "config status", req, (*call).configStatus)
-}
-
-func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetConfigStatusResponse, error) {
 	status := c.Config.Status()
 	answer := &nstancev1.GetConfigStatusResponse{
 		Etag: status.ETag, Size: uint64(status.Size), Generation: status.Generation, RefusedEtag: status.RefusedETag,
@@ -34,12 +30,8 @@ func (c *call) configStatus(*nstancev1.GetConfigStatusRequest) (*nstancev1.GetCo
 }
 
 // RefreshConfig reads the configuration from the bucket and applies it if it is newer and valid.
-func (s *Service) RefreshConfig(ctx context.Context, req *nstancev1.RefreshConfigRequest) (
+func (c *call) RefreshConfig(_ context.Context, _ *nstancev1.RefreshConfigRequest) (
 	*nstancev1.RefreshConfigResponse, error) {
-	return unary(s, ctx, "refresh the configuration", req, (*call).refresh)
-}
-
-func (c *call) refresh(*nstancev1.RefreshConfigRequest) (*nstancev1.RefreshConfigResponse, error) {
 	result, found, err := c.Refresh(c)
 	if err != nil {
 		return nil, err

@@ -15,12 +15,8 @@ import (
 )
 
 // ExplainGroup returns the leader's next plan for one of the tenant's groups, and changes nothing.
-func (s *Service) ExplainGroup(ctx context.Context, req *nstancev1.ExplainGroupRequest) (
+func (c *call) ExplainGroup(_ context.Context, req *nstancev1.ExplainGroupRequest) (
 	*nstancev1.ExplainGroupResponse, error) {
-	return unary(s, ctx, "explain the group", req, (*call).explainGroup)
-}
-
-func (c *call) explainGroup(req *nstancev1.ExplainGroupRequest) (*nstancev1.ExplainGroupResponse, error) {
 	name := req.GetGroup()
 	var only shardstate.InstanceView // zero: all instances
 	if req.GetInstanceId() != "" {

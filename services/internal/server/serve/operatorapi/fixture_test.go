@@ -259,7 +259,7 @@ func notLeader() error {
 func (f *testShard) serve(t testing.TB, role authority.Role, more ...grpc.ServerOption) *bufconn.Listener {
 	listener := bufconn.Listen(64 << 10)
 	server := grpc.NewServer(append(transport.ServerOptions(f.Source, role, f.Log), more...)...)
-	nstancev1.RegisterOperatorServiceServer(server, f.service)
+	f.service.Register(server)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {

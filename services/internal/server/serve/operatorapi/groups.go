@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,12 +19,7 @@ import (
 )
 
 // ListGroups lists the tenant's groups, sorted by name.
-func (s *Service) ListGroups(ctx context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse,
-	error) {
-	return unary(s, ctx, "list groups", req, (*call).listGroups)
-}
-
-func (c *call) listGroups(req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
+func (c *call) ListGroups(_ context.Context, req *nstancev1.ListGroupsRequest) (*nstancev1.ListGroupsResponse, error) {
 	after := req.GetPageToken()
 	if after != "" {
 		if err := groupName("page_token", after); err != nil {
@@ -68,12 +64,8 @@ func pageOf[V any](views []V, size uint32, after func(V) bool) (page []V, more b
 }
 
 // UpsertGroup creates a group, or changes a group by a merge patch.
-func (s *Service) UpsertGroup(ctx context.Context, req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse,
-	error) {
-	return unary(s, ctx, "write the group", req, (*call).upsertGroup)
-}
-
-func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.UpsertGroupResponse, error) {
+func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest) (
+	*nstancev1.UpsertGroupResponse, error) {
 	patch, err := parsePatch(req)
 	if err != nil {
 		return nil, err
@@ -117,12 +109,8 @@ func (c *call) upsertGroup(req *nstancev1.UpsertGroupRequest) (*nstancev1.Upsert
 
 // DeleteGroup deletes a dynamic group as soon as its instances are gone. For a static group, it removes the override
 // immediately.
-func (s *Service) DeleteGroup(ctx context.Context, req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse,
-	error) {
-	return unary(s, ctx, "delete the group", req, (*call).deleteGroup)
-}
-
-func (c *call) deleteGroup(req *nstancev1.DeleteGroupRequest) (*nstancev1.DeleteGroupResponse, error) {
+func (c *call) DeleteGroup(_ context.Context, req *nstancev1.DeleteGroupRequest) (
+	*nstancev1.DeleteGroupResponse, error) {
 	if err := groupName("group", req.GetGroup()); err != nil {
 		return nil, err
 	}
@@ -186,4 +174,73 @@ func (c *call) refusedGroup(key config.GroupKey, err error) error {
 		return status.Error(codes.InvalidArgument, "group: "+err.Error())
 	}
 	return status.Error(codes.InvalidArgument, listed("group", found))
+}
+
+// PauseGroup stops a group's rollout.
+func (c *call) PauseGroup(_ context.Context, req *nstancev1.PauseGroupRequest) (*nstancev1.PauseGroupResponse, error) {
+	group, err := c.changeRollout(req.GetGroup(), "its rollout is paused", func(r *config.Rollout) {
+		r.Paused = true
+	})
+	return &nstancev1.PauseGroupResponse{Group: group}, err
+}
+
+// ResumeGroup ends the pause of a group's rollout, or starts a halted rollout again.
+func (c *call) ResumeGroup(_ context.Context, req *nstancev1.ResumeGroupRequest) (
+	*nstancev1.ResumeGroupResponse, error) {
+	group, err := c.changeRollout(req.GetGroup(), "its rollout is resumed", func(r *config.Rollout) {
+		r.Paused = false
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.state().ResumeRollout(c.key(req.GetGroup()))
+	return &nstancev1.ResumeGroupResponse{Group: group}, nil
+}
+
+// RollGroup starts to replace all instances of a group. The time of the call becomes the revision of the rollout.
+func (c *call) RollGroup(_ context.Context, req *nstancev1.RollGroupRequest) (*nstancev1.RollGroupResponse, error) {
+	group, err := c.changeRollout(req.GetGroup(), "its instances are rolled", func(r *config.Rollout) {
+		r.Revision = c.Now().UTC().Format(time.RFC3339)
+	})
+	return &nstancev1.RollGroupResponse{Group: group}, err
+}
+
+// changeRollout changes the rollout of a dynamic group, or of a static group's override. The journal describes the
+// change with the text in the parameter "what".
+func (c *call) changeRollout(name, what string, change func(*config.Rollout)) (*nstancev1.GroupStatus, error) {
+	if err := groupName("group", name); err != nil {
+		return nil, err
+	}
+	key := c.key(name)
+	group, err := c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+		if !exists {
+			return errNoGroup(key)
+		}
+		// If the configuration pauses a static group, the group is paused, unless its override has a rollout of its
+		// own.
+		var inherited config.Rollout
+		if static, ok := c.Config.Shard().Groups[key.Tenant][key.Group]; ok && static.Rollout != nil {
+			inherited.Paused = static.Rollout.Paused
+		}
+		rollout := inherited
+		if spec.Rollout != nil {
+			rollout = *spec.Rollout
+		}
+		change(&rollout)
+		if spec.Rollout = &rollout; rollout == inherited {
+			spec.Rollout = nil
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	c.Log.Info("rollout changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(),
+		"change", what)
+	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: what})
+	view, ok := c.state().GroupView(key)
+	if !ok {
+		view.Group = group
+	}
+	return c.groupStatus(view), nil
 }

@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,12 +32,8 @@ const (
 )
 
 // ListInstances lists the tenant's live instances, the oldest first.
-func (s *Service) ListInstances(ctx context.Context, req *nstancev1.ListInstancesRequest) (
+func (c *call) ListInstances(_ context.Context, req *nstancev1.ListInstancesRequest) (
 	*nstancev1.ListInstancesResponse, error) {
-	return unary(s, ctx, "list instances", req, (*call).listInstances)
-}
-
-func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.ListInstancesResponse, error) {
 	if group := req.GetGroup(); group != "" {
 		if err := groupName("group", group); err != nil {
 			return nil, err
@@ -65,16 +62,13 @@ func (c *call) listInstances(req *nstancev1.ListInstancesRequest) (*nstancev1.Li
 }
 
 // GetInstanceStatus returns the status of one instance. It finds a deleted instance as long as its record is kept.
-func (s *Service) GetInstanceStatus(ctx context.Context, req *nstancev1.GetInstanceStatusRequest) (
+func (c *call) GetInstanceStatus(_ context.Context, req *nstancev1.GetInstanceStatusRequest) (
 	*nstancev1.GetInstanceStatusResponse, error) {
-	return unary(s, ctx, "instance status", req, func(c *call, req *nstancev1.GetInstanceStatusRequest) (
-		*nstancev1.GetInstanceStatusResponse, error) {
-		view, err := c.instance(req.GetInstanceId())
-		if err != nil {
-			return nil, err
-		}
-		return &nstancev1.GetInstanceStatusResponse{Instance: c.instanceStatus(view)}, nil
-	})
+	view, err := c.instance(req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	return &nstancev1.GetInstanceStatusResponse{Instance: c.instanceStatus(view)}, nil
 }
 
 // instance returns the tenant's instance with the given ID.
@@ -101,12 +95,8 @@ func errNoInstance(id ident.ID) error {
 
 // DeleteInstance returns when the intent to delete is durable. If the instance is already being deleted, DeleteInstance
 // can only shorten its drain. It does nothing for a deleted instance.
-func (s *Service) DeleteInstance(ctx context.Context, req *nstancev1.DeleteInstanceRequest) (
+func (c *call) DeleteInstance(_ context.Context, req *nstancev1.DeleteInstanceRequest) (
 	*nstancev1.DeleteInstanceResponse, error) {
-	return unary(s, ctx, "delete the instance", req, (*call).deleteInstance)
-}
-
-func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
 	if err := checkText("reason", req.GetReason(), maxReason); err != nil {
 		return nil, err
 	}
@@ -122,7 +112,7 @@ func (c *call) deleteInstance(req *nstancev1.DeleteInstanceRequest) (*nstancev1.
 		}
 	}
 	if view.Record.State != record.Deleted {
-		reason := first(req.GetReason(), "requested by operator "+c.operator.String())
+		reason := cmp.Or(req.GetReason(), "requested by operator "+c.operator.String())
 		c.Log.Info("deletion requested", "tenant", c.tenant, "group", view.Record.Group,
 			"instance", id.String(), "operator", c.operator.String(), "reason", reason)
 		c.addEvent(record.Event{Kind: record.EventDeletionRequested, Group: view.Record.Group, Instance: id.String(),
@@ -197,24 +187,21 @@ func (c *call) live(ids []ident.ID) (live []string) {
 }
 
 // AcknowledgeDrained ends an instance's drain. It does nothing for an instance that is deleted or unknown.
-func (s *Service) AcknowledgeDrained(ctx context.Context, req *nstancev1.AcknowledgeDrainedRequest) (
+func (c *call) AcknowledgeDrained(_ context.Context, req *nstancev1.AcknowledgeDrainedRequest) (
 	*nstancev1.AcknowledgeDrainedResponse, error) {
-	return unary(s, ctx, "acknowledge the drain", req, func(c *call, req *nstancev1.AcknowledgeDrainedRequest) (
-		*nstancev1.AcknowledgeDrainedResponse, error) {
-		id, err := instanceID(req.GetInstanceId())
-		if err != nil {
-			return nil, err
-		}
-		rec, _, ok := c.state().Record(id)
-		switch {
-		case !ok || rec.Tenant != c.tenant:
-		case rec.State != record.Deleting:
-			return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not being deleted", id)
-		default:
-			c.state().Drained(id)
-		}
-		return &nstancev1.AcknowledgeDrainedResponse{}, nil
-	})
+	id, err := instanceID(req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	rec, _, ok := c.state().Record(id)
+	switch {
+	case !ok || rec.Tenant != c.tenant:
+	case rec.State != record.Deleting:
+		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is not being deleted", id)
+	default:
+		c.state().Drained(id)
+	}
+	return &nstancev1.AcknowledgeDrainedResponse{}, nil
 }
 
 // creation is one on-demand creation in progress. It continues when its client disconnects. Another request with the
@@ -228,12 +215,8 @@ type creation struct {
 
 // CreateInstance creates an on-demand instance. It returns when the provider has accepted the VM and the record is
 // durable.
-func (s *Service) CreateInstance(ctx context.Context, req *nstancev1.CreateInstanceRequest) (
+func (c *call) CreateInstance(_ context.Context, req *nstancev1.CreateInstanceRequest) (
 	*nstancev1.CreateInstanceResponse, error) {
-	return unary(s, ctx, "create the instance", req, (*call).createInstance)
-}
-
-func (c *call) createInstance(req *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
 	if err := groupName("group", req.GetGroup()); err != nil {
 		return nil, err
 	}
@@ -293,7 +276,7 @@ func (c *call) checkInstance(req *nstancev1.CreateInstanceRequest) error {
 	if group.Static {
 		spec = spec.Override()
 	}
-	spec.InstanceType = first(req.GetInstanceType(), spec.InstanceType)
+	spec.InstanceType = cmp.Or(req.GetInstanceType(), spec.InstanceType)
 	vars := maps.Clone(spec.Vars)
 	if vars == nil {
 		vars = map[string]string{}
@@ -384,4 +367,57 @@ func createFault(key config.GroupKey, made *creation) error {
 			made.id, err)
 	}
 	return err
+}
+
+// ProtectInstance protects an instance, or ends its protection. The planner does not remove a protected instance to
+// lower the size, and replaces it only if it must (rule 54). The group's entry in the bucket lists the instance, so
+// that later leaders protect it, too.
+func (c *call) ProtectInstance(_ context.Context, req *nstancev1.ProtectInstanceRequest) (
+	*nstancev1.ProtectInstanceResponse, error) {
+	view, err := c.instance(req.GetInstanceId())
+	if err != nil {
+		return nil, err
+	}
+	key, id := c.key(view.Record.Group), view.Record.ID
+	protect := !req.GetOff()
+	switch {
+	case view.Record.OnDemand:
+		return nil, invalid("instance_id", "instance %s was created on demand: it is never replaced or chosen", id)
+	case protect && (view.Record.State == record.Deleting || view.Record.State == record.Deleted):
+		return nil, status.Errorf(codes.FailedPrecondition, "instance_id: instance %s is %s", id, view.Record.State)
+	}
+	changed := false
+	_, err = c.Config.Upsert(c, key, "", func(spec *config.GroupSpec, exists bool) error {
+		if !exists {
+			return errNoGroup(key)
+		}
+		changed = slices.Contains(spec.Protected, id.String()) != protect
+		if !changed {
+			return nil
+		}
+		spec.Protected = slices.DeleteFunc(c.live(c.Config.Groups()[key].Protected), func(text string) bool {
+			return text == id.String()
+		})
+		if protect {
+			spec.Protected = append(spec.Protected, id.String())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, c.groupFault(key, err)
+	}
+	if changed {
+		message := "it is no longer protected"
+		if protect {
+			message = "it is protected from voluntary replacement and from a smaller size"
+		}
+		c.Log.Info("protection changed", "tenant", key.Tenant, "group", key.Group, "instance", id.String(),
+			"operator", c.operator.String(), "protected", protect)
+		c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Instance: id.String(),
+			Message: message})
+	}
+	if view, err = c.instance(req.GetInstanceId()); err != nil {
+		return nil, err
+	}
+	return &nstancev1.ProtectInstanceResponse{Instance: c.instanceStatus(view)}, nil
 }

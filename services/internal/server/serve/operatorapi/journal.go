@@ -28,12 +28,7 @@ func (c *call) addEvent(e record.Event) {
 }
 
 // ListEvents lists stored events of the caller's tenant and of the shard as a whole.
-func (s *Service) ListEvents(ctx context.Context, req *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse,
-	error) {
-	return unary(s, ctx, "list events", req, (*call).listEvents)
-}
-
-func (c *call) listEvents(req *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse, error) {
+func (c *call) ListEvents(_ context.Context, req *nstancev1.ListEventsRequest) (*nstancev1.ListEventsResponse, error) {
 	query, err := c.eventQuery(req.GetFilter())
 	if err != nil {
 		return nil, err
@@ -63,13 +58,8 @@ func (c *call) listEvents(req *nstancev1.ListEventsRequest) (*nstancev1.ListEven
 
 // FollowEvents sends the stored events that a filter selects, then new ones. If a client reads more slowly than events
 // come, FollowEvents reads the events that it missed from the file.
-func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
+func (c *call) FollowEvents(req *nstancev1.FollowEventsRequest,
 	to nstancev1.OperatorService_FollowEventsServer) error {
-	c, end, err := s.begin(to.Context(), nil)
-	if err != nil {
-		return err
-	}
-	defer end()
 	query, err := c.eventQuery(req.GetFilter())
 	if err != nil {
 		return c.ended(err)
@@ -80,7 +70,7 @@ func (s *Service) FollowEvents(req *nstancev1.FollowEventsRequest,
 	// Subscribe before the list is read, so that no event is missed. An event may be both in the list and in the
 	// subscription, but it is sent only once. The subscription skips events that are not newer than the last event
 	// sent.
-	queue := min(s.queue, followQueue)
+	queue := min(c.service.queue, followQueue)
 	sub := c.Journal.Subscribe(queue)
 	defer func() { sub.Close() }()
 	query.Limit = followPage

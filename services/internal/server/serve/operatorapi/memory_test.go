@@ -29,7 +29,7 @@ func TestMemoryOfSlowFollowers(t *testing.T) {
 			Message: strings.Repeat("x", 4<<10), Actor: fmt.Sprint(n)})
 	}
 	addr := w.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
-		nstancev1.RegisterOperatorServiceServer(s, w.service)
+		w.service.Register(s)
 	})
 	cert := w.operator(t, "prod", w.NewID(t, "opr"), transporttest.NewKey(t))
 	occupied := func() uint64 {

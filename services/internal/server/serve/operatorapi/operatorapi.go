@@ -10,9 +10,11 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -72,9 +74,8 @@ type Leader struct {
 
 func (l *Leader) state() *shardstate.State { return l.Leader.State }
 
-// Service implements nstancev1.OperatorServiceServer.
+// Service serves the OperatorService. A [call] handles each of its calls.
 type Service struct {
-	nstancev1.UnimplementedOperatorServiceServer
 	// leader returns the current leadership, or the status error with the address of the actual leader.
 	leader func() (*Leader, error)
 
@@ -89,8 +90,6 @@ type Service struct {
 	refusals transport.RefusalLog
 }
 
-var _ nstancev1.OperatorServiceServer = (*Service)(nil)
-
 // New returns the service. Every call invokes leader once. If leader returns an error, the call returns it to the
 // client.
 func New(leader func() (*Leader, error)) *Service {
@@ -98,8 +97,46 @@ func New(leader func() (*Leader, error)) *Service {
 		recheck: time.Minute}
 }
 
-// call is one call of one operator.
+// Register registers the service with a server.
+func (s *Service) Register(server grpc.ServiceRegistrar) {
+	desc := nstancev1.OperatorService_ServiceDesc
+	desc.Methods, desc.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
+	for i := range desc.Methods {
+		method := &desc.Methods[i]
+		generated := method.Handler
+		method.Handler = func(_ any, ctx context.Context, decode func(any) error,
+			outer grpc.UnaryServerInterceptor) (any, error) {
+			c := &call{service: s}
+			return generated(c, ctx, decode, func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+				handle grpc.UnaryHandler) (any, error) {
+				inner := func(ctx context.Context, req any) (any, error) { return c.serveUnary(ctx, req, handle) }
+				if outer == nil {
+					return inner(ctx, req)
+				}
+				return outer(ctx, req, info, inner)
+			})
+		}
+	}
+	for i := range desc.Streams {
+		stream := &desc.Streams[i]
+		generated := stream.Handler
+		stream.Handler = func(_ any, to grpc.ServerStream) error {
+			c := &call{service: s}
+			end, err := c.begin(to.Context())
+			if err != nil {
+				return err
+			}
+			defer end()
+			return generated(c, to)
+		}
+	}
+	server.RegisterService(&desc, &call{service: s})
+}
+
+// call is one call of one operator. It implements nstancev1.OperatorServiceServer: the method of the call's RPC handles
+// the call after [call.begin].
 type call struct {
+	nstancev1.UnimplementedOperatorServiceServer
 	// Context is cancelled when the client's call or the leadership ends.
 	context.Context
 	*Leader
@@ -119,26 +156,24 @@ type call struct {
 	refused []any
 }
 
-// begin identifies the client and gets the leadership that serves the call. next is the new key in a renewal that
-// changes the key, and nil in all other calls. The caller must call end.
-func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, end func(), err error) {
+// begin identifies the client and gets the leadership that serves the call. The caller must call end.
+func (c *call) begin(ctx context.Context) (end func(), err error) {
 	peer, err := transport.PeerOf(ctx)
 	if err != nil {
-		return nil, nil, status.Error(codes.Unauthenticated, err.Error())
+		return nil, status.Error(codes.Unauthenticated, err.Error())
 	}
 	if peer.Identity.Role != authority.RoleOperator {
-		return nil, nil,
-			status.Errorf(codes.PermissionDenied, "this service is for the role %s, the client has the role %q",
-				authority.RoleOperator, peer.Identity.Role)
+		return nil, status.Errorf(codes.PermissionDenied, "this service is for the role %s, the client has the role %q",
+			authority.RoleOperator, peer.Identity.Role)
 	}
-	leader, err := s.leader()
+	leader, err := c.service.leader()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	inner, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(leader.Context, cancel)
-	c = &call{Context: inner, Leader: leader, service: s, client: ctx, peer: peer, tenant: peer.Identity.Tenant,
-		operator: peer.Identity.ID, next: next}
+	c.Context, c.Leader, c.client = inner, leader, ctx
+	c.peer, c.tenant, c.operator = peer, peer.Identity.Tenant, peer.Identity.ID
 	end = func() {
 		stop()
 		cancel()
@@ -151,30 +186,32 @@ func (s *Service) begin(ctx context.Context, next ed25519.PublicKey) (c *call, e
 	if err != nil {
 		c.logRefusal(err)
 		end()
-		return nil, nil, err
+		return nil, err
 	}
 	c.requestRenewal()
-	return c, end, nil
+	return end, nil
 }
 
-// unary serves one call that is not a stream.
-func unary[Q, A any](s *Service, ctx context.Context, what string, req Q, handle func(*call, Q) (A, error)) (answer A,
-	err error) {
-	var next ed25519.PublicKey
-	if renewal, ok := any(req).(*nstancev1.OperatorServiceRenewCertificateRequest); ok {
-		next = renewal.GetPublicKey()
+// serveUnary serves one call that is not a stream.
+func (c *call) serveUnary(ctx context.Context, req any, handle grpc.UnaryHandler) (any, error) {
+	if renewal, ok := req.(*nstancev1.OperatorServiceRenewCertificateRequest); ok {
+		c.next = renewal.GetPublicKey()
+		if len(c.next) > 0 {
+			if err := transport.CheckPublicKey(c.next); err != nil {
+				return nil, invalid("public_key", "%v", err)
+			}
+		}
 	}
-	c, end, err := s.begin(ctx, next)
+	end, err := c.begin(ctx)
 	if err != nil {
-		return answer, err
+		return nil, err
 	}
 	defer end()
-	answer, err = handle(c, req)
+	answer, err := handle(ctx, req)
 	if err != nil {
-		err = c.fault(what, err)
+		err = c.fault(methodOf(ctx), err)
 		c.logRefusal(err)
-		var none A
-		return none, err
+		return nil, err
 	}
 	return answer, nil
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/server/serve/transport"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
@@ -169,17 +168,7 @@ func (c *call) remember(result checked) {
 
 // RenewCertificate issues a new certificate for the same operator and its next key. The client must present a
 // certificate that is still valid.
-func (s *Service) RenewCertificate(ctx context.Context, req *nstancev1.OperatorServiceRenewCertificateRequest) (
-	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
-	if next := req.GetPublicKey(); len(next) > 0 {
-		if err := transport.CheckPublicKey(next); err != nil {
-			return nil, invalid("public_key", "%v", err)
-		}
-	}
-	return unary(s, ctx, "renew the certificate", req, (*call).renew)
-}
-
-func (c *call) renew(*nstancev1.OperatorServiceRenewCertificateRequest) (
+func (c *call) RenewCertificate(context.Context, *nstancev1.OperatorServiceRenewCertificateRequest) (
 	*nstancev1.OperatorServiceRenewCertificateResponse, error) {
 	for {
 		rec, token, err := c.record()

@@ -303,6 +303,6 @@ func TestRefusedRolesAreLogged(t *testing.T) {
 func (f *testShard) dialPort(t testing.TB, cert *tls.Certificate) nstancev1.OperatorServiceClient {
 	t.Helper()
 	return nstancev1.NewOperatorServiceClient(f.Dial(t, f.Serve(t, authority.RoleOperator, func(s *grpc.Server) {
-		nstancev1.RegisterOperatorServiceServer(s, f.service)
+		f.service.Register(s)
 	}), cert))
 }

@@ -14,6 +14,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 )
 
@@ -49,12 +50,8 @@ func methodOf(ctx context.Context) string {
 }
 
 // GetShardStatus returns the shard's leadership, the state of its configuration, and its unresolved errors.
-func (s *Service) GetShardStatus(ctx context.Context, req *nstancev1.GetShardStatusRequest) (
+func (c *call) GetShardStatus(_ context.Context, _ *nstancev1.GetShardStatusRequest) (
 	*nstancev1.GetShardStatusResponse, error) {
-	return unary(s, ctx, "shard status", req, (*call).shardStatus)
-}
-
-func (c *call) shardStatus(*nstancev1.GetShardStatusRequest) (*nstancev1.GetShardStatusResponse, error) {
 	leading, configured := c.Status(), c.Config.Status()
 	counts := c.state().Count()
 	answer := &nstancev1.GetShardStatusResponse{
@@ -74,11 +71,7 @@ func (c *call) shardStatus(*nstancev1.GetShardStatusRequest) (*nstancev1.GetShar
 }
 
 // StepDown makes the leader hand the leadership over to another server.
-func (s *Service) StepDown(ctx context.Context, req *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
-	return unary(s, ctx, "step down", req, (*call).stepDown)
-}
-
-func (c *call) stepDown(*nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
+func (c *call) StepDown(_ context.Context, _ *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
 	heir := c.Status().Heir
 	c.Log.Info("stepping down", "tenant", c.tenant, "operator", c.operator.String(), "name", c.name, "heir", heir)
 	c.addEvent(record.Event{Kind: record.EventLeaderStepsDown, Message: "the leader steps down"})
@@ -87,12 +80,7 @@ func (c *call) stepDown(*nstancev1.StepDownRequest) (*nstancev1.StepDownResponse
 }
 
 // ListOrphans lists the VMs of the shard that have no record.
-func (s *Service) ListOrphans(ctx context.Context, req *nstancev1.ListOrphansRequest) (*nstancev1.ListOrphansResponse,
-	error) {
-	return unary(s, ctx, "list orphans", req, (*call).listOrphans)
-}
-
-func (c *call) listOrphans(*nstancev1.ListOrphansRequest) (*nstancev1.ListOrphansResponse, error) {
+func (c *call) ListOrphans(_ context.Context, _ *nstancev1.ListOrphansRequest) (*nstancev1.ListOrphansResponse, error) {
 	answer := &nstancev1.ListOrphansResponse{NeedsConfirmation: c.orphansWait()}
 	for _, vm := range c.state().Orphans() {
 		answer.Orphans = append(answer.Orphans, &nstancev1.Orphan{ProviderId: vm.ProviderID,
@@ -113,12 +101,8 @@ func (c *call) orphansWait() bool {
 }
 
 // ConfirmOrphans allows the leader to terminate the present orphans.
-func (s *Service) ConfirmOrphans(ctx context.Context, req *nstancev1.ConfirmOrphansRequest) (
+func (c *call) ConfirmOrphans(_ context.Context, req *nstancev1.ConfirmOrphansRequest) (
 	*nstancev1.ConfirmOrphansResponse, error) {
-	return unary(s, ctx, "confirm orphans", req, (*call).confirmOrphans)
-}
-
-func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.ConfirmOrphansResponse, error) {
 	if n := len(req.GetProviderIds()); n > maxOrphans {
 		return nil, invalid("provider_ids", "has %d entries, at most %d are allowed", n, maxOrphans)
 	}
@@ -146,4 +130,47 @@ func (c *call) confirmOrphans(req *nstancev1.ConfirmOrphansRequest) (*nstancev1.
 		c.addEvent(record.Event{Kind: record.EventOrphanConfirmed, Message: "VM " + vm.ProviderID})
 	}
 	return &nstancev1.ConfirmOrphansResponse{Confirmed: uint32(len(confirmed))}, nil
+}
+
+// maxTypes is the number of instance types whose sizes are remembered.
+const maxTypes = 1000
+
+// GetInstanceType returns the size of an instance type. The provider is asked once for each type, because types do not
+// change.
+func (c *call) GetInstanceType(_ context.Context, req *nstancev1.GetInstanceTypeRequest) (
+	*nstancev1.GetInstanceTypeResponse, error) {
+	name := req.GetInstanceType()
+	if name == "" {
+		return nil, invalid("instance_type", "is missing")
+	}
+	if err := checkText("instance_type", name, maxText); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	known, asked := c.types[name]
+	c.mu.Unlock()
+	if !asked {
+		provider, ok := infra.Capability[infra.InstanceTypes](c.Leader.Leader.Executor.Provider)
+		if !ok {
+			return nil, status.Error(codes.Unimplemented, "the shard's provider does not describe instance types")
+		}
+		described, err := provider.DescribeType(c, name)
+		switch class := infra.ClassOf(err); {
+		case err == nil:
+			known = &nstancev1.GetInstanceTypeResponse{Cpus: uint32(described.CPUs),
+				MemoryMib: uint64(described.MemoryMiB)}
+		case class != infra.NotFound && class != infra.Invalid:
+			return nil, err
+		}
+		c.mu.Lock()
+		if c.types == nil || len(c.types) >= maxTypes {
+			c.types = map[string]*nstancev1.GetInstanceTypeResponse{}
+		}
+		c.types[name] = known
+		c.mu.Unlock()
+	}
+	if known == nil {
+		return nil, status.Errorf(codes.NotFound, "instance_type: the provider has no type %s", name)
+	}
+	return known, nil
 }

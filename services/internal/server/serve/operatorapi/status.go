@@ -1,6 +1,7 @@
 package operatorapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -54,16 +55,16 @@ func (c *call) instanceStatus(v shardstate.InstanceView) *nstancev1.InstanceStat
 	out := &nstancev1.InstanceStatus{
 		InstanceId: rec.ID.String(), Group: rec.Group, Template: rec.Template, Kind: rec.Kind, OnDemand: rec.OnDemand,
 		State:         string(rec.State),
-		ProviderState: string(providerState(v)), ProviderId: first(rec.ProviderID, p.ProviderID), Health: health,
+		ProviderState: string(providerState(v)), ProviderId: cmp.Or(rec.ProviderID, p.ProviderID), Health: health,
 		HealthMessage: message,
-		Ipv4:          first(rec.IPv4, v.VM.IPv4), Ipv6: first(rec.IPv6, v.VM.IPv6),
-		Hostname:     first(rec.Hostname, v.VM.Hostname),
+		Ipv4:          cmp.Or(rec.IPv4, v.VM.IPv4), Ipv6: cmp.Or(rec.IPv6, v.VM.IPv6),
+		Hostname:     cmp.Or(rec.Hostname, v.VM.Hostname),
 		InstanceType: rec.InstanceType, SubnetId: rec.SubnetID, Image: rec.Image, Term: rec.Term,
 		AgentVersion: v.Report.Version,
-		CreatedAt:    timestamp(rec.CreatedAt), LaunchedAt: timestamp(firstTime(rec.LaunchedAt, p.LaunchedAt)),
+		CreatedAt:    timestamp(rec.CreatedAt), LaunchedAt: timestamp(cmp.Or(rec.LaunchedAt, p.LaunchedAt)),
 		RegisteredAt: timestamp(rec.RegisteredAt),
 		LastReportAt: timestamp(p.LastReport), InfraDrift: v.InfraDrift, RuntimeDrift: v.RuntimeDrift,
-		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(firstTime(p.DeleteDeadline, rec.DeleteDeadline)),
+		DeleteReason: rec.DeleteReason, DeleteDeadline: timestamp(cmp.Or(p.DeleteDeadline, rec.DeleteDeadline)),
 		DeletedAt: timestamp(rec.DeletedAt),
 		Zone:      provider.Zone, Region: provider.Region,
 		Protected: slices.Contains(v.Protected, rec.ID),
@@ -189,18 +190,4 @@ func timestamp(at time.Time) *timestamppb.Timestamp {
 		return nil
 	}
 	return timestamppb.New(at)
-}
-
-func first(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
-func firstTime(a, b time.Time) time.Time {
-	if !a.IsZero() {
-		return a
-	}
-	return b
 }

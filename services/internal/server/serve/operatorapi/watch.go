@@ -15,6 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	"github.com/nstance-kit/nstance/services/contract/config"
+	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
@@ -95,13 +96,8 @@ func (c *call) ended(err error) error {
 }
 
 // WatchErrors sends the unresolved errors, then every error that is raised or resolved.
-func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.OperatorService_WatchErrorsServer) error {
-	c, end, err := s.begin(to.Context(), nil)
-	if err != nil {
-		return err
-	}
-	defer end()
-	sub := c.Events.errors.Subscribe(s.queue, func(key shardstate.ErrorKey) bool {
+func (c *call) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.OperatorService_WatchErrorsServer) error {
+	sub := c.Events.errors.Subscribe(c.service.queue, func(key shardstate.ErrorKey) bool {
 		return key.Tenant == c.tenant || key.Tenant == ""
 	})
 	defer sub.Close()
@@ -110,7 +106,7 @@ func (s *Service) WatchErrors(_ *nstancev1.WatchErrorsRequest, to nstancev1.Oper
 		return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Group, b.Group),
 			a.Instance.Compare(b.Instance))
 	})
-	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchErrorsResponse, error) {
+	return serve(c, to, sub.Slow(), func(ctx context.Context) (answer *nstancev1.WatchErrorsResponse, err error) {
 		var event shardstate.ErrorEvent
 		if len(standing) > 0 {
 			event, standing = standing[0], standing[1:]
@@ -131,14 +127,10 @@ func errorEvent(event shardstate.ErrorEvent) *nstancev1.ErrorEvent {
 }
 
 // WatchInstances sends the deletions in progress, a marker for the end of this snapshot, and then every new event.
-func (s *Service) WatchInstances(_ *nstancev1.WatchInstancesRequest,
+func (c *call) WatchInstances(_ *nstancev1.WatchInstancesRequest,
 	to nstancev1.OperatorService_WatchInstancesServer) error {
-	c, end, err := s.begin(to.Context(), nil)
-	if err != nil {
-		return err
-	}
-	defer end()
-	sub := c.Events.instances.Subscribe(s.queue, func(key instanceKey) bool { return key.tenant == c.tenant })
+	sub := c.Events.instances.Subscribe(c.service.queue,
+		func(key instanceKey) bool { return key.tenant == c.tenant })
 	defer sub.Close()
 	first := c.deletions()
 	return serve(c, to, sub.Slow(), func(ctx context.Context) (*nstancev1.WatchInstancesResponse, error) {
@@ -213,15 +205,11 @@ func (c *call) instanceEvent(event shardstate.InstanceEvent) *nstancev1.Instance
 }
 
 // WatchGroups sends every group, a marker for the end of the snapshot, and then each group that changed.
-func (s *Service) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
-	c, end, err := s.begin(to.Context(), nil)
-	if err != nil {
-		return err
-	}
-	defer end()
+func (c *call) WatchGroups(_ *nstancev1.WatchGroupsRequest, to nstancev1.OperatorService_WatchGroupsServer) error {
 	// The subscription starts before the snapshot is taken. A change between the two may be sent twice, but no change
 	// is missed.
-	sub := c.Events.groups.Subscribe(s.queue, func(key config.GroupKey) bool { return key.Tenant == c.tenant })
+	sub := c.Events.groups.Subscribe(c.service.queue,
+		func(key config.GroupKey) bool { return key.Tenant == c.tenant })
 	defer sub.Close()
 	w := &groupWatch{call: c, sub: sub, sent: map[string][sha256.Size]byte{}}
 	w.renderGroups()
@@ -325,3 +313,36 @@ func (g *groupWatch) deleted(group string) {
 	delete(g.sent, group)
 	g.ready = append(g.ready, &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: group})
 }
+
+// Events forwards the events of a shard to the watch streams, and never blocks. While no stream is open, events are
+// dropped. The streams convert the events to messages. Each leadership has a separate Events.
+type Events struct {
+	groups    watch.Hub[config.GroupKey, config.GroupKey]
+	instances watch.Hub[instanceKey, shardstate.InstanceEvent]
+	errors    watch.Hub[shardstate.ErrorKey, shardstate.ErrorEvent]
+}
+
+// instanceKey is the key of an event. Of the waiting events with the same key, a stream keeps only the newest. The
+// start of a drain has a separate key, so that later events of the same deletion do not replace it.
+type instanceKey struct {
+	tenant string
+	id     ident.ID
+	what   shardstate.InstanceEventType
+	drain  bool
+}
+
+var _ shardstate.Events = (*Events)(nil)
+
+// NewEvents returns Events without streams.
+func NewEvents() *Events { return &Events{} }
+
+// Instance implements shardstate.Events.
+func (e *Events) Instance(event shardstate.InstanceEvent) {
+	e.instances.Publish(instanceKey{event.Tenant, event.Instance, event.Type, event.Drain}, event)
+}
+
+// Group implements shardstate.Events.
+func (e *Events) Group(key config.GroupKey) { e.groups.Publish(key, key) }
+
+// Error implements shardstate.Events.
+func (e *Events) Error(event shardstate.ErrorEvent) { e.errors.Publish(event.ErrorKey, event) }
