@@ -6,13 +6,13 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/nstance-kit/nstance/services/contract/endpoints"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/pasted"
 	"github.com/nstance-kit/nstance/services/internal/agent/notice"
@@ -58,21 +58,24 @@ func variables() []variable {
 	return []variable{
 		{"SERVER_REGISTRATION_ADDR", true, "",
 			"host:port of the server's registration service; several, separated by commas, are tried in turn",
-			func(s *Settings, v string) (err error) { s.RegistrationAddrs, err = parseAddrs(v); return err }},
+			func(s *Settings, v string) (err error) {
+				s.RegistrationAddrs, err = endpoints.ParseAddrs(v)
+				return err
+			}},
 		{"SERVER_AGENT_ADDR", true, "", "host:port of the server's agent service; several likewise",
-			func(s *Settings, v string) (err error) { s.AgentAddrs, err = parseAddrs(v); return err }},
+			func(s *Settings, v string) (err error) { s.AgentAddrs, err = endpoints.ParseAddrs(v); return err }},
 		{"INSTANCE_ID", true, "", "the instance's ID, a puidv7",
 			func(s *Settings, v string) (err error) { s.ID, err = ident.ParseID(v); return err }},
 		{"INSTANCE_KIND", false, "", "the prefix of the ID, for userdata that wants to say it; it must agree",
 			func(s *Settings, v string) error { s.Kind = v; return ident.ValidatePrefix(v) }},
 		{"INSTANCE_HOSTNAME", false, "", "host name; detected",
-			func(s *Settings, v string) error { s.Hostname = v; return checkHost(v) }},
+			func(s *Settings, v string) error { s.Hostname = v; return ident.ValidateHostname(v) }},
 		{"INSTANCE_FQDN", false, "", "full domain name; detected; handed to the hook",
-			func(s *Settings, v string) error { s.FQDN = v; return checkHost(v) }},
+			func(s *Settings, v string) error { s.FQDN = v; return ident.ValidateHostname(v) }},
 		{"INSTANCE_IPV4", false, "", "IPv4 address; detected",
-			func(s *Settings, v string) (err error) { s.IPv4, err = parseIP(v, netip.Addr.Is4); return err }},
+			func(s *Settings, v string) (err error) { s.IPv4, err = ident.ParseIPv4(v); return err }},
 		{"INSTANCE_IPV6", false, "", "IPv6 address; detected",
-			func(s *Settings, v string) (err error) { s.IPv6, err = parseIP(v, netip.Addr.Is6); return err }},
+			func(s *Settings, v string) (err error) { s.IPv6, err = ident.ParseIPv6(v); return err }},
 		{"IDENTITY_DIR", false, "/opt/nstance-agent/identity",
 			"where userdata leaves ca.crt and nonce.jwt, and the agent keeps its own key and certificate",
 			func(s *Settings, v string) error { s.IdentityDir = v; return checkDir(v) }},
@@ -174,24 +177,6 @@ func WriteHelp(w io.Writer) error {
 	return tab.Flush()
 }
 
-func parseAddrs(value string) ([]string, error) {
-	addrs := strings.Split(value, ",")
-	for i, addr := range addrs {
-		addrs[i] = strings.TrimSpace(addr)
-		host, port, err := net.SplitHostPort(addrs[i])
-		if err != nil {
-			return nil, fmt.Errorf("%q is not host:port", addrs[i])
-		}
-		if host == "" {
-			return nil, fmt.Errorf("%q has no host", addrs[i])
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return nil, fmt.Errorf("%q: the port is a number from 1 to 65535", addrs[i])
-		}
-	}
-	return addrs, nil
-}
-
 func checkListen(value string) error {
 	_, port, err := net.SplitHostPort(value)
 	if err != nil {
@@ -199,34 +184,6 @@ func checkListen(value string) error {
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("%q: the port is a number from 0 to 65535", value)
-	}
-	return nil
-}
-
-func parseIP(value string, family func(netip.Addr) bool) (string, error) {
-	addr, err := netip.ParseAddr(value)
-	if err != nil || addr.Zone() != "" || !family(addr) || addr.Is4In6() {
-		return "", fmt.Errorf("%q is not an address of this family", value)
-	}
-	return addr.String(), nil
-}
-
-// checkHost accepts host names according to RFC 1123, section 2.1. It also accepts underscores, which occur in
-// practice.
-func checkHost(value string) error {
-	if len(value) > 253 {
-		return fmt.Errorf("a host name has at most 253 characters, this one %d", len(value))
-	}
-	for label := range strings.SplitSeq(value, ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("%q is not a host name", value)
-		}
-		for _, c := range label {
-			letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-			if !letter && (c < '0' || c > '9') && c != '-' && c != '_' {
-				return fmt.Errorf("%q is not a host name", value)
-			}
-		}
 	}
 	return nil
 }

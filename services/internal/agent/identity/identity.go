@@ -103,7 +103,7 @@ func (s *Store) Claim(discard func() error) (foreign bool, err error) {
 	case err == nil && string(bytes.TrimSpace(owner)) == s.id.String():
 		return false, nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return false, fmt.Errorf("read %s: %w", InstanceFile, err)
+		return false, err
 	}
 	own, err := s.ownsCertificate()
 	if err != nil {
@@ -121,11 +121,11 @@ func (s *Store) Claim(discard func() error) (foreign bool, err error) {
 			return false, err
 		}
 		if err := s.dir.Remove(CertificateFile); err != nil {
-			return false, fmt.Errorf("remove %s: %w", CertificateFile, err)
+			return false, err
 		}
 	}
 	if err := s.dir.Write(InstanceFile, []byte(s.id.String()+"\n"), s.mode); err != nil {
-		return false, fmt.Errorf("write %s: %w", InstanceFile, err)
+		return false, err
 	}
 	return foreign, nil
 }
@@ -138,7 +138,7 @@ func (s *Store) ownsCertificate() (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read %s: %w", CertificateFile, err)
+		return false, err
 	}
 	leaf, err := authority.ParseCertificate(text)
 	if err != nil {
@@ -153,10 +153,7 @@ func (s *Store) DiscardKeys() error {
 	if err := s.DiscardNextKey(); err != nil {
 		return err
 	}
-	if err := s.dir.Remove(KeyFile); err != nil {
-		return fmt.Errorf("remove %s: %w", KeyFile, err)
-	}
-	return nil
+	return s.dir.Remove(KeyFile)
 }
 
 // Key returns the identity key. The first call generates it. If a crash interrupted a renewal after its certificate was
@@ -200,16 +197,13 @@ func (s *Store) replaceKey(next ed25519.PrivateKey) error {
 
 // DiscardNextKey removes the key for the next certificate.
 func (s *Store) DiscardNextKey() error {
-	if err := s.dir.Remove(NextKeyFile); err != nil {
-		return fmt.Errorf("remove %s: %w", NextKeyFile, err)
-	}
-	return nil
+	return s.dir.Remove(NextKeyFile)
 }
 
 func (s *Store) readKey(file string) (ed25519.PrivateKey, error) {
 	text, err := s.dir.Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
+		return nil, err
 	}
 	parsed, err := keypair.ParsePrivate(text)
 	if err != nil {
@@ -235,10 +229,7 @@ func (s *Store) writeKey(file string, key ed25519.PrivateKey) error {
 	if err != nil {
 		return err
 	}
-	if err := s.dir.Write(file, text, keypair.Private(s.mode)); err != nil {
-		return fmt.Errorf("write %s: %w", file, err)
-	}
-	return nil
+	return s.dir.Write(file, text, keypair.Private(s.mode))
 }
 
 // Certificate returns the stored certificate, which may have expired. If no certificate is stored, it returns nil and
@@ -249,7 +240,7 @@ func (s *Store) Certificate(key ed25519.PrivateKey) (*Certificate, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", CertificateFile, err)
+		return nil, err
 	}
 	cert, err := s.parse(key, text)
 	if err != nil {
@@ -265,7 +256,7 @@ func (s *Store) Roots() (*x509.CertPool, error) {
 		return nil, fmt.Errorf("%w: %s is missing", ErrIncomplete, CAFile)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", CAFile, err)
+		return nil, err
 	}
 	pool, err := parseBundle(text)
 	if err != nil {
@@ -281,7 +272,7 @@ func (s *Store) Nonce() (Nonce, error) {
 		return "", fmt.Errorf("%w: %s is missing", ErrIncomplete, NonceFile)
 	}
 	if err != nil {
-		return "", fmt.Errorf("read %s: %w", NonceFile, err)
+		return "", err
 	}
 	text = pasted.Clean(text)
 	switch {
@@ -303,7 +294,7 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	}
 	current, err := s.dir.Read(CAFile)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", CAFile, err)
+		return nil, err
 	}
 	if len(bundle) == 0 {
 		bundle = current
@@ -321,11 +312,11 @@ func (s *Store) Accept(key ed25519.PrivateKey, certificate, bundle []byte) (*Cer
 	}
 	if !bytes.Equal(bundle, current) {
 		if err := s.dir.Write(CAFile, bundle, s.mode); err != nil {
-			return nil, fmt.Errorf("write %s: %w", CAFile, err)
+			return nil, err
 		}
 	}
 	if err := s.dir.Write(CertificateFile, certificate, s.mode); err != nil {
-		return nil, fmt.Errorf("write %s: %w", CertificateFile, err)
+		return nil, err
 	}
 	return cert, s.Spend()
 }
@@ -350,10 +341,7 @@ func (s *Store) AcceptRenewal(key, next ed25519.PrivateKey, certificate, bundle 
 
 // Spend removes the nonce. An agent that has a certificate needs no nonce.
 func (s *Store) Spend() error {
-	if err := s.dir.Remove(NonceFile); err != nil {
-		return fmt.Errorf("remove %s: %w", NonceFile, err)
-	}
-	return nil
+	return s.dir.Remove(NonceFile)
 }
 
 // parse reads one PEM certificate and checks that it belongs to this key and this instance.

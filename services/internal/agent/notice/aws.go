@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // aws describes EC2 instances. An environment variable of the AWS SDK can replace the URL of the metadata service.
@@ -71,7 +72,7 @@ func (a *AWS) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 			return ctx.Err()
 		}
 		w.saw(found, err)
-		if err := pause(ctx, a.options.Interval); err != nil {
+		if err := tasks.Sleep(ctx, a.options.Interval); err != nil {
 			return err
 		}
 	}

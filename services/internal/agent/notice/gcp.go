@@ -15,6 +15,7 @@ import (
 
 	nstancev1 "github.com/nstance-kit/nstance/services/api/nstance/v1"
 	contract "github.com/nstance-kit/nstance/services/contract/cloud/gcp"
+	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 )
 
 // gcp is Compute Engine.
@@ -89,7 +90,7 @@ func (g *GCP) Watch(ctx context.Context, notice func(*nstancev1.TerminationNotic
 		// Without an ETag, the metadata service would answer the next request immediately instead of waiting for a
 		// change.
 		if etag = next; etag == "" {
-			if err := pause(ctx, g.options.Interval); err != nil {
+			if err := tasks.Sleep(ctx, g.options.Interval); err != nil {
 				return err
 			}
 		}

@@ -37,8 +37,13 @@ type CA struct {
 // shardCollector reads the shard at every scrape, so that no event has to update a metric.
 type shardCollector struct{ read func() Shard }
 
+// shardDescs has the descriptions of all metrics of the shard.
+var shardDescs []*prometheus.Desc
+
 func shardDesc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, labels, nil)
+	desc := prometheus.NewDesc(name, help, labels, nil)
+	shardDescs = append(shardDescs, desc)
+	return desc
 }
 
 var (
@@ -72,8 +77,7 @@ func (s *Server) WatchShard(read func() Shard) { s.registry.MustRegister(shardCo
 
 // Describe implements prometheus.Collector.
 func (shardCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{groupDesired, groupActual, groupHealthy, groupDrifted, groupPaused,
-		instances, groupCount, connected, reserved, alerts, leaseLeft, journalLag, configApplied, caExpiry} {
+	for _, desc := range shardDescs {
 		out <- desc
 	}
 }

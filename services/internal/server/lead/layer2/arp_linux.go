@@ -19,13 +19,18 @@ const (
 	arpLength = 28
 )
 
-// arp speaks ARP for an IPv4 address.
-type arp struct {
+// endpoint is the socket of a speaker.
+type endpoint struct {
 	socket int
-	index  int
+	index  int // of the interface
 	mac    net.HardwareAddr
 	addr   netip.Addr
 }
+
+func (e *endpoint) close() error { return unix.Close(e.socket) }
+
+// arp speaks ARP for an IPv4 address.
+type arp struct{ endpoint }
 
 func newARP(link *netlink.LinkAttrs, addr netip.Addr) (speaker, error) {
 	protocol := networkOrder(unix.ETH_P_ARP)
@@ -33,7 +38,7 @@ func newARP(link *netlink.LinkAttrs, addr netip.Addr) (speaker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a socket for ARP: %w", err)
 	}
-	a := &arp{socket: socket, index: link.Index, mac: link.HardwareAddr, addr: addr}
+	a := &arp{endpoint{socket, link.Index, link.HardwareAddr, addr}}
 	if err := unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Index}); err != nil {
 		return nil, errors.Join(fmt.Errorf("bind the socket for ARP: %w", err), a.close())
 	}
@@ -77,8 +82,6 @@ func (a *arp) claims() ([]net.HardwareAddr, error) {
 		return sender
 	})
 }
-
-func (a *arp) close() error { return unix.Close(a.socket) }
 
 // receive reads all packets that wait in a socket, and calls claim for each. claim returns the MAC address of the
 // machine that claims the address, or nil if the packet contains no such claim.

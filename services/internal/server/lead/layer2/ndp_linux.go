@@ -25,19 +25,14 @@ const (
 )
 
 // ndp speaks NDP for an IPv6 address.
-type ndp struct {
-	socket int
-	index  int
-	mac    net.HardwareAddr
-	addr   netip.Addr
-}
+type ndp struct{ endpoint }
 
 func newNDP(link *netlink.LinkAttrs, addr netip.Addr) (speaker, error) {
 	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
 	if err != nil {
 		return nil, fmt.Errorf("open a socket for NDP: %w", err)
 	}
-	n := &ndp{socket: socket, index: link.Index, mac: link.HardwareAddr, addr: addr}
+	n := &ndp{endpoint{socket, link.Index, link.HardwareAddr, addr}}
 	filter := &unix.ICMPv6Filter{} // a set bit blocks a type
 	for i := range filter.Data {
 		filter.Data[i] = ^uint32(0)
@@ -102,5 +97,3 @@ func (n *ndp) claims() ([]net.HardwareAddr, error) {
 		return nil
 	})
 }
-
-func (n *ndp) close() error { return unix.Close(n.socket) }
