@@ -95,7 +95,7 @@ func (c *copiedBucket) run(ctx context.Context, stack *local.Stack) error {
 	if err := c.awaitHealth(ctx, "may be a copy"); err != nil {
 		return err
 	}
-	if agents, err := stack.Agents(ctx); err != nil || len(agents) != copiedSize {
+	if agents, err := agentsOf(ctx, stack); err != nil || len(agents) != copiedSize {
 		return fmt.Errorf("%d of %d agents run: %w", len(agents), copiedSize, err)
 	}
 	fmt.Println("copied: the server with the copy does not lead, and all VMs run")
@@ -115,7 +115,7 @@ func (c *copiedBucket) run(ctx context.Context, stack *local.Stack) error {
 	if err := local.Pause(ctx, 5*time.Second); err != nil { // more than two collections
 		return err
 	}
-	if agents, err := stack.Agents(ctx); err != nil || len(agents) != copiedSize+1 {
+	if agents, err := agentsOf(ctx, stack); err != nil || len(agents) != copiedSize+1 {
 		return fmt.Errorf("%d of %d agents run before the confirmation: %w", len(agents), copiedSize+1, err)
 	}
 	fmt.Println("copied: after the restore the server leads, and one orphan waits")
@@ -227,7 +227,7 @@ func (c *copiedBucket) confirm(ctx context.Context) error {
 		}
 	}
 	for {
-		agents, err := c.stack.Agents(ctx)
+		agents, err := agentsOf(ctx, c.stack)
 		if err == nil && len(agents) == copiedSize {
 			return nil
 		}

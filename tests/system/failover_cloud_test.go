@@ -243,7 +243,7 @@ func (f *failover) registerAll(ctx context.Context) error {
 	want := failoverOptions.records
 	began := time.Now()
 	for {
-		ids, err := f.stack.LiveRecords(ctx)
+		ids, err := liveRecords(ctx, f.stack)
 		if err == nil && len(ids) == want {
 			break
 		}

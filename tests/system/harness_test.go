@@ -83,11 +83,11 @@ func awaitConverged(ctx context.Context, stack *local.Stack, operator *local.Ope
 	ctx, cancel := context.WithTimeoutCause(ctx, convergeTimeout, fmt.Errorf("the shard did not converge within %v",
 		convergeTimeout))
 	defer cancel()
-	checks = append(checks, stack.CheckConsistent)
+	checks = append(checks, func(ctx context.Context) error { return checkConsistent(ctx, stack) })
 	var failed error // of the last checks
 	for passed := 0; passed < 5; passed++ {
 		if _, err := operator.AwaitHealthy(ctx, size); err != nil {
-			return errors.Join(err, stack.CheckConsistent(context.WithoutCancel(ctx)))
+			return errors.Join(err, checkConsistent(context.WithoutCancel(ctx), stack))
 		}
 		var errs []error
 		for _, check := range checks {
@@ -100,12 +100,12 @@ func awaitConverged(ctx context.Context, stack *local.Stack, operator *local.Ope
 			return errors.Join(err, failed)
 		}
 	}
-	return stack.CheckStartedOnce()
+	return checkStartedOnce(stack)
 }
 
 // killVM kills the agent of a random VM that runs. It returns the instance of the VM.
 func killVM(ctx context.Context, stack *local.Stack, rng *rand.Rand) (ident.ID, error) {
-	agents, err := stack.Agents(ctx)
+	agents, err := agentsOf(ctx, stack)
 	if err != nil {
 		return ident.ID{}, err
 	}

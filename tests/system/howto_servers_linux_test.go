@@ -211,7 +211,7 @@ func (h *howTo) replaceObjects(context.Context, string) error {
 // endOrphan confirms the VM that the restored records do not have, and waits for its end.
 func (h *howTo) endOrphan(ctx context.Context, _ string) error {
 	for {
-		agents, err := h.stack.Agents(ctx)
+		agents, err := agentsOf(ctx, h.stack)
 		if err == nil && len(agents) == 2 {
 			return nil
 		}

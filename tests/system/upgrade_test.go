@@ -336,7 +336,7 @@ func (u *upgrade) agents(ctx context.Context, version string) error {
 		return err
 	}
 	for {
-		agents, err := u.stack.Agents(ctx)
+		agents, err := agentsOf(ctx, u.stack)
 		if err != nil {
 			return err
 		}

@@ -205,7 +205,7 @@ func TestAgentBoots(t *testing.T) {
 	data, nonce := render.Sample(), render.Nonce("head.it's.signature")
 	data.Cluster.CACert = "-----BEGIN CERTIFICATE-----\nit's '$(touch " + m.root +
 		"/hacked)'\n-----END CERTIFICATE-----\n"
-	script, err := render.UserdataText("userdata", template, data, nonce)
+	script, err := renderUserdata("userdata", template, data, nonce)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestAgentBoots(t *testing.T) {
 func TestAgentFailsWithACommand(t *testing.T) {
 	m := newMachine(t)
 	a := bootscript.Agent{Common: bootscript.Common{CommandsBefore: []string{"false"}}}
-	script, err := render.UserdataText("userdata", must(t)(a.Script()), render.Sample(), "nonce")
+	script, err := renderUserdata("userdata", must(t)(a.Script()), render.Sample(), "nonce")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func TestDownloadInstallsTheUnitsOfTheImage(t *testing.T) {
 	a.Binaries = s.Binaries
 	m := newMachine(t)
 	m.mustBoot(t, must(t)(s.Script()))
-	agent, err := render.UserdataText("userdata", must(t)(a.Script()), render.Sample(), "nonce")
+	agent, err := renderUserdata("userdata", must(t)(a.Script()), render.Sample(), "nonce")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -498,4 +498,13 @@ func FuzzServer(f *testing.F) {
 			t.Errorf("%q", out)
 		}
 	})
+}
+
+// renderUserdata compiles and renders one boot script.
+func renderUserdata(name, text string, d render.Data, nonce render.Nonce) (string, error) {
+	u, err := render.CompileUserdata(name, text)
+	if err != nil {
+		return "", err
+	}
+	return u.Execute(d, nonce)
 }

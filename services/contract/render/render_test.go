@@ -52,7 +52,7 @@ func TestText(t *testing.T) {
 		{`{{ json .Vars }}`, `{"quote":"it's \"here\"","role":"worker"}`},
 		{`{{ html "<a>" }}{{ urlquery "a b" }}{{ js "'" }}`, `&lt;a&gt;a+b\'`},
 	} {
-		got, err := render.Text("t", tt.text, d)
+		got, err := renderText("t", tt.text, d)
 		if err != nil || got != tt.want {
 			t.Errorf("%q = %q, %v, want %q", tt.text, got, err, tt.want)
 		}
@@ -99,7 +99,7 @@ func TestTextRefuses(t *testing.T) {
 			"too large"},
 	} {
 		start := time.Now()
-		got, err := render.Text("name", tt.text, sample())
+		got, err := renderText("name", tt.text, sample())
 		if err == nil {
 			t.Errorf("%.80q = %.80q, want an error", tt.text, got)
 		} else if !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "name: ") {
@@ -113,7 +113,7 @@ func TestTextRefuses(t *testing.T) {
 	for i := range render.MaxVars {
 		d.Vars[fmt.Sprint("v", i)] = "x"
 	}
-	if _, err := render.Text("t", "{{ .Vars.v1 }}", d); !errors.Is(err, render.ErrTooLarge) {
+	if _, err := renderText("t", "{{ .Vars.v1 }}", d); !errors.Is(err, render.ErrTooLarge) {
 		t.Errorf("with too many vars: %v", err)
 	}
 	d = sample()
@@ -121,11 +121,11 @@ func TestTextRefuses(t *testing.T) {
 	for i := range render.MaxVars + 1 {
 		d.Image[fmt.Sprint("i", i)] = "x"
 	}
-	if _, err := render.Text("t", "{{ .Image.i1 }}", d); !errors.Is(err, render.ErrTooLarge) {
+	if _, err := renderText("t", "{{ .Image.i1 }}", d); !errors.Is(err, render.ErrTooLarge) {
 		t.Errorf("with too many images: %v", err)
 	}
 	delete(d.Image, "i0")
-	if got, err := render.Text("t", "{{ .Image.i1 }}", d); err != nil || got != "x" {
+	if got, err := renderText("t", "{{ .Image.i1 }}", d); err != nil || got != "x" {
 		t.Errorf("with the most images: %q, %v", got, err)
 	}
 }
@@ -194,7 +194,7 @@ func TestUserdata(t *testing.T) {
 	for _, text := range []string{`{{ index .Nonce "x" }}`, `{{ slice .Nonce 0 999 }}`, `{{ .Nonce.Foo }}`,
 		`{{ eq .Nonce 1 }}`, `{{ call .Nonce }}`, `{{ .Vars.absent }}`,
 		`{{ print .Nonce .Vars }}`, `{{ indent .Nonce "x" }}`, `{{ len 1 .Nonce }}`} {
-		_, err := render.UserdataText("userdata", text, sample(), "secret.nonce")
+		_, err := renderUserdata("userdata", text, sample(), "secret.nonce")
 		if err == nil {
 			t.Errorf("%s rendered", text)
 		} else if strings.Contains(err.Error(), "secret") {
@@ -311,10 +311,10 @@ func FuzzText(f *testing.F) {
 		if len(out) > render.MaxOutput {
 			t.Errorf("%d bytes", len(out))
 		}
-		if again, err := render.Text("t", text, d); err != nil || again != out {
+		if again, err := renderText("t", text, d); err != nil || again != out {
 			t.Errorf("rendered again: %q, %v, before %q", again, err, out)
 		}
-		if _, err := render.UserdataText("t", text, d, "n"); err != nil {
+		if _, err := renderUserdata("t", text, d, "n"); err != nil {
 			t.Errorf("not as userdata: %v", err)
 		}
 	})
@@ -336,4 +336,22 @@ func TestReadsAllVars(t *testing.T) {
 			t.Errorf("%s: %t, want %t", text, !want, want)
 		}
 	}
+}
+
+// renderText compiles and renders the content of one file.
+func renderText(name, text string, d render.Data) (string, error) {
+	t, err := render.CompileFile(name, text)
+	if err != nil {
+		return "", err
+	}
+	return t.Execute(d)
+}
+
+// renderUserdata compiles and renders one boot script.
+func renderUserdata(name, text string, d render.Data, nonce render.Nonce) (string, error) {
+	u, err := render.CompileUserdata(name, text)
+	if err != nil {
+		return "", err
+	}
+	return u.Execute(d, nonce)
 }

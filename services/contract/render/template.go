@@ -88,18 +88,6 @@ func (u *Userdata) Execute(d Data, nonce Nonce) (string, error) {
 // Vars is [Template.Vars].
 func (u *Userdata) Vars() []string { return u.t.Vars() }
 
-// Text compiles and renders the content of one file.
-func Text(name, text string, d Data) (string, error) { return textWith(name, text, d, newBudget()) }
-
-// UserdataText compiles and renders one boot script.
-func UserdataText(name, text string, d Data, nonce Nonce) (string, error) {
-	u, err := CompileUserdata(name, text)
-	if err != nil {
-		return "", err
-	}
-	return u.Execute(d, nonce)
-}
-
 func textWith(name, text string, d Data, b *budget) (string, error) {
 	t, err := CompileFile(name, text)
 	if err != nil {

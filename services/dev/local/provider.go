@@ -2,12 +2,14 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -125,4 +127,28 @@ func (s *Stack) Called(op string, id ident.ID) (Call, error) {
 		}
 	}
 	return Call{}, fmt.Errorf("the provider's journal has no %s of %s", op, id)
+}
+
+const windowPrefix = "nstance-agent-"
+
+// Windows lists the instances that have a tmux window, in the order of their IDs.
+func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
+	out, err := s.Tmux(ctx, "list-windows", "-a", "-F", "#{session_name} #{window_name}")
+	if err != nil {
+		return nil, err
+	}
+	var ids []ident.ID
+	for line := range strings.Lines(out) {
+		session, window, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if session != Session {
+			continue
+		}
+		id, err := ident.ParseID(strings.TrimPrefix(window, windowPrefix))
+		if err != nil {
+			return nil, fmt.Errorf("tmux window %q: %w", window, err)
+		}
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, ident.ID.Compare)
+	return ids, nil
 }

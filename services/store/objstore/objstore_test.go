@@ -337,7 +337,7 @@ func TestWithTimeoutConformance(t *testing.T) {
 
 func TestCounted(t *testing.T) {
 	ctx := t.Context()
-	store := objstore.NewCounted(mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
+	store := objstoretest.NewCounted(mem.New(mem.Options{Inject: func(_ context.Context, r mem.Request) mem.Fault {
 		if r.Key == "bad" {
 			return mem.Fault{Err: errBoom}
 		}
@@ -347,7 +347,7 @@ func TestCounted(t *testing.T) {
 		_, _ = store.Put(ctx, "k", nil, objstore.IfAbsent()) // the first succeeds, the others conflict
 	}
 	before := store.Counts()
-	if diff := cmp.Diff(objstore.Counts{Put: 3}, before); diff != "" {
+	if diff := cmp.Diff(objstoretest.Counts{Put: 3}, before); diff != "" {
 		t.Error(diff)
 	}
 	_, _ = store.Get(ctx, "k")
@@ -360,7 +360,7 @@ func TestCounted(t *testing.T) {
 	_, _ = store.List(ctx, "")
 	_, _ = store.List(ctx, "bad")
 	got := store.Counts().Sub(before)
-	if diff := cmp.Diff(objstore.Counts{Get: 4, Put: 1, Delete: 2, List: 2, Failed: 5}, got); diff != "" {
+	if diff := cmp.Diff(objstoretest.Counts{Get: 4, Put: 1, Delete: 2, List: 2, Failed: 5}, got); diff != "" {
 		t.Error(diff)
 	}
 	if _, err := store.Get(ctx, "bad"); err == nil {

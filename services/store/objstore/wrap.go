@@ -2,10 +2,8 @@ package objstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -128,67 +126,6 @@ func (i *intercepted) List(ctx context.Context, prefix string) (entries []Entry,
 		return err
 	})
 	return entries, err
-}
-
-// Counts are numbers of calls, including failed calls. A List is one call, regardless of its pages.
-type Counts struct {
-	Get, Put, Delete, List uint64
-	// Failed counts the calls that returned an error, except ErrNotFound from Get and ErrConflict from Put.
-	Failed uint64
-}
-
-// Total returns the number of all calls.
-func (c Counts) Total() uint64 { return c.Get + c.Put + c.Delete + c.List }
-
-// Sub returns the number of calls since an earlier reading.
-func (c Counts) Sub(earlier Counts) Counts {
-	return Counts{
-		Get:    c.Get - earlier.Get,
-		Put:    c.Put - earlier.Put,
-		Delete: c.Delete - earlier.Delete,
-		List:   c.List - earlier.List,
-		Failed: c.Failed - earlier.Failed,
-	}
-}
-
-// Counted is a Store that counts the calls to another store, for metrics and benchmarks.
-type Counted struct {
-	Store
-	get, put, remove, list, failed atomic.Uint64
-}
-
-// NewCounted wraps store.
-func NewCounted(store Store) *Counted {
-	c := &Counted{}
-	c.Store = &intercepted{store, c.count}
-	return c
-}
-
-// Counts reads the counters one after the other. Calls in progress may be included in some counters and not in others.
-func (c *Counted) Counts() Counts {
-	return Counts{Get: c.get.Load(), Put: c.put.Load(), Delete: c.remove.Load(), List: c.list.Load(),
-		Failed: c.failed.Load()}
-}
-
-func (c *Counted) count(ctx context.Context, op, _ string, call func(context.Context) error) error {
-	err := call(ctx)
-	failed := err != nil
-	switch op {
-	case opGet:
-		c.get.Add(1)
-		failed = failed && !errors.Is(err, ErrNotFound)
-	case opPut:
-		c.put.Add(1)
-		failed = failed && !errors.Is(err, ErrConflict)
-	case opDelete:
-		c.remove.Add(1)
-	case opList:
-		c.list.Add(1)
-	}
-	if failed {
-		c.failed.Add(1)
-	}
-	return err
 }
 
 // WithObserver calls the function "observe" after each call on store, with the call's duration and error. observe must

@@ -45,7 +45,11 @@ func TestExampleBootScripts(t *testing.T) {
 				_, text, _ = strings.Cut(text, "```sh\n")
 				text, _, _ = strings.Cut(text, "```")
 			}
-			userdata, err := render.UserdataText("userdata", text, data, "nonce.of.jwt")
+			compiled, err := render.CompileUserdata("userdata", text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			userdata, err := compiled.Execute(data, "nonce.of.jwt")
 			if err != nil {
 				t.Fatal(err)
 			}

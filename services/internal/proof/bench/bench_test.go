@@ -23,6 +23,7 @@ import (
 	"github.com/nstance-kit/nstance/services/store/keyring"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 )
 
 const groups = 10
@@ -38,7 +39,7 @@ type stack struct {
 	b        testing.TB
 	fleet    *fleet
 	provider *mock.Provider
-	counted  *objstore.Counted
+	counted  *objstoretest.Counted
 	creates  []chan entered // one channel per group
 	stop     func()
 	stopped  chan error
@@ -109,7 +110,7 @@ func (s *stack) open(instances int, latency time.Duration) {
 	store := mem.New(mem.Options{Inject: func(context.Context, mem.Request) mem.Fault {
 		return mem.Fault{Before: latency}
 	}, Sleep: pause})
-	s.counted = objstore.NewCounted(store)
+	s.counted = objstoretest.NewCounted(store)
 	s.bucket = s.counted
 	if _, err := store.Put(context.Background(), keys.Config("bench"), s.config(b, instances),
 		objstore.Always()); err != nil {

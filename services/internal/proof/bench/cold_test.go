@@ -29,6 +29,7 @@ import (
 	"github.com/nstance-kit/nstance/services/store/keyring"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 )
 
 // moments maps each log message to the time at which a server first logged it.
@@ -74,7 +75,7 @@ type coldShard struct {
 	size     int
 	latency  atomic.Int64
 	store    *mem.Store
-	counted  *objstore.Counted
+	counted  *objstoretest.Counted
 	provider *mock.Provider
 	entered  chan time.Time // times of create calls
 }
@@ -89,7 +90,7 @@ func newColdShard(b testing.TB, size int) *coldShard {
 	c.store = mem.New(mem.Options{Sleep: pause, Inject: func(context.Context, mem.Request) mem.Fault {
 		return mem.Fault{Before: time.Duration(c.latency.Load())}
 	}})
-	c.counted = objstore.NewCounted(c.store)
+	c.counted = objstoretest.NewCounted(c.store)
 	c.provider = mock.New(mock.Config{Now: time.Now, Script: mock.OnCreate(func(call mock.Call) {
 		c.entered <- call.At
 	})})

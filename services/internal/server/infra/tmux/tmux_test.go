@@ -99,7 +99,11 @@ func TestDefaultUserdataBootsAnAgent(t *testing.T) {
 	data := render.Sample()
 	data.Instance.ID, data.Instance.Kind = req.Tags.Instance.String(), "tst"
 	data.Server.RegistrationAddr = "[::1]:8992"
-	script, err := render.UserdataText("userdata", string(text), data, "nonce.of.jwt")
+	compiled, err := render.CompileUserdata("userdata", string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := compiled.Execute(data, "nonce.of.jwt")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/highwater"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
-	"github.com/nstance-kit/nstance/services/store/objstore"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 )
 
 // defaults and withHeir are the settings of docs/concepts/election.md: defaults for a shard without an heir, and
@@ -100,7 +100,7 @@ func (m *member) setCut(cut bool) {
 func heirPair(t *testing.T) (s *shard, a, b *server, authority *Authority, leader *member) {
 	t.Helper()
 	s = newShard(t)
-	s.counted = objstore.NewCounted(s.store)
+	s.counted = objstoretest.NewCounted(s.store)
 	h := &hub{members: map[election.Peer]*member{}}
 	a, b = s.server("a"), s.server("b")
 	a.cfg.Marks, b.cfg.Marks = &highwater.Marks{}, &highwater.Marks{}

@@ -17,6 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 	"github.com/nstance-kit/nstance/services/store/objstore/mem"
+	"github.com/nstance-kit/nstance/services/store/objstore/objstoretest"
 )
 
 const lockKey = "shard/z/leader.json"
@@ -37,7 +38,7 @@ type shard struct {
 	t       *testing.T
 	start   time.Time
 	store   *mem.Store
-	counted *objstore.Counted // wraps store and counts requests
+	counted *objstoretest.Counted // wraps store and counts requests
 	inject  atomic.Pointer[func(mem.Request) mem.Fault]
 	highest atomic.Uint64
 
@@ -413,7 +414,7 @@ func TestConfirmAgainstTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
-		counted := objstore.NewCounted(a.store)
+		counted := objstoretest.NewCounted(a.store)
 		a.cfg.Store = counted
 		a.run()
 		authority := <-a.leads
@@ -812,7 +813,7 @@ func TestRequestsPerHourOfOneServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
 		a := s.server("a")
-		counted := objstore.NewCounted(a.store)
+		counted := objstoretest.NewCounted(a.store)
 		a.cfg.Store = counted
 		a.run()
 		<-a.leads

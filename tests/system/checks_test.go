@@ -1,49 +1,25 @@
-package local
+package system
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
+	"github.com/nstance-kit/nstance/services/dev/local"
 	"github.com/nstance-kit/nstance/services/store/objstore"
 )
 
-const windowPrefix = "nstance-agent-"
-
-// Windows lists the instances that have a tmux window, in the order of their IDs.
-func (s *Stack) Windows(ctx context.Context) ([]ident.ID, error) {
-	out, err := s.Tmux(ctx, "list-windows", "-a", "-F", "#{session_name} #{window_name}")
-	if err != nil {
-		return nil, err
-	}
-	var ids []ident.ID
-	for line := range strings.Lines(out) {
-		session, window, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if session != Session {
-			continue
-		}
-		id, err := ident.ParseID(strings.TrimPrefix(window, windowPrefix))
-		if err != nil {
-			return nil, fmt.Errorf("tmux window %q: %w", window, err)
-		}
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, ident.ID.Compare)
-	return ids, nil
-}
-
-// Agents lists the processes of the agents.
-func (s *Stack) Agents(ctx context.Context) ([]Found, error) {
+// agentsOf lists the processes of the agents.
+func agentsOf(ctx context.Context, s *local.Stack) ([]local.Found, error) {
 	found, err := s.Processes(ctx)
-	return slices.DeleteFunc(found, func(f Found) bool { return f.Program() != "nstance-agent" }), err
+	return slices.DeleteFunc(found, func(f local.Found) bool { return f.Program() != "nstance-agent" }), err
 }
 
-// LiveRecords reads the bucket and lists the instances with a record that is neither a reservation nor a tombstone.
-func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
+// liveRecords reads the bucket and lists the instances with a record that is neither a reservation nor a tombstone.
+func liveRecords(ctx context.Context, s *local.Stack) ([]ident.ID, error) {
 	state, err := s.State(ctx)
 	if err != nil {
 		return nil, err
@@ -58,11 +34,11 @@ func (s *Stack) LiveRecords(ctx context.Context) ([]ident.ID, error) {
 	return ids, err
 }
 
-// CheckConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. It
+// checkConsistent compares the records, the tmux windows, the provider's documents and the agents' processes. It
 // returns nil if every instance has one record, one window, one document and one process. Otherwise the error lists
 // every difference.
-func (s *Stack) CheckConsistent(ctx context.Context) error {
-	records, err := s.LiveRecords(ctx)
+func checkConsistent(ctx context.Context, s *local.Stack) error {
+	records, err := liveRecords(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -74,7 +50,7 @@ func (s *Stack) CheckConsistent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	agents, err := s.Agents(ctx)
+	agents, err := agentsOf(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -102,9 +78,9 @@ func (s *Stack) CheckConsistent(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// CheckStartedOnce verifies in the provider's journal that the provider started at most one machine for each instance
+// checkStartedOnce verifies in the provider's journal that the provider started at most one machine for each instance
 // ID.
-func (s *Stack) CheckStartedOnce() error {
+func checkStartedOnce(s *local.Stack) error {
 	calls, err := s.Calls()
 	if err != nil {
 		return err
