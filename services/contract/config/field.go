@@ -163,6 +163,20 @@ func cloned[T any](v T) T {
 	return out
 }
 
+// withFields returns a T in which the fields that "from" has too are set to its values, if wanted returns true for their
+// names. The values are shared.
+func withFields[T any](from any, wanted func(name string) bool) (out T) {
+	source, target := reflect.ValueOf(from), reflect.ValueOf(&out).Elem()
+	for _, f := range fieldsOf(target.Type()) {
+		for _, g := range fieldsOf(source.Type()) {
+			if f.name == g.name && f.Type == g.Type && wanted(f.name) {
+				f.in(target).Set(g.in(source))
+			}
+		}
+	}
+	return out
+}
+
 // eachField calls f for every field of the config structs in v. f may set the field, so v must be settable.
 func eachField(v reflect.Value, f func(field, reflect.Value)) {
 	switch v.Kind() {

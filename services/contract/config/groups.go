@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/nstance-kit/nstance/services/contract/ident"
@@ -25,10 +26,14 @@ func (g Groups) Get(key GroupKey) (GroupSpec, bool) {
 // serverFields lists the fields of an entry in groups/ that only the server sets.
 var serverFields = []string{"deleted", "removed", "protected"}
 
-// Override returns the fields of an entry in groups/ that apply to a static group.
+// Override returns the fields of an entry in groups/ that apply to a static group: those that operators may change in
+// whole or in part, and those that only the server sets.
 func (s GroupSpec) Override() GroupSpec {
-	return GroupSpec{Size: s.Size, InstanceType: s.InstanceType, Vars: s.Vars, Rollout: s.Rollout, Removed: s.Removed,
-		Protected: s.Protected}
+	return withFields[GroupSpec](s, func(name string) bool {
+		return name == "removed" || name == "protected" || slices.ContainsFunc(operatorFields, func(path string) bool {
+			return within(path, name)
+		})
+	})
 }
 
 // restricted returns the paths of the fields that an override of a static group contains but must not contain.

@@ -50,8 +50,7 @@ func (s *Shard) settings(spec GroupSpec, override *GroupSpec) Settings {
 	t := s.Templates[spec.Template]
 	sources := []GroupSpec{
 		{Args: s.Defaults.Args, Vars: s.Defaults.Vars, DrainTimeout: s.Server.DefaultDrainTimeout},
-		{Size: t.Size, InstanceType: t.InstanceType, InstanceTypes: t.InstanceTypes, SubnetPool: t.SubnetPool,
-			Args: t.Args, Vars: t.Vars},
+		withFields[GroupSpec](t, func(string) bool { return true }), // a group inherits what both have
 		spec,
 	}
 	full := GroupSpec{Vars: map[string]string{}}

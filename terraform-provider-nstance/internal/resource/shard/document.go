@@ -67,9 +67,9 @@ func read(raw tftypes.Value) document {
 	if shard == nil || d.nameUnknown() {
 		return d
 	}
-	d.shard, d.groupsKnown = shard, !slices.ContainsFunc(unknown, concernsGroups)
+	d.shard, d.groupsKnown = shard, !slices.ContainsFunc(unknown, config.ConcernsGroups)
 	d.subnetsUnknown = !d.groupsKnown && !slices.ContainsFunc(unknown, func(at string) bool {
-		return concernsGroups(at) && !concernsSubnets(at)
+		return config.ConcernsGroups(at) && !concernsSubnets(at)
 	})
 	if len(unknown) == 0 {
 		d.body = config.Encode(shard)
@@ -95,18 +95,6 @@ func (d document) checkName() diag.Diagnostics {
 		Why:  errors.New("it depends on a resource that is not applied yet"),
 		Do:   "Write the name itself, or take it from a variable. It is part of the key of the configuration.",
 	}.At(path.Root("config"))}
-}
-
-// concernsGroups reports whether the value at a path may change the hashes or the subnets of groups. The leader's
-// addresses cannot change them. So a plan can list the groups with instances to replace even while these addresses are
-// unknown.
-func concernsGroups(at string) bool {
-	for _, prefix := range []string{"server.leader_network", "server.bind", "server.advertise"} {
-		if rest, ok := strings.CutPrefix(at, prefix); ok && (rest == "" || rest[0] == '.') {
-			return false
-		}
-	}
-	return true
 }
 
 // concernsSubnets reports whether the value at a path may change the subnets of groups, but nothing else of groups.
