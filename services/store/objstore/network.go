@@ -18,13 +18,33 @@ func (notSent) Error() string { return "nothing was written, because the store w
 // Is makes ErrNotSent an ErrIndeterminate for programs: they try again.
 func (notSent) Is(target error) bool { return target == ErrIndeterminate }
 
-// NotConnected reports whether err shows that no connection to the store was made. If a request had one attempt, such
+// notConnected reports whether err shows that no connection to the store was made. If a request had one attempt, such
 // an error proves that the request was not sent.
-func NotConnected(err error) bool {
+func notConnected(err error) bool {
 	var op *net.OpError
 	var certificate *tls.CertificateVerificationError
 	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) ||
 		errors.Is(err, http.ErrSchemeMismatch)
+}
+
+// PutError returns the error of a back end for a put that failed with err. sent means that a request was sent, and
+// status is the status of the answer, or 0 if there was none.
+func PutError(err error, cond Condition, sent bool, status int) error {
+	kind := ErrIndeterminate
+	switch {
+	case !sent: // no credentials, no endpoint, or an ended context
+		return err
+	case cond.Conditional() && notConnected(err): // a conditional put has one attempt
+		kind = ErrNotSent
+	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
+		kind = ErrConflict
+	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
+		// The store did not execute the put, because it timed out or is overloaded. With an indeterminate error, the
+		// caller tries again.
+	case 300 <= status && status < 500:
+		return err
+	}
+	return fmt.Errorf("%w: %w", kind, err)
 }
 
 // NetworkHint returns what a person should do about an error of the network or of the person's own interruption, or ""

@@ -134,33 +134,14 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 		out, err = googlecloud.Repeat(ctx, upload)
 	}
 	if err != nil {
-		return "", classify(err, cond, sent.Load())
+		// https://cloud.google.com/storage/docs/json_api/v1/status-codes. Status 429 may mean that the same object was
+		// written less than a second ago.
+		return "", objstore.PutError(err, cond, sent.Load(), googlecloud.StatusOf(err))
 	}
 	if out.Generation == 0 { // the object was written, but its token is unknown
 		return "", fmt.Errorf("%w: the store sent no generation", objstore.ErrIndeterminate)
 	}
 	return tokenOf(out.Generation), nil
-}
-
-// classify returns the error for a failed put. For the statuses, see
-// https://cloud.google.com/storage/docs/json_api/v1/status-codes.
-func classify(err error, cond objstore.Condition, sent bool) error {
-	status := googlecloud.StatusOf(err)
-	switch {
-	case !sent: // no credentials, no endpoint, or an ended context
-		return err
-	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
-		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
-	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict):
-		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
-	case status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// Nothing was written if the status is 408 or 429. The error is indeterminate all the same, so that the caller
-		// tries again. Status 429 may mean that the same object was written less than a second ago.
-		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
-	case 300 <= status && status < 500:
-		return err
-	}
-	return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 }
 
 // Delete implements objstore.Store.

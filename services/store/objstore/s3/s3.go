@@ -202,35 +202,21 @@ func (s *Store) put(ctx context.Context, key string, body []byte, cond objstore.
 		}
 	})
 	if err != nil {
-		return "", classify(err, cond, sent.Load())
+		// https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+		status := statusOf(err)
+		switch code := codeOf(err); {
+		case cond.Conditional() && code == "NoSuchKey": // there is no object with the token
+			status = http.StatusPreconditionFailed
+		case code == "RequestTimeout":
+			status = http.StatusRequestTimeout
+		}
+		return "", objstore.PutError(err, cond, sent.Load(), status)
 	}
 	token, err := tokenOf(out.ETag)
 	if err != nil { // the object was written, but its token is unknown
 		return "", fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 	}
 	return token, nil
-}
-
-// classify returns the error for a failed put. For the statuses of a failed condition, see
-// https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
-func classify(err error, cond objstore.Condition, sent bool) error {
-	code, status := codeOf(err), statusOf(err)
-	switch {
-	case !sent: // no credentials, no endpoint, or an ended context
-		return err
-	case cond.Conditional() && objstore.NotConnected(err): // a conditional put has one attempt
-		return fmt.Errorf("%w: %w", objstore.ErrNotSent, err)
-	case cond.Conditional() && (status == http.StatusPreconditionFailed || status == http.StatusConflict ||
-		code == "NoSuchKey"):
-		return fmt.Errorf("%w: %w", objstore.ErrConflict, err)
-	case code == "RequestTimeout" || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests:
-		// The store did not execute the put, because it timed out or is overloaded. With an indeterminate error, the
-		// caller tries again.
-		return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
-	case 300 <= status && status < 500:
-		return err
-	}
-	return fmt.Errorf("%w: %w", objstore.ErrIndeterminate, err)
 }
 
 // Delete implements objstore.Store.
