@@ -35,6 +35,38 @@ type Call struct {
 	Root string
 	// Reserved are the fields that args may not set, each with the reason.
 	Reserved map[string]string
+	// Rules reports values in decoded args that would break the server's own guarantees.
+	Rules func(d *Decoder, args map[string]any)
+}
+
+// DecodeArgs checks args against the fields, types and rules of the call. It returns args with every value in the type
+// of its field. Texts with numbers or booleans are converted, because templates yield only texts. Names are
+// case-sensitive. A null counts as absent, because a merge uses null to unset a value.
+//
+// If templates is true, texts may contain templates that are not rendered yet. The result then leaves out each template
+// in a field that is not of type text.
+func (c Call) DecodeArgs(args map[string]any, templates bool) (map[string]any, []cloud.Problem) {
+	d := &Decoder{Call: c, Templates: templates}
+	decoded := d.decode(args)
+	c.Rules(d, decoded)
+	return decoded, d.Found
+}
+
+// CheckArgs returns the problems of args with templates.
+func (c Call) CheckArgs(args map[string]any) []cloud.Problem {
+	_, problems := c.DecodeArgs(args, true)
+	return problems
+}
+
+// Objects returns the elements of a decoded list of objects.
+func Objects(list any) []map[string]any {
+	elements, _ := list.([]any)
+	out := make([]map[string]any, 0, len(elements))
+	for _, element := range elements {
+		object, _ := element.(map[string]any)
+		out = append(out, object)
+	}
+	return out
 }
 
 // SetByServer is the message about a field that args may not set.
@@ -43,17 +75,14 @@ const SetByServer = "cannot be set in args"
 // Decoder checks args and collects their problems.
 type Decoder struct {
 	Call Call
-	// Templates reports whether texts may contain templates that are not rendered yet. If so, the result of Decode
-	// leaves out each template in a field that is not of type text.
+	// Templates reports whether texts may contain templates that are not rendered yet.
 	Templates bool
 	// Found are the problems so far.
 	Found []cloud.Problem
 }
 
-// Decode checks args against the fields and types of the call. It returns args with every value in the type of its
-// field. Texts with numbers or booleans are converted, because templates yield only texts. Names are case-sensitive. A
-// null counts as absent, because a merge uses null to unset a value.
-func (d *Decoder) Decode(args map[string]any) map[string]any {
+// decode checks args against the fields and types of the call.
+func (d *Decoder) decode(args map[string]any) map[string]any {
 	allowed := make(map[string]any, len(args))
 	for _, name := range slices.Sorted(maps.Keys(args)) {
 		if reason, ok := d.Call.Reserved[name]; ok {

@@ -161,7 +161,7 @@ func TestTemplatesMatchAnyType(t *testing.T) {
 	text := `{"ImageId": "{{ .Image.base }}", "EbsOptimized": "{{ .Vars.ebs }}", "BlockDeviceMappings": [{"Ebs": {"VolumeSize": "{{ .Vars.disk }}"}}],
 		"InstanceMarketOptions": {"SpotOptions": {"ValidUntil": "{{ .Vars.until }}", "SpotInstanceType": "{{ .Vars.kind }}"}},
 		"MetadataOptions": {"HttpTokens": "{{ .Vars.tokens }}"}}`
-	if problems := checkArgs(tree(t, text)); len(problems) > 0 {
+	if problems := call.CheckArgs(tree(t, text)); len(problems) > 0 {
 		t.Errorf("before rendering: %v", problems)
 	}
 	if _, problems := DecodeArgs(tree(t, text), false); len(problems) != 5 {
@@ -170,7 +170,7 @@ func TestTemplatesMatchAnyType(t *testing.T) {
 				"text: %v",
 			len(problems), problems)
 	}
-	if problems := checkArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {
+	if problems := call.CheckArgs(tree(t, `{"Placement": "{{ .Vars.all }}"}`)); len(problems) != 1 {
 		t.Errorf("a template in the place of an object: %v", problems)
 	}
 }
@@ -188,7 +188,7 @@ func FuzzArgs(f *testing.F) {
 		if len(problems) > 0 {
 			return
 		}
-		if again := checkArgs(args); len(again) > 0 {
+		if again := call.CheckArgs(args); len(again) > 0 {
 			t.Errorf("accepted after rendering, refused before: %v", again)
 		}
 		encoded, err := json.Marshal(decoded)

@@ -37,7 +37,7 @@ var Block = cloud.Block{
 	LeaderNetwork: NetworkInterface{},
 	LoadBalancer:  TargetGroups{},
 	CheckOptions:  checkOptions,
-	CheckArgs:     checkArgs,
+	CheckArgs:     call.CheckArgs,
 	ObjectStores:  []cloud.ObjectStore{{Name: "s3", TakesEndpoint: true, RegionVariable: "AWS_REGION"}},
 	SecretsStores: []cloud.SecretsStore{{Name: "aws-secrets-manager"}, {Name: "aws-parameter-store"}},
 }

@@ -45,7 +45,7 @@ func CheckTag(key, value string) error {
 }
 
 // checkRules reports values in decoded args that would break the server's own guarantees.
-func (d *argsDecoder) checkRules(args map[string]any) {
+func (d argsDecoder) checkRules(args map[string]any) {
 	d.checkFixed(args, "required", "instances must not answer version 1 of the metadata service",
 		"MetadataOptions", "HttpTokens")
 	d.checkFixed(args, "enabled", "the agent reads termination notices from there", "MetadataOptions", "HttpEndpoint")
@@ -74,7 +74,7 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 }
 
 // checkFixed reports the text at path if it differs from want, the only text allowed. It does not report a template.
-func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path ...any) {
+func (d argsDecoder) checkFixed(args map[string]any, want, reason string, path ...any) {
 	var value any = args
 	for _, name := range path {
 		object, _ := value.(map[string]any)
@@ -86,14 +86,14 @@ func (d *argsDecoder) checkFixed(args map[string]any, want, reason string, path 
 }
 
 // checkExclusive reports an object that has both fields, of which EC2 accepts only one.
-func (d *argsDecoder) checkExclusive(args map[string]any, object, one, other string) {
+func (d argsDecoder) checkExclusive(args map[string]any, object, one, other string) {
 	if fields, ok := args[object].(map[string]any); ok && fields[one] != nil && fields[other] != nil {
 		d.ReportWritten([]any{object}, "remove one of them", "has %s and %s, which exclude each other", one, other)
 	}
 }
 
-func (d *argsDecoder) checkInterfaces(args map[string]any) {
-	interfaces := objectsOf(args["NetworkInterfaces"])
+func (d argsDecoder) checkInterfaces(args map[string]any) {
+	interfaces := apiargs.Objects(args["NetworkInterfaces"])
 	if len(interfaces) == 0 {
 		return
 	}
@@ -130,9 +130,9 @@ func primaryInterface(interfaces []map[string]any) int {
 	return -1
 }
 
-func (d *argsDecoder) checkTags(args map[string]any) {
+func (d argsDecoder) checkTags(args map[string]any) {
 	keys := map[string]map[string]bool{} // by type of resource
-	for i, spec := range objectsOf(args["TagSpecifications"]) {
+	for i, spec := range apiargs.Objects(args["TagSpecifications"]) {
 		at := []any{"TagSpecifications", i}
 		resource, _ := spec["ResourceType"].(string)
 		if resource == "" {
@@ -142,7 +142,7 @@ func (d *argsDecoder) checkTags(args map[string]any) {
 			keys[resource] = map[string]bool{}
 		}
 		seen := map[string]bool{}
-		for j, tag := range objectsOf(spec["Tags"]) {
+		for j, tag := range apiargs.Objects(spec["Tags"]) {
 			key, _ := tag["Key"].(string)
 			value, _ := tag["Value"].(string)
 			if seen[key] {
@@ -168,15 +168,4 @@ func (d *argsDecoder) checkTags(args map[string]any) {
 					"its own", n, resource, limit, maxTags)
 		}
 	}
-}
-
-// objectsOf returns the elements of a decoded list of objects.
-func objectsOf(list any) []map[string]any {
-	elements, _ := list.([]any)
-	out := make([]map[string]any, 0, len(elements))
-	for _, element := range elements {
-		object, _ := element.(map[string]any)
-		out = append(out, object)
-	}
-	return out
 }

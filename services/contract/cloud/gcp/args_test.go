@@ -185,7 +185,7 @@ func TestTemplatesMatchAnyType(t *testing.T) {
 		"disks": [{"boot": true, "initializeParams": {"sourceImage": "{{ .Image.base }}",
 			"diskSizeGb": "{{ .Vars.disk }}"}}],
 		"scheduling": {"provisioningModel": "SPOT", "instanceTerminationAction": "{{ .Vars.action }}"}}`
-	if problems := checkArgs(tree(t, text)); len(problems) > 0 {
+	if problems := call.CheckArgs(tree(t, text)); len(problems) > 0 {
 		t.Errorf("before rendering: %v", problems)
 	}
 	if _, problems := DecodeArgs(tree(t, text), false); len(problems) != 4 {
@@ -207,7 +207,7 @@ func FuzzArgs(f *testing.F) {
 		if len(problems) > 0 {
 			return
 		}
-		if again := checkArgs(args); len(again) > 0 {
+		if again := call.CheckArgs(args); len(again) > 0 {
 			t.Errorf("accepted after rendering, refused before: %v", again)
 		}
 		encoded, err := json.Marshal(decoded)

@@ -41,7 +41,7 @@ var Block = cloud.Block{
 	LoadBalancer:      InstanceGroup{},
 	CheckZone:         checkZone,
 	CheckOptions:      checkOptions,
-	CheckArgs:         checkArgs,
+	CheckArgs:         call.CheckArgs,
 
 	LeaderNetworkKinds: []string{LeaderAlias, LeaderLoadBalancer},
 

@@ -59,7 +59,7 @@ var metadataKey = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,127}$`)
 const reasonSubnet = "it is taken from the group's subnet_pool"
 
 // checkRules reports values in decoded args that would break the server's own guarantees.
-func (d *argsDecoder) checkRules(args map[string]any) {
+func (d argsDecoder) checkRules(args map[string]any) {
 	scheduling, _ := args["scheduling"].(map[string]any)
 	if scheduling["automaticRestart"] == true {
 		d.Report([]any{"scheduling", "automaticRestart"}, "the server replaces a VM that stops", "is always false")
@@ -76,7 +76,7 @@ func (d *argsDecoder) checkRules(args map[string]any) {
 	d.checkDisks(args)
 }
 
-func (d *argsDecoder) checkLabels(args map[string]any) {
+func (d argsDecoder) checkLabels(args map[string]any) {
 	labels, _ := args["labels"].(map[string]any)
 	if n := len(labels); n > maxLabels-ServerLabels {
 		d.ReportWritten([]any{"labels"}, "", "%d labels, more than %d: Compute Engine accepts %d, and the server adds "+
@@ -96,10 +96,10 @@ func (d *argsDecoder) checkLabels(args map[string]any) {
 	}
 }
 
-func (d *argsDecoder) checkMetadata(args map[string]any) {
+func (d argsDecoder) checkMetadata(args map[string]any) {
 	metadata, _ := args["metadata"].(map[string]any)
 	seen, size := map[string]bool{}, 0
-	for i, item := range objectsOf(metadata["items"]) {
+	for i, item := range apiargs.Objects(metadata["items"]) {
 		key, _ := item["key"].(string)
 		at := []any{"metadata", "items", i, "key"}
 		switch {
@@ -126,7 +126,7 @@ func (d *argsDecoder) checkMetadata(args map[string]any) {
 }
 
 // checkTags checks the network tags.
-func (d *argsDecoder) checkTags(args map[string]any) {
+func (d argsDecoder) checkTags(args map[string]any) {
 	tags, _ := args["tags"].(map[string]any)
 	items, _ := tags["items"].([]any)
 	if len(items) > maxNetworkTags {
@@ -144,8 +144,8 @@ func (d *argsDecoder) checkTags(args map[string]any) {
 
 // checkInterfaces refuses fixed addresses, internal and external, because only one VM could have it. It also refuses a
 // network in the args of the first interface, because the group determines that interface's subnet.
-func (d *argsDecoder) checkInterfaces(args map[string]any) {
-	for i, nic := range objectsOf(args["networkInterfaces"]) {
+func (d argsDecoder) checkInterfaces(args map[string]any) {
+	for i, nic := range apiargs.Objects(args["networkInterfaces"]) {
 		for _, field := range []string{"network", "subnetwork", "networkAttachment"} {
 			if i == 0 && nic[field] != nil {
 				d.Report([]any{"networkInterfaces", i, field}, reasonSubnet, apiargs.SetByServer)
@@ -157,7 +157,7 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 			}
 		}
 		for list, field := range map[string]string{"accessConfigs": "natIP", "ipv6AccessConfigs": "externalIpv6"} {
-			for n, config := range objectsOf(nic[list]) {
+			for n, config := range apiargs.Objects(nic[list]) {
 				if config[field] != nil {
 					d.Report([]any{"networkInterfaces", i, list, n, field}, "",
 						"only one instance could have this address")
@@ -169,12 +169,12 @@ func (d *argsDecoder) checkInterfaces(args map[string]any) {
 
 // checkDisks refuses a disk that only one VM could use, and a disk that would outlive its VM. The disks of a machine
 // image could be such disks.
-func (d *argsDecoder) checkDisks(args map[string]any) {
+func (d argsDecoder) checkDisks(args map[string]any) {
 	if args["sourceMachineImage"] != nil {
 		d.Report([]any{"sourceMachineImage"}, "use sourceImage or sourceSnapshot in disks[].initializeParams",
 			"the server names the disks of an instance")
 	}
-	for i, disk := range objectsOf(args["disks"]) {
+	for i, disk := range apiargs.Objects(args["disks"]) {
 		if mode, _ := disk["mode"].(string); disk["source"] != nil && mode != "READ_ONLY" {
 			d.Report([]any{"disks", i, "source"}, "attach it with mode READ_ONLY, or use initializeParams",
 				"only one instance could have a disk that exists already")
@@ -187,15 +187,4 @@ func (d *argsDecoder) checkDisks(args map[string]any) {
 			d.Report([]any{"disks", i, "autoDelete"}, "the disk would outlive its instance", "is always true")
 		}
 	}
-}
-
-// objectsOf returns the elements of a decoded list of objects.
-func objectsOf(list any) []map[string]any {
-	elements, _ := list.([]any)
-	out := make([]map[string]any, 0, len(elements))
-	for _, element := range elements {
-		object, _ := element.(map[string]any)
-		out = append(out, object)
-	}
-	return out
 }
