@@ -28,6 +28,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
+	"github.com/nstance-kit/nstance/images/container/bill"
 	"github.com/nstance-kit/nstance/images/container/oci"
 )
 
@@ -162,7 +163,7 @@ func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if manifest.Layers[0].MediaType != oci.SPDX || manifest.Subject == nil ||
+	if manifest.Layers[0].MediaType != bill.MediaType || manifest.Subject == nil ||
 		!slices.ContainsFunc(manifests, func(d v1.Descriptor) bool {
 			return d.Digest == manifest.Subject.Digest
 		}) {
@@ -177,21 +178,18 @@ func checkBill(t *testing.T, artifact v1.Image, manifests []v1.Descriptor) {
 		t.Fatal(err)
 	}
 	defer text.Close()
-	type listed struct {
-		Name    string `json:"name"`
-		Version string `json:"versionInfo"`
-	}
+	type listed struct{ Name, Version string }
 	var list struct {
-		Packages      []listed   `json:"packages"`
-		Relationships []struct{} `json:"relationships"`
+		BOMFormat    string
+		Components   []listed
+		Dependencies []struct{ DependsOn []string }
 	}
 	if err := json.NewDecoder(text).Decode(&list); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(list.Packages, func(p listed) bool {
-		return p.Name == "google.golang.org/grpc" && strings.HasPrefix(p.Version, "v1.")
-	}) ||
-		len(list.Packages) != len(list.Relationships) {
+	if list.BOMFormat != "CycloneDX" || !slices.ContainsFunc(list.Components, func(c listed) bool {
+		return c.Name == "google.golang.org/grpc" && strings.HasPrefix(c.Version, "v1.")
+	}) || len(list.Dependencies) != 1 || len(list.Dependencies[0].DependsOn) != len(list.Components) {
 		t.Errorf("bill of materials lists %+v", list)
 	}
 }

@@ -3,7 +3,9 @@ module github.com/nstance-kit/nstance/images/container
 go 1.26.0
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.9.3
 	github.com/google/go-containerregistry v0.21.7
+	github.com/google/uuid v1.6.0
 	golang.org/x/crypto/x509roots/fallback v0.0.0-20261030153154-30a33513ff6d
 )
 

@@ -4,10 +4,8 @@ go 1.26.0
 
 require (
 	aead.dev/minisign v0.3.0
-	github.com/CycloneDX/cyclonedx-go v0.9.3
 	github.com/ProtonMail/go-crypto v1.4.1
 	github.com/google/go-containerregistry v0.21.7
-	github.com/google/uuid v1.6.0
 	github.com/goreleaser/nfpm/v2 v2.45.0
 	github.com/nstance-kit/nstance/images/container v0.0.0
 	github.com/sassoftware/go-rpmutils v0.4.0
@@ -18,6 +16,7 @@ require (
 require (
 	dario.cat/mergo v1.0.2 // indirect
 	github.com/AlekSi/pointer v1.2.0 // indirect
+	github.com/CycloneDX/cyclonedx-go v0.9.3 // indirect
 	github.com/DataDog/zstd v1.5.5 // indirect
 	github.com/Masterminds/goutils v1.1.1 // indirect
 	github.com/Masterminds/semver/v3 v3.4.0 // indirect
@@ -36,6 +35,7 @@ require (
 	github.com/gobwas/glob v0.2.3 // indirect
 	github.com/golang/groupcache v0.0.0-20241129210726-2c02b8208cf8 // indirect
 	github.com/google/rpmpack v0.7.1 // indirect
+	github.com/google/uuid v1.6.0 // indirect
 	github.com/goreleaser/chglog v0.7.4 // indirect
 	github.com/goreleaser/fileglob v1.4.0 // indirect
 	github.com/huandu/xstrings v1.5.0 // indirect

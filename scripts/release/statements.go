@@ -4,21 +4,16 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"debug/buildinfo"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
-	cdx "github.com/CycloneDX/cyclonedx-go"
-	"github.com/google/uuid"
-
+	"github.com/nstance-kit/nstance/images/container/bill"
 	"github.com/nstance-kit/nstance/images/container/build"
 )
 
@@ -29,45 +24,15 @@ const sums = "SHA256SUMS"
 // binaries for all platforms.
 func (r *release) bills(context.Context) error {
 	for _, program := range append(slices.Clone(programs), providerName) {
-		components := map[string]cdx.Component{}
+		p := bill.Program{Name: program, Version: r.Number, Revision: r.Revision, Created: r.Created}
 		for _, platform := range r.Platforms {
-			info, err := buildinfo.ReadFile(r.binary(program, platform))
-			if err != nil {
-				return err
-			}
-			add := func(name, version string) {
-				purl := "pkg:golang/" + name + "@" + version
-				components[purl] = cdx.Component{BOMRef: purl, Type: cdx.ComponentTypeLibrary, Name: name,
-					Version: version, PackageURL: purl}
-			}
-			add("std", strings.TrimPrefix(info.GoVersion, "go"))
-			for _, module := range info.Deps {
-				if module.Replace != nil {
-					module = module.Replace
-				}
-				add(module.Path, module.Version)
-			}
+			p.Binaries = append(p.Binaries, r.binary(program, platform))
 		}
-		references := slices.Sorted(maps.Keys(components))
-		list := make([]cdx.Component, len(references))
-		for i, reference := range references {
-			list[i] = components[reference]
-		}
-		bom := cdx.NewBOM()
-		bom.SerialNumber = "urn:uuid:" + uuid.NewSHA1(uuid.NameSpaceURL,
-			[]byte(source+"/"+program+"/"+r.Version+"/"+r.Revision)).String()
-		bom.Metadata = &cdx.Metadata{Timestamp: r.Created.Format(time.RFC3339), Component: &cdx.Component{
-			BOMRef: program, Type: cdx.ComponentTypeApplication, Name: program, Version: r.Number,
-			Licenses:   &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
-			Properties: &[]cdx.Property{{Name: "nstance:commit", Value: r.Revision}}}}
-		bom.Components = &list
-		bom.Dependencies = &[]cdx.Dependency{{Ref: program, Dependencies: &references}}
-		var out bytes.Buffer
-		if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(bom,
-			cdx.SpecVersion1_6); err != nil {
+		text, err := bill.CycloneDX(p, source+"/"+program+"/"+r.Version+"/"+r.Revision)
+		if err != nil {
 			return fmt.Errorf("%s: %w", program, err)
 		}
-		if err := r.write(program+"_"+r.Number+"_sbom.cdx.json", out.Bytes()); err != nil {
+		if err := r.write(program+"_"+r.Number+"_sbom.cdx.json", text); err != nil {
 			return err
 		}
 	}

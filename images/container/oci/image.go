@@ -20,6 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/crypto/x509roots/fallback/bundle"
+
+	"github.com/nstance-kit/nstance/images/container/bill"
 )
 
 const (
@@ -62,7 +64,7 @@ func Index(spec Spec) (v1.ImageIndex, error) {
 			// Clients that select an image by its platform skip the bill of materials, because its platform is
 			// "unknown".
 			mutate.IndexAddendum{Add: list, Descriptor: v1.Descriptor{MediaType: types.OCIManifestSchema1,
-				ArtifactType: SPDX,
+				ArtifactType: bill.MediaType,
 				Platform:     &v1.Platform{OS: "unknown", Architecture: "unknown"}}})
 	}
 	return mutate.Annotations(index, annotations(spec)).(v1.ImageIndex), nil
