@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/nstance-kit/nstance/services/contract/authority"
-	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
@@ -53,14 +52,6 @@ type leadership struct {
 	describing sync.Mutex
 	// agentAddrs are the addresses of the leader that were last sent to agents, separated by commas.
 	agentAddrs string
-}
-
-// renderer adapts filegen's Generator to execute.Renderer.
-type renderer struct{ *filegen.Generator }
-
-func (r renderer) Render(ctx context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	m, err := r.Machine(ctx, group, rec)
-	return execute.Machine(m), err
 }
 
 // lead runs one term. Its plans use nothing that was read before the server won the lock.
@@ -137,7 +128,7 @@ func (s *server) term(ctx context.Context, a *lease.Authority) (err error) {
 	events, journal := operatorapi.NewEvents(), s.openJournal(ctx, a.Term())
 	leader := leader.NewLeader(&execute.Executor{
 		Owner: infra.Owner{Cluster: shard.Cluster.ID, Shard: s.opts.Shard}, Incarnation: s.incarnation, Authority: a,
-		Provider: s.machine.Provider, Renderer: renderer{generator}, Files: s.agents, Groups: s.manager, Env: env,
+		Provider: s.machine.Provider, Renderer: generator, Files: s.agents, Groups: s.manager, Env: env,
 		Log:          s.log,
 		Entered:      func(after time.Duration) { s.metrics.CreateStart.Observe(after.Seconds()) },
 		CreateFailed: func(class string) { s.metrics.CreateFailures.WithLabelValues(class).Inc() },

@@ -346,6 +346,11 @@ func (r *Receiver) Forget() error {
 		return nil
 	}
 	after.RuntimeHash, after.Sums = "", nil
+	return r.replaceState(after)
+}
+
+// replaceState stores another state. The caller must hold the lock `apply`.
+func (r *Receiver) replaceState(after state) error {
 	if err := r.writeDocument(stateFile, after); err != nil {
 		return err
 	}
@@ -374,13 +379,7 @@ func (r *Receiver) Done(names []string) error {
 	after.Pending = slices.DeleteFunc(slices.Clone(after.Pending), func(name string) bool {
 		return slices.Contains(names, name) && !slices.Contains(changed, name)
 	})
-	if err := r.writeDocument(stateFile, after); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.state = after
-	return nil
+	return r.replaceState(after)
 }
 
 // States returns the current state on disk of every file that belongs to the instance, sorted by name. The result has

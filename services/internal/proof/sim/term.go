@@ -15,6 +15,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/lead/election"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardconfig"
@@ -261,8 +262,8 @@ func (s *server) newManager() *shardconfig.Manager {
 // renderer returns machines with only the data that the simulation needs. Other tests check the templates.
 type renderer struct{ term *term }
 
-func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
+func (r renderer) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
+	return filegen.Machine{Args: group.Args, Userdata: []byte("nonce for " + rec.ID.String()),
 		Hostname: rec.ID.String(), Image: cmp.Or(r.term.image, "image-fallback")}, nil
 }
 

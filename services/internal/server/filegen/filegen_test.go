@@ -412,7 +412,7 @@ func TestCertificateOfALongerTTL(t *testing.T) {
 func TestAgentsTrustTheClustersCAOnly(t *testing.T) {
 	w := newTestGenerator(t)
 	w.group.Userdata.Content = "{{ .Nonce }}\n{{ .Cluster.CACert }}"
-	machine, err := w.Machine(t.Context(), w.group, w.rec)
+	machine, err := w.Render(t.Context(), w.group, w.rec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -661,7 +661,7 @@ func TestSharedReadOutlivesItsFirstCaller(t *testing.T) {
 func TestMachine(t *testing.T) {
 	w := newTestGenerator(t)
 	ctx := context.Background()
-	m, err := w.Machine(ctx, w.group, w.rec)
+	m, err := w.Render(ctx, w.group, w.rec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -709,7 +709,7 @@ func TestMachine(t *testing.T) {
 	// The variables of an on-demand instance appear in its userdata. They must not change the variables of its group.
 	rec := w.rec
 	rec.OnDemand, rec.Vars = true, map[string]string{"role": "special"}
-	m, err = w.Machine(ctx, w.group, rec)
+	m, err = w.Render(ctx, w.group, rec)
 	if err != nil || !strings.Contains(string(m.Userdata), " special ") || w.group.Vars["role"] != "worker" {
 		t.Errorf("%s %v", m.Userdata, err)
 	}
@@ -748,7 +748,7 @@ func TestUserdataEncodings(t *testing.T) {
 		}
 	}
 	w.group.Userdata.Encoding, w.group.InfraHash = "rot13", "i9"
-	if _, err := w.Machine(context.Background(), w.group, w.rec); err == nil {
+	if _, err := w.Render(context.Background(), w.group, w.rec); err == nil {
 		t.Error("an unknown encoding was taken")
 	}
 }
@@ -774,21 +774,21 @@ func TestUserdataFromTheBucket(t *testing.T) {
 	if err := w.Reload(context.Background(), groups); err == nil {
 		t.Error("a broken script in the bucket is not reported")
 	}
-	if _, err := w.Machine(context.Background(), w.group, w.rec); err == nil || !strings.Contains(err.Error(), "Nope") {
+	if _, err := w.Render(context.Background(), w.group, w.rec); err == nil || !strings.Contains(err.Error(), "Nope") {
 		t.Errorf("a broken script: %v", err)
 	}
 	w.objects["boot.sh"] = "v2"
 	if err := w.Reload(context.Background(), groups); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := w.Machine(context.Background(), w.group, w.rec); err != nil || string(m.Userdata) != "v2" {
+	if m, err := w.Render(context.Background(), w.group, w.rec); err != nil || string(m.Userdata) != "v2" {
 		t.Errorf("%q %v", m.Userdata, err)
 	}
 }
 
 func TestUnconfigured(t *testing.T) {
 	g := New(Options{Now: time.Now})
-	_, err1 := g.Machine(context.Background(), config.Group{}, record.Instance{})
+	_, err1 := g.Render(context.Background(), config.Group{}, record.Instance{})
 	_, err2 := g.Generate(context.Background(), Input{})
 	_, err3 := g.Keys(config.Group{})
 	if err1 == nil || err2 == nil || err3 == nil || g.Warm(context.Background(), nil) == nil {
@@ -801,7 +801,7 @@ func BenchmarkMachine(b *testing.B) {
 	w.group.Userdata.Content += strings.Repeat("# a line of the boot script\n", 200)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := w.Machine(context.Background(), w.group, w.rec); err != nil {
+		if _, err := w.Render(context.Background(), w.group, w.rec); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/render"
 )
 
-// Machine is the request to the provider for one VM. It has the same fields as execute.Machine.
+// Machine is the request to the provider for one VM.
 type Machine struct {
 	Args     map[string]any
 	Userdata []byte // holds the nonce: must not be logged
@@ -33,8 +33,8 @@ type machine struct {
 	encoding string
 }
 
-// Machine renders the VM of an instance, with a new registration nonce in its boot script.
-func (g *Generator) Machine(ctx context.Context, group config.Group, rec record.Instance) (Machine, error) {
+// Render renders the VM of an instance, with a new registration nonce in its boot script.
+func (g *Generator) Render(ctx context.Context, group config.Group, rec record.Instance) (Machine, error) {
 	shard := g.shard.Load()
 	if shard == nil {
 		return Machine{}, errUnconfigured

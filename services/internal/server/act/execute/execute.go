@@ -20,6 +20,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/ident"
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
 	"github.com/nstance-kit/nstance/services/internal/server/shardstate"
@@ -51,17 +52,9 @@ type Store interface {
 	DeleteInstance(ctx context.Context, tenant string, id ident.ID) error
 }
 
-// Machine holds the rendered parameters of a create call.
-type Machine struct {
-	Args     map[string]any
-	Userdata []byte // contains the nonce
-	Hostname string
-	Image    string
-}
-
-// Renderer renders the Machine for one instance from its group's configuration.
+// Renderer renders the request for the VM of one instance from its group's configuration.
 type Renderer interface {
-	Render(ctx context.Context, group config.Group, rec record.Instance) (Machine, error)
+	Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error)
 }
 
 // Files sends files to instances.

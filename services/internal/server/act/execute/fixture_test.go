@@ -13,6 +13,7 @@ import (
 	"github.com/nstance-kit/nstance/services/contract/record"
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
@@ -73,8 +74,8 @@ func (b *bench) Confirm(context.Context) error {
 	return b.confirm
 }
 func (b *bench) Refuse(term uint64) { b.refused = term }
-func (b *bench) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: map[string]any{"a": "b"}, Userdata: []byte("nonce of " + rec.ID.String()),
+func (b *bench) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
+	return filegen.Machine{Args: map[string]any{"a": "b"}, Userdata: []byte("nonce of " + rec.ID.String()),
 		Hostname: "host", Image: "image"}, b.render
 }
 func (b *bench) Push(_ context.Context, id ident.ID) error {

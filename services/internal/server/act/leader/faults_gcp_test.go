@@ -13,7 +13,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/gcp"
 	"github.com/nstance-kit/nstance/services/store/googlecloud"
 	"github.com/nstance-kit/nstance/tests/cloud/fakegcp/compute"
@@ -78,7 +78,7 @@ type gcpRenderer struct {
 	disk map[string]any
 }
 
-func (r gcpRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+func (r gcpRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	m, err := r.shard.Render(ctx, group, rec)
 	m.Args = map[string]any{"disks": []any{r.disk}}
 	return m, err

@@ -16,6 +16,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/plan"
@@ -59,8 +60,8 @@ func (s *shard) Remaining() time.Duration {
 }
 func (s *shard) Confirm(context.Context) error { return nil }
 func (s *shard) Refuse(term uint64)            { s.refused = term }
-func (s *shard) Render(_ context.Context, _ config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Hostname: rec.ID.String()}, nil
+func (s *shard) Render(_ context.Context, _ config.Group, rec record.Instance) (filegen.Machine, error) {
+	return filegen.Machine{Hostname: rec.ID.String()}, nil
 }
 func (s *shard) Push(context.Context, ident.ID) error          { return nil }
 func (s *shard) Forget(context.Context, config.GroupKey) error { return nil }

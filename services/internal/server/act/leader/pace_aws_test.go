@@ -11,7 +11,7 @@ import (
 
 	"github.com/nstance-kit/nstance/services/contract/config"
 	"github.com/nstance-kit/nstance/services/contract/record"
-	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/aws"
 	"github.com/nstance-kit/nstance/tests/cloud/fakeaws"
 	fake "github.com/nstance-kit/nstance/tests/cloud/fakeaws/ec2"
@@ -24,7 +24,7 @@ type awsRenderer struct {
 	image string
 }
 
-func (r awsRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
+func (r awsRenderer) Render(ctx context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
 	m, err := r.shard.Render(ctx, group, rec)
 	m.Args = map[string]any{"ImageId": r.image}
 	return m, err

@@ -33,6 +33,7 @@ import (
 	"github.com/nstance-kit/nstance/services/internal/daemon/tasks"
 	"github.com/nstance-kit/nstance/services/internal/server/act/execute"
 	"github.com/nstance-kit/nstance/services/internal/server/act/leader"
+	"github.com/nstance-kit/nstance/services/internal/server/filegen"
 	"github.com/nstance-kit/nstance/services/internal/server/infra"
 	"github.com/nstance-kit/nstance/services/internal/server/infra/mock"
 	"github.com/nstance-kit/nstance/services/internal/server/journal"
@@ -115,8 +116,8 @@ func (a applier) ApplyGroups(groups map[config.GroupKey]config.Group, changed []
 // renderer returns a minimal machine without a template. Other tests cover the templates.
 type renderer struct{}
 
-func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (execute.Machine, error) {
-	return execute.Machine{Args: group.Args, Userdata: []byte(fmt.Sprint(rec.Vars)), Hostname: rec.ID.String()}, nil
+func (renderer) Render(_ context.Context, group config.Group, rec record.Instance) (filegen.Machine, error) {
+	return filegen.Machine{Args: group.Args, Userdata: []byte(fmt.Sprint(rec.Vars)), Hostname: rec.ID.String()}, nil
 }
 
 type noFiles struct{}
