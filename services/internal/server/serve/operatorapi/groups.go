@@ -96,8 +96,6 @@ func (c *call) UpsertGroup(_ context.Context, req *nstancev1.UpsertGroupRequest)
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
-	c.Log.Info("group changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "size",
-		group.Size)
 	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: fmt.Sprintf("size %d",
 		group.Size)})
 	view, ok := c.state().GroupView(key)
@@ -122,8 +120,6 @@ func (c *call) DeleteGroup(_ context.Context, req *nstancev1.DeleteGroupRequest)
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
-	c.Log.Info("group deleted", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(), "restored",
-		restored)
 	message := ""
 	if restored {
 		message = "it has the values of the configuration again"
@@ -235,8 +231,6 @@ func (c *call) changeRollout(name, what string, change func(*config.Rollout)) (*
 	if err != nil {
 		return nil, c.groupFault(key, err)
 	}
-	c.Log.Info("rollout changed", "tenant", key.Tenant, "group", key.Group, "operator", c.operator.String(),
-		"change", what)
 	c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Message: what})
 	view, ok := c.state().GroupView(key)
 	if !ok {

@@ -113,8 +113,6 @@ func (c *call) DeleteInstance(_ context.Context, req *nstancev1.DeleteInstanceRe
 	}
 	if view.Record.State != record.Deleted {
 		reason := cmp.Or(req.GetReason(), "requested by operator "+c.operator.String())
-		c.Log.Info("deletion requested", "tenant", c.tenant, "group", view.Record.Group,
-			"instance", id.String(), "operator", c.operator.String(), "reason", reason)
 		c.addEvent(record.Event{Kind: record.EventDeletionRequested, Group: view.Record.Group, Instance: id.String(),
 			Message: reason})
 		switch err := c.Leader.Leader.DeleteInstance(c, id, reason); {
@@ -163,8 +161,6 @@ func (c *call) decrement(view shardstate.InstanceView) (*nstancev1.GroupStatus, 
 			return nil, c.groupFault(key, err)
 		}
 		if lowered {
-			c.Log.Info("group decremented", "tenant", key.Tenant, "group", key.Group, "instance", id, "operator",
-				c.operator.String(), "size", group.Size)
 			c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Instance: id,
 				Message: fmt.Sprintf("size %d", group.Size)})
 		}
@@ -320,8 +316,6 @@ func (c *call) create(key config.GroupKey, id ident.ID, lives bool, instanceType
 		c.creating = map[ident.ID]*creation{}
 	}
 	c.creating[made.id] = made
-	c.Log.Info("instance asked for", "tenant", key.Tenant, "group", key.Group, "instance", made.id.String(), "operator",
-		c.operator.String())
 	c.addEvent(record.Event{Kind: record.EventInstanceRequested, Group: key.Group, Instance: made.id.String()})
 	leader.Leader.Executor.Env.Go("create on demand", func() {
 		_, made.err = leader.Leader.CreateInstance(leader.Context, key, made.id, instanceType, vars)
@@ -411,8 +405,6 @@ func (c *call) ProtectInstance(_ context.Context, req *nstancev1.ProtectInstance
 		if protect {
 			message = "it is protected from voluntary replacement and from a smaller size"
 		}
-		c.Log.Info("protection changed", "tenant", key.Tenant, "group", key.Group, "instance", id.String(),
-			"operator", c.operator.String(), "protected", protect)
 		c.addEvent(record.Event{Kind: record.EventGroupChanged, Group: key.Group, Instance: id.String(),
 			Message: message})
 	}

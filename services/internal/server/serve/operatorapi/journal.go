@@ -21,7 +21,7 @@ const eventPage = 1000
 // that came later.
 const followPage, followQueue = 32, 128
 
-// addEvent adds to the journal an event that the caller caused.
+// addEvent adds to the journal an event that the caller caused. The server logs each event of the journal.
 func (c *call) addEvent(e record.Event) {
 	e.Tenant, e.Actor = c.tenant, cmp.Or(c.name, c.operator.String())
 	c.Journal.Record(e)

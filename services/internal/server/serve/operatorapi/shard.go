@@ -73,7 +73,6 @@ func (c *call) GetShardStatus(_ context.Context, _ *nstancev1.GetShardStatusRequ
 // StepDown makes the leader hand the leadership over to another server.
 func (c *call) StepDown(_ context.Context, _ *nstancev1.StepDownRequest) (*nstancev1.StepDownResponse, error) {
 	heir := c.Status().Heir
-	c.Log.Info("stepping down", "tenant", c.tenant, "operator", c.operator.String(), "name", c.name, "heir", heir)
 	c.addEvent(record.Event{Kind: record.EventLeaderStepsDown, Message: "the leader steps down"})
 	c.Leader.StepDown()
 	return &nstancev1.StepDownResponse{LeaderId: c.ID, Term: c.state().Term(), HeirId: heir}, nil
@@ -125,8 +124,6 @@ func (c *call) ConfirmOrphans(_ context.Context, req *nstancev1.ConfirmOrphansRe
 		c.OrphansConfirmed(c)
 	}
 	for _, vm := range confirmed {
-		c.Log.Info("orphan confirmed", "operator", c.operator.String(), "name", c.name,
-			"instance", vm.Tags.Instance.String(), "vm", vm.ProviderID)
 		c.addEvent(record.Event{Kind: record.EventOrphanConfirmed, Message: "VM " + vm.ProviderID})
 	}
 	return &nstancev1.ConfirmOrphansResponse{Confirmed: uint32(len(confirmed))}, nil
